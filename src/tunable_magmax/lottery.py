@@ -1,0 +1,42 @@
+"""Rule 8: the lottery, a fixed 64-bit mixing function of (seed, stream, task, element). Specified in docs/method.md."""
+
+from __future__ import annotations
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_A = 0xBF58476D1CE4E5B9
+MIX_B = 0x94D049BB133111EB
+
+KEEP = 0
+LEFTOVERS = 1
+RANDOM_MIX = 2
+TIES_CUT = 3
+
+
+def mix(x: int) -> int:
+    """A bijection of 64-bit integers that spreads every input bit over every output bit."""
+    x = ((x ^ (x >> 30)) * MIX_A) & MASK
+    x = ((x ^ (x >> 27)) * MIX_B) & MASK
+    return x ^ (x >> 31)
+
+
+def drum(seed: int, stream: int, task: int) -> int:
+    """The state that all elements of one (seed, stream, task) share; `ticket(drum, p)` draws element p's number."""
+    state = 0
+    for value in (seed, stream, task):
+        state = mix(((state + GOLDEN) ^ value) & MASK)
+    return state
+
+
+def ticket(drum: int, element: int) -> int:
+    """The lottery number of one element. The kernels do the same on whole arrays."""
+    return mix((drum + GOLDEN * (element + 1)) & MASK)
+
+
+def key(seed: int, stream: int, task: int, element: int) -> int:
+    """The lottery number of `element` for `task` in `stream`, in [0, 2**64).
+
+    >>> key(0, 0, 1, 0) == key(0, 0, 1, 0), key(0, 0, 1, 0) == key(0, 0, 2, 0)
+    (True, False)
+    """
+    return ticket(drum(seed & MASK, stream & MASK, task & MASK), element)

@@ -1,1 +1,41 @@
 """Merge the checkpoints of a continually trained model into the one model that a given deployment needs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunable_magmax.errors import TmxError as TmxError
+    from tunable_magmax.merging.budget import budget as budget
+    from tunable_magmax.merging.methods import METHODS as METHODS
+    from tunable_magmax.merging.report import MergeReport as MergeReport
+    from tunable_magmax.merging.state_dicts import Merged as Merged
+    from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
+    from tunable_magmax.preference.preference import Preference as Preference
+
+__version__ = "0.1.0"
+
+# Loaded on first use: importing torch takes a second, and `tmx --help` should not.
+_HOMES = {
+    "budget": "tunable_magmax.merging.budget",
+    "merge_state_dicts": "tunable_magmax.merging.state_dicts",
+    "Merged": "tunable_magmax.merging.state_dicts",
+    "MergeReport": "tunable_magmax.merging.report",
+    "METHODS": "tunable_magmax.merging.methods",
+    "Preference": "tunable_magmax.preference.preference",
+    "TmxError": "tunable_magmax.errors",
+}
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

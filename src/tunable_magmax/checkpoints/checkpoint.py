@@ -1,0 +1,56 @@
+"""What every opened checkpoint offers, whatever its files look like."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.errors import InputError, closest
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint: headers are known, data is read on demand. Use as a context manager or call `close`.
+
+    `tensors` are in file order; `aliases` maps the other names of tied tensors to the name kept in `tensors`;
+    `files` are all weight files.
+    """
+
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+    aliases: Mapping[str, str]
+    files: tuple[Path, ...]
+
+    @abstractmethod
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
+
+        Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, a file that cannot be
+        read, or was changed or cut short since opening, a `StorageError`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all files. Reading afterwards is an error; closing twice is not."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _target(self, name: str, offset: int, buffer: memoryview) -> memoryview:
+        """`buffer` as plain bytes, after checking that the tensor has that many from `offset` on."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise InputError(f"{self.path}: there is no tensor {name!r}{closest(name, list(self.tensors))}")
+        target = buffer.cast("B") if buffer.nbytes else memoryview(b"")  # cast refuses shapes with a 0
+        if offset < 0 or offset + target.nbytes > info.nbytes:
+            raise InputError(
+                f"{self.path}: bytes {offset} to {offset + target.nbytes} of tensor {name!r} were asked for, "
+                f"but it has {info.nbytes}"
+            )
+        return target

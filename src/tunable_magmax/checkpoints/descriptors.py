@@ -1,0 +1,127 @@
+"""Reading at positions of many files with few open descriptors.
+
+Fifty sharded checkpoints are thousands of files, more than the usual limit of 1024 (256 on macOS) open ones. Raising
+the limit would change the whole process and may not be permitted, so a process keeps at most `LIMIT` files open here
+(more only while more threads than that read), least recently used closed first, and opens them again when needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tunable_magmax.errors import InputError, StorageError
+
+LIMIT = 96
+_LARGEST_READ = 1 << 30  # one system call gives at most 2 GiB
+
+_lock = threading.Lock()
+_open: OrderedDict[PositionedFile, int] = OrderedDict()
+_users: dict[PositionedFile, int] = {}
+
+
+class PositionedFile:
+    """One file that threads read at positions. Its size is fixed at opening; a file that changes later is an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not path.is_file():
+                raise InputError(
+                    f"{path} is not a regular file: give a safetensors or torch checkpoint, or a directory"
+                )
+            with open(path, "rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror or error}): check its permissions and that its disk is mounted"
+            ) from error
+        self.size = status.st_size
+        self._identity = _identity(status)
+        self._closed = False
+
+    def read_into(self, position: int, buffer: memoryview) -> None:
+        """Fill `buffer` (bytes, writable) from `position` on, or raise `StorageError`."""
+        with self._descriptor() as descriptor:
+            done = 0
+            while done < buffer.nbytes:
+                try:
+                    count = _read(descriptor, buffer[done : done + _LARGEST_READ], position + done)
+                except OSError as error:
+                    raise StorageError(
+                        f"{self.path}: reading failed at byte {position + done} ({error.strerror or error}): "
+                        "check the disk and run the same command again"
+                    ) from error
+                if count == 0:
+                    raise StorageError(
+                        f"{self.path}: ends at byte {position + done}, though it had {self.size} bytes when it was "
+                        "opened: it was cut short meanwhile; restore it and run the same command again"
+                    )
+                done += count
+
+    def close(self) -> None:
+        with _lock:
+            self._closed = True
+            if not _users.get(self):
+                _close(self)
+
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        with _lock:
+            if self._closed:
+                raise ValueError(f"{self.path}: the checkpoint is closed")
+            descriptor = _open.get(self)
+            if descriptor is None:
+                descriptor = _open[self] = self._reopen()
+            _open.move_to_end(self)
+            _users[self] = _users.get(self, 0) + 1
+            idle = [file for file in _open if file not in _users]
+            for file in idle[: max(0, len(_open) - LIMIT)]:
+                _close(file)
+        try:
+            yield descriptor
+        finally:
+            with _lock:
+                self._release()
+
+    def _release(self) -> None:
+        _users[self] -= 1
+        if not _users[self]:
+            del _users[self]
+            if self._closed:
+                _close(self)
+
+    def _reopen(self) -> int:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be opened again ({error.strerror or error}): "
+                "restore it and run the same command again"
+            ) from error
+        if _identity(os.fstat(descriptor)) != self._identity:
+            os.close(descriptor)
+            raise StorageError(f"{self.path}: was changed after it was opened; run the same command again")
+        return descriptor
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _close(file: PositionedFile) -> None:
+    descriptor = _open.pop(file, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, buffer: memoryview, position: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], position)
+    piece = os.pread(descriptor, buffer.nbytes, position)
+    buffer[: len(piece)] = piece
+    return len(piece)

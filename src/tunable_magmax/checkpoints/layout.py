@@ -1,0 +1,188 @@
+"""Rules 1 and 2: from headers alone, what may be merged, what is copied, and where each element stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.errors import InputError, closest
+
+_RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a checkpoint holds: its tensors by name, and which other names stand for them (tied tensors)."""
+
+    tensors: Mapping[str, TensorInfo]
+    aliases: Mapping[str, str]
+
+    def name_of(self, name: str) -> str | None:
+        """The name under which this checkpoint stores `name`, or None if it does not hold it."""
+        return name if name in self.tensors else self.aliases.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mergeable:
+    """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` the index of its first element."""
+
+    name: str
+    infos: tuple[TensorInfo, ...]
+    element: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.infos[0].shape
+
+    @property
+    def size(self) -> int:
+        return self.infos[0].numel
+
+    @property
+    def working(self) -> str:
+        """The type of the arithmetic (rule 9)."""
+        return "F64" if any(info.dtype == "F64" for info in self.infos) else "F32"
+
+    @property
+    def widest(self) -> str:
+        """The narrowest type that holds every input exactly: the output's, unless one is asked for."""
+        kinds = {info.dtype for info in self.infos}
+        return "F32" if kinds == {"F16", "BF16"} else max(kinds, key=_RANK.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The plan of a merge: mergeable tensors in sorted order, the base's other tensors, and names of tied tensors."""
+
+    mergeable: tuple[Mergeable, ...]
+    copied: tuple[TensorInfo, ...]
+    ties: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """Mergeable elements, changed or not."""
+        return sum(tensor.size for tensor in self.mergeable)
+
+
+def allowed(name: str, include: Sequence[str] | None, exclude: Sequence[str] | None) -> bool:
+    """Whether the patterns let a tensor be merged.
+
+    >>> allowed("head.weight", None, ["head.*"]), allowed("layer.0.bias", ["layer.*"], None)
+    (False, True)
+    """
+    if include and not any(fnmatchcase(name, pattern) for pattern in include):
+        return False
+    return not any(fnmatchcase(name, pattern) for pattern in exclude or ())
+
+
+def build_layout(
+    signatures: Sequence[Signature],
+    labels: Sequence[str],
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+) -> Layout:
+    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`."""
+    base = signatures[0]
+    problems: list[str] = []
+    unmatched = _unmatched_patterns(signatures, include, exclude)
+    ties = _shared_ties(signatures)
+    candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
+    copied: list[TensorInfo] = []
+    for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
+        info = base.tensors[base.name_of(name) or name]
+        if not allowed(name, include, exclude):
+            copied.append(TensorInfo(name, info.dtype, info.shape))
+            continue
+        held = [(labels[0], info)]
+        for label, signature in zip(labels[1:], signatures[1:], strict=True):
+            stored = _stored(signature, name, ties)
+            if stored is None:
+                problems.append(f"{label} lacks {name!r}{_renamed(name, signature, base)}")
+            else:
+                held.append((label, signature.tensors[stored]))
+        problems.extend(_mismatches(name, held))
+        if info.is_float:
+            candidates.append((name, tuple(info for _, info in held)))
+        else:
+            copied.append(TensorInfo(name, info.dtype, info.shape))
+    for label, signature in zip(labels[1:], signatures[1:], strict=True):
+        for name in [*signature.tensors, *signature.aliases]:
+            known = base.name_of(name) or ties.get(name)
+            if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
+                problems.append(f"{label} has {name!r}, which the base lacks{_renamed(name, base, signature)}")
+    if problems:
+        raise InputError(_all_problems(problems))
+    mergeable: list[Mergeable] = []
+    element = 0
+    for name, matched in sorted(candidates):
+        mergeable.append(Mergeable(name, matched, element))
+        element += matched[0].numel
+    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, tuple(unmatched))
+
+
+def _unmatched_patterns(
+    signatures: Sequence[Signature], include: Sequence[str] | None, exclude: Sequence[str] | None
+) -> Iterable[str]:
+    names = {name for signature in signatures for name in [*signature.tensors, *signature.aliases]}
+    for option, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield f"{option} pattern {pattern!r} matches no tensor{closest(pattern, sorted(names))}"
+
+
+def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
+    """Names that stand for the same tensor wherever both names appear, each with the name that is kept."""
+    ties: dict[str, str] = {}
+    for alias, name in signatures[0].aliases.items():
+        if all(_tied_in(signature, alias, name) for signature in signatures):
+            ties[alias] = name
+    return ties
+
+
+def _tied_in(signature: Signature, alias: str, name: str) -> bool:
+    stored = {signature.name_of(alias), signature.name_of(name)} - {None}
+    return len(stored) == 1
+
+
+def _stored(signature: Signature, name: str, ties: Mapping[str, str]) -> str | None:
+    """Where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
+    return next(
+        (stored for n in (name, *(a for a, kept in ties.items() if kept == name)) if (stored := signature.name_of(n))),
+        None,
+    )
+
+
+def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
+    """Whether an extra name of a task is just another name for a tensor that the base has."""
+    stored = signature.name_of(name)
+    group = [stored, *(alias for alias, kept in signature.aliases.items() if kept == stored)]
+    return any(member is not None and base.name_of(member) is not None for member in group)
+
+
+def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:
+    base = held[0][1]
+    for label, info in held:
+        if info.is_unsupported_float:
+            yield f"{label}: {name!r} has type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+        elif info.is_float != base.is_float and not base.is_unsupported_float:
+            yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
+        if info.shape != base.shape:
+            yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
+
+
+def _renamed(name: str, there: Signature, here: Signature) -> str:
+    """The closest name of the other side that has no partner here, or nothing."""
+    return closest(name, [n for n in there.tensors if here.name_of(n) is None])
+
+
+def _all_problems(problems: Sequence[str]) -> str:
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    noun = "problem" if len(problems) == 1 else "problems"
+    return (
+        f"these checkpoints can't be merged, {len(problems)} {noun}:\n{lines}\n"
+        "Every task must hold the base's tensors with the same names and shapes. "
+        "Leave tensors out of the merge with exclude patterns (they are then copied from the base)."
+    )

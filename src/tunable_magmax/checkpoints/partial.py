@@ -1,0 +1,248 @@
+"""The directory of work in progress: who may write there, what it belongs to, what is done, and how it becomes visible.
+
+<out>.partial/
+  tmx.lock           held by the process at work; a killed process lets go of it
+  fingerprint.json   options and inputs of the work
+  journal.jsonl      one line per finished shard
+  output/            what is to become visible, finished files only
+  unfinished/        files being written
+  scratch/           whatever the work needs and the output does not
+  commit.json        the moves of a commit, while it lasts
+  replaced/          the old output, while a commit lasts
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.errors import InputError, StorageError
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it writable"),
+}
+
+
+class Partial:
+    """The directory `path` of work in progress whose result goes into the directory that `path` is in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.output = path / "output"
+        self.unfinished = path / "unfinished"
+        self.scratch = path / "scratch"
+        self.journal: dict[str, dict[str, Any]] = {}
+        self._lock_file = path / "tmx.lock"
+        self._fingerprint = path / "fingerprint.json"
+        self._journal_file = path / "journal.jsonl"
+        self._marker = path / "commit.json"
+        self._replaced = path / "replaced"
+        self._lock: int | None = None
+
+    @property
+    def locked(self) -> bool:
+        return self._lock is not None
+
+    @contextmanager
+    def storing(self, path: Path) -> Iterator[None]:
+        """Turn a failure to write `path` into a `StorageError` that says how to go on."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            todo = _REMEDIES.get(error.errno or 0, "put that right")
+            raise StorageError(
+                f"{path}: writing failed ({error.strerror or error}). Finished shards are kept in {self.path}: "
+                f"{todo} and run the same command again to continue"
+            ) from error
+
+    def lock(self) -> None:
+        """Create the directory if need be and make sure that no other process works in it."""
+        while self._lock is None:
+            try:
+                self.path.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"{self.path} is a file, but the work in progress goes there: move it away") from None
+            if not self._lock_file.exists() and any(self.path.iterdir()):
+                raise InputError(f"{self.path} exists and is not work in progress of a merge: move it away")
+            try:
+                descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:
+                continue  # its owner has just finished and removed the directory
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_lock(descriptor):
+                    self._lock = descriptor
+            except BlockingIOError:
+                raise InputError(
+                    f"another process is writing this output (it works in {self.path}): wait until it is done, "
+                    "or choose another output"
+                ) from None
+            finally:
+                if self._lock is None:
+                    os.close(descriptor)
+
+    def _is_lock(self, descriptor: int) -> bool:
+        """Whether what was locked is still the lock file, and not one that its owner has just removed."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._lock_file.stat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others in; what is in the directory stays."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def leave(self) -> None:
+        """Let go of the lock, and of the directory too if there is no work in it."""
+        try:
+            if self.locked and self.stored_fingerprint() is None:
+                self.remove()
+        finally:
+            self.release()
+
+    def start(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
+        """Begin or continue the work of this fingerprint. Work of another one is an error unless `fresh`."""
+        wanted = json.loads(json.dumps(fingerprint))
+        stored = self.stored_fingerprint()
+        if stored is not None and not fresh and stored != wanted:
+            raise InputError(
+                f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
+                "Run that merge to its end, choose another output, or discard the unfinished work with --fresh"
+            )
+        if fresh or stored is None:
+            self._clear()
+            write_durably(self._fingerprint, json.dumps(wanted, indent=2).encode())
+        for folder in (self.output, self.unfinished, self.scratch):
+            folder.mkdir(exist_ok=True)
+        sync_directory(self.path)
+        self.journal = self._read_journal()
+
+    def stored_fingerprint(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self._fingerprint.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def record(self, name: str, size: int, sha256: str) -> None:
+        """Note, so that it outlives a crash, that the shard `name` is finished."""
+        entry = {"name": name, "size": size, "sha256": sha256}
+        with open(self._journal_file, "ab") as file:
+            # The leading newline ends a line that a crash cut short.
+            file.write(b"\n" + json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.journal[name] = entry
+
+    def _read_journal(self) -> dict[str, dict[str, Any]]:
+        journal = {}
+        lines = self._journal_file.read_bytes().splitlines() if self._journal_file.exists() else []
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                journal[str(entry["name"])] = {"size": entry["size"], "sha256": entry["sha256"]}
+        return journal
+
+    def publish(self, moves: Sequence[tuple[Path, Path]]) -> None:
+        """Rename each source in here to its target beside this directory; the last rename is the commit.
+
+        Before it nothing counts: `settle`, here or in the next process, undoes all of it. After it all counts.
+        """
+        old = [target.name for _, target in moves if target.exists()]
+        plan = {"moves": [[str(s.relative_to(self.path)), t.name] for s, t in moves], "old": old}
+        write_durably(self._marker, json.dumps(plan).encode())
+        try:
+            self._replaced.mkdir()
+            for name in reversed(old):  # the decisive one first: while it is visible, so are the others
+                (self.path.parent / name).rename(self._replaced / name)
+            for source, target in moves:
+                source.rename(target)
+            sync_directory(self.path.parent)
+        except BaseException:
+            with suppress(OSError):
+                self.settle()
+            raise
+
+    def settle(self) -> None:
+        """Bring a commit that was interrupted to an end: forward if its last rename was done, else back."""
+        try:
+            plan = json.loads(self._marker.read_bytes())
+        except FileNotFoundError:
+            return
+        moves = [(self.path / source, self.path.parent / target) for source, target in plan["moves"]]
+        if not moves[-1][0].exists():
+            self._clear()
+            return
+        for source, target in reversed(moves):
+            if not source.exists():
+                target.rename(source)
+        for name in plan["old"]:
+            if (self._replaced / name).exists():
+                (self._replaced / name).rename(self.path.parent / name)
+        if self._replaced.exists():
+            self._replaced.rmdir()
+        self._marker.unlink()
+        sync_directory(self.path.parent)
+
+    def remove(self) -> None:
+        """Remove the directory with all that is in it, and let go of the lock."""
+        if not self.locked:
+            return
+        try:
+            self._clear()
+            self._lock_file.unlink()
+            with suppress(OSError):  # somebody else has already begun anew in it
+                self.path.rmdir()
+        finally:
+            self.release()
+
+    def _clear(self) -> None:
+        # First, so that a half-cleared directory is never taken for good: without a fingerprint nothing in it counts.
+        self._fingerprint.unlink(missing_ok=True)
+        for item in self.path.iterdir():
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item)
+            elif item != self._lock_file:
+                item.unlink()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there entirely or not at all, whatever happens."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with open(unfinished, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory outlive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    keys = [key for key in {**stored, **wanted} if stored.get(key, ...) != wanted.get(key, ...)]
+    return ", ".join(f"{key} ({_short(stored, key)} there, {_short(wanted, key)} now)" for key in keys)
+
+
+def _short(values: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(values[key]) if key in values else "not given"
+    return text if len(text) <= 60 else f"{text[:57]}..."

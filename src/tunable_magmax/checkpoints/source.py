@@ -1,0 +1,179 @@
+"""Open a checkpoint, whatever it is: a safetensors file, a torch file, or a directory in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.torch_file import TorchFile
+from tunable_magmax.errors import InputError, StorageError
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+# In order of preference: safetensors before torch, and an index before a single file of the same kind.
+_LAYOUTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a safetensors file, a file of `torch.save`, or a directory that holds one or an index and its shards.
+
+    Only headers are read; data comes with `read_into`. Files are told apart by content, not by name.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"w": torch.tensor([1.0, 2.0])}, f"{folder}/model.safetensors")
+    ...     with open_checkpoint(folder) as checkpoint:
+    ...         data = bytearray(checkpoint.tensors["w"].nbytes)
+    ...         checkpoint.read_into("w", 0, memoryview(data))
+    ...         checkpoint.tensors["w"], torch.frombuffer(data, dtype=torch.float32)
+    (TensorInfo(name='w', dtype='F32', shape=(2,)), tensor([1., 2.]))
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        if not path.exists():
+            raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
+    except StorageError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    return _open_file(path)
+
+
+def _open_file(path: Path) -> Checkpoint:
+    file = PositionedFile(path)
+    try:
+        head = bytearray(min(64, file.size))
+        file.read_into(0, memoryview(head))
+    finally:
+        file.close()
+    if not head:
+        raise InputError(f"{path} is empty (0 bytes): download or save it again")
+    if head[8:9] == b"{" and head[4:8] == bytes(4):
+        return SafetensorsFile(path)
+    if head.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} is a Git LFS pointer, not the weights themselves: fetch them with `git lfs pull`")
+    is_torch = head.startswith((b"PK\x03\x04", _LEGACY_TORCH))
+    if path.suffix == ".safetensors":
+        if is_torch:  # torch itself would go by the name
+            raise InputError(f"{path} is a torch file in spite of its name: rename it so that it ends in .pt")
+        return SafetensorsFile(path)  # damaged; its header's errors tell more
+    if is_torch or head[0] == 0x80:
+        return TorchFile(path)  # or any other pickle, which torch refuses safely
+    raise InputError(
+        f"{path} is neither a safetensors nor a torch file (it starts with {bytes(head[:8])!r}): "
+        "give a checkpoint that one of them wrote"
+    )
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    for name in _LAYOUTS:
+        if (path / name).exists():
+            parts = _open_shards(path, path / name) if name.endswith(".json") else [_open_file(path / name)]
+            return _Directory(path, parts)
+    found = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
+    raise InputError(
+        f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(found) or 'none'}. "
+        "Point at a file, or add an index"
+    )
+
+
+class _Directory(Checkpoint):
+    """Files whose names do not overlap, as one checkpoint."""
+
+    def __init__(self, path: Path, parts: Sequence[Checkpoint]) -> None:
+        self.path = path
+        self.files = tuple(file for part in parts for file in part.files)
+        self._parts = parts
+        self._holder = {name: part for part in parts for name in part.tensors}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: p.tensors[name] for name, p in self._holder.items()}
+        )
+        self.aliases: Mapping[str, str] = MappingProxyType(
+            {alias: name for part in parts for alias, name in part.aliases.items() if alias not in self._holder}
+        )
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        self._target(name, offset, buffer)
+        self._holder[name].read_into(name, offset, buffer)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
+    """The shards of an index in order of their names, or one error that tells all that is wrong with them."""
+    listed = _weight_map(index)
+    names = sorted(set(listed.values()))
+    outside = [name for name in names if "/" in name or "\\" in name or name in ("", ".", "..")]
+    if outside:
+        raise InputError(
+            f"{index}: shards must be plain names of files beside the index, found {_some(outside)}: refused, "
+            "since they could lead anywhere; correct the index"
+        )
+    parts: dict[str, Checkpoint] = {}
+    problems: list[str] = []
+    try:
+        for name in names:
+            if not (path / name).exists():
+                problems.append(f"shard {name} is missing")
+                continue
+            try:
+                parts[name] = _open_file(path / name)
+            except InputError as error:
+                problems.append(str(error))
+        for name, part in parts.items():
+            problems += _disagreements(name, part, listed)
+        if problems:
+            raise InputError(
+                f"{index} and its shards do not fit: {'; '.join(problems)}. Get the missing or right files again"
+            )
+    except BaseException:
+        for part in parts.values():
+            part.close()
+        raise
+    return list(parts.values())
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        content = json.loads(index.read_bytes())
+    except OSError as error:
+        raise InputError(f"{index} cannot be read ({error.strerror}): check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{index} is not JSON ({error}): download or save it again") from None
+    found = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
+        raise InputError(
+            f"{index}: expected a 'weight_map' from tensor names to shard names: download or save it again"
+        )
+    return found
+
+
+def _disagreements(shard: str, part: Checkpoint, listed: Mapping[str, str]) -> list[str]:
+    held = {*part.tensors, *part.aliases}
+    absent = [name for name, at in listed.items() if at == shard and name not in held]
+    unlisted = [name for name in part.tensors if name not in listed]
+    misplaced = [name for name in part.tensors if listed.get(name, shard) != shard]
+    groups = (
+        (absent, "should hold by the index but does not"),
+        (unlisted, "holds but the index does not list"),
+        (misplaced, "holds but the index puts elsewhere"),
+    )
+    return [f"{shard} {what}: {_some(names)}" for names, what in groups if names]
+
+
+def _some(names: Sequence[str], limit: int = 20) -> str:
+    text = ", ".join(repr(name) for name in names[:limit])
+    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"

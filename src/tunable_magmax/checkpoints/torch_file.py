@@ -1,0 +1,238 @@
+"""One file written by `torch.save`: only tensors are loaded from it, never code.
+
+The file is mapped by torch, which costs no memory until pages are touched. Where the operating system tells at which
+bytes of the file a tensor lies, they are read by position and the mapping stays untouched.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.mapping import FileMapping
+from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code
+from tunable_magmax.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+WRAPPERS = ("state_dict", "model", "model_state_dict")
+"""Keys under which training scripts keep the state dict beside an optimizer, an epoch and the like."""
+
+_GATHER = 1 << 18  # elements of a non-contiguous tensor gathered at once
+
+
+class TorchFile(Checkpoint):
+    """A checkpoint in one file of `torch.save`: a state dict, or a dict that holds one under a key of `WRAPPERS`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = (path,)
+        self._file = PositionedFile(path)
+        try:
+            mapped = _can_be_mapped(path)
+            found = _state_dict(path, _load(path, mapped))
+            self._tensors, aliases = _distinct(found)
+            self._mapping = FileMapping(path) if mapped else None
+        except BaseException:
+            self._file.close()
+            raise
+        self.aliases: Mapping[str, str] = MappingProxyType(aliases)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {
+                name: TensorInfo(name, dtype_code(tensor.dtype) or "", tuple(tensor.shape))
+                for name, tensor in self._tensors.items()
+            }
+        )
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        target = self._target(name, offset, buffer)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ValueError(f"{self.path}: the checkpoint is closed")
+        if target.nbytes == 0:
+            return
+        if not tensor.is_contiguous():
+            _gather(tensor, offset, target)
+            if self._mapping is not None:
+                self._mapping.let_go(tensor.data_ptr(), _span(tensor) * tensor.element_size())
+            return
+        position = None
+        if self._mapping is not None:
+            position = self._mapping.position(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        if position is not None:
+            self._file.read_into(position + offset, target)
+        else:
+            _copy(_bytes(tensor)[offset : offset + target.nbytes], target)
+
+    def close(self) -> None:
+        self._tensors = {}
+        self._file.close()
+
+
+def _can_be_mapped(path: Path) -> bool:
+    """Whether torch can map the file: a zip archive, none of it compressed (torch would map the compressed bytes)."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(item.compress_type == zipfile.ZIP_STORED for item in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
+
+
+def _load(path: Path, mapped: bool) -> object:
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of old pickles; what matters is an error or is not
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        # torch's own text tells how to run the code after all, so none of it may reach the user.
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is not None:
+            raise InputError(
+                f"{path}: holds the Python object {code[1]}, which runs code when it is loaded. It was refused and "
+                "nothing was run: have its author save the tensors alone, as a state dict or better as safetensors"
+            ) from None
+        if isinstance(error, pickle.UnpicklingError) or "TorchScript" in str(error):
+            raise InputError(
+                f"{path}: is not a plain torch checkpoint of tensors, or it is damaged. It was refused and nothing was "
+                "run: save the tensors alone, as a state dict or better as safetensors"
+            ) from None
+        raise InputError(
+            f"{path}: the torch file is damaged or cut short ({_first_line(error)}): download or save it again"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
+    """The one dict of tensors in what was loaded; anything that leaves a choice is refused, not guessed."""
+    import torch
+
+    hint = f"expected tensors by name, at top level or under {', '.join(map(repr, WRAPPERS))}"
+    if not isinstance(loaded, Mapping):
+        raise InputError(f"{path}: holds a {type(loaded).__name__}, {hint}: save model.state_dict()")
+    wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping) and _has_tensors(loaded[key])]
+    loose = [key for key, value in loaded.items() if isinstance(value, torch.Tensor)]
+    if not wrappers and not loose:
+        keys = ", ".join(_listed([repr(key) for key in loaded])) or "nothing"
+        raise InputError(f"{path}: {hint}, found {keys}: save model.state_dict()")
+    if len(wrappers) > 1 or (wrappers and loose):
+        places = [f"under {key!r}" for key in wrappers] + ([f"at top level ({loose[0]!r})"] if loose else [])
+        raise InputError(
+            f"{path}: holds tensors {' and '.join(places)}: which are the model's is not for us to guess, "
+            "save its state dict alone"
+        )
+    chosen = loaded[wrappers[0]] if wrappers else loaded
+    faults = [f"{key!r} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
+    if faults:
+        raise InputError(
+            f"{path}: cannot use {', '.join(_listed(faults))}: save these as plain dense tensors or leave them out"
+        )
+    return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in chosen.items()}
+
+
+def _has_tensors(values: Mapping[Any, Any]) -> bool:
+    import torch
+
+    return any(isinstance(value, torch.Tensor) for value in values.values())
+
+
+def _fault(key: object, value: object) -> str | None:
+    import torch
+
+    if not isinstance(key, str):
+        return f"its name is a {type(key).__name__}, not a text"
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(value).__name__}, not a tensor"
+    assert isinstance(value, torch.Tensor)
+    if value.is_quantized:
+        return "a quantised tensor"
+    if value.layout != torch.strided or value.is_nested:
+        return "a sparse tensor"
+    if value.is_meta:
+        return "a tensor without data"
+    if dtype_code(value.dtype) is None:
+        return f"dtype {value.dtype}, which safetensors has not"
+    return None
+
+
+def _listed(items: list[str], limit: int = 20) -> list[str]:
+    return items if len(items) <= limit else [*items[:limit], f"and {len(items) - limit} more"]
+
+
+def _distinct(found: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors under their first name, and the further names of those tied to them."""
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, tensor in found.items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        kept = first.setdefault(place, name) if tensor.numel() else name
+        if kept == name:
+            tensors[name] = tensor
+        else:
+            aliases[name] = kept
+    return tensors, aliases
+
+
+def _bytes(contiguous: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    # The stride of a dimension of size 1 can be anything, which `view` to another type does not forgive.
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
+
+
+def _copy(source: torch.Tensor, target: memoryview) -> None:
+    import torch
+
+    torch.frombuffer(target, dtype=torch.uint8).copy_(source)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements of storage from the tensor's first to its last one."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _gather(tensor: torch.Tensor, offset: int, target: memoryview) -> None:
+    """Row-major bytes of a transposed, expanded or otherwise strided tensor, without a copy of all of it."""
+    width = tensor.element_size()
+    done = 0
+    while done < target.nbytes:
+        start, skipped = divmod(offset + done, width)
+        stop = min(start + _GATHER, -(-(offset + target.nbytes) // width))
+        for piece in _pieces(tensor, start, stop):
+            data = _bytes(piece)[skipped : skipped + target.nbytes - done]
+            _copy(data, target[done : done + data.numel()])
+            done, skipped = done + data.numel(), 0
+
+
+def _pieces(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
+    """The elements `start` to `stop` in row-major order, in contiguous pieces: whole rows at once, others by parts."""
+    if tensor.is_contiguous():
+        yield tensor.view(-1)[start:stop]
+        return
+    row = tensor[0].numel()
+    first, cut = divmod(start, row)
+    if cut:
+        yield from _pieces(tensor[first], cut, min(row, stop - first * row))
+        first += 1
+    last, cut = divmod(stop, row)
+    if first < last:
+        yield tensor[first:last].contiguous()
+    if cut and first <= last:
+        yield from _pieces(tensor[last], 0, cut)

@@ -1,0 +1,282 @@
+"""Write a checkpoint so that it is there entirely or not at all, and so that interrupted work is continued."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tunable_magmax.checkpoints.partial import Partial, sync_directory
+from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
+from tunable_magmax.errors import ExactnessError, InputError, StorageError
+
+__all__ = ["Output", "Shard", "index_json", "plan_shards"]
+
+_BLOCK = 1 << 20
+
+
+class Output:
+    """A checkpoint being written: a directory, or one file if `out` ends in `.safetensors`.
+
+    All work happens in the directory `<out>.partial` beside it; `commit` makes it visible by a rename. Leaving the
+    context without a commit keeps finished shards there, and an `Output` of the same `fingerprint` (JSON: options and
+    what identifies the inputs) goes on from them. `fresh` discards them, `overwrite` allows to replace an older output.
+
+    >>> import tempfile
+    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> [shard] = plan_shards([TensorInfo("w", "U8", (3,))])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Output(Path(folder) / "merged", {"seed": 0}) as output:
+    ...         sha256 = output.finished(shard) or output.write_shard(shard, [b"abc"])
+    ...         sha256 = output.write_file("report.json", b"{}")
+    ...         output.commit()
+    ...     sorted(path.name for path in Path(folder).glob("**/*"))
+    ['merged', 'model.safetensors', 'report.json']
+    """
+
+    def __init__(
+        self, out: str | Path, fingerprint: Mapping[str, object], *, overwrite: bool = False, fresh: bool = False
+    ) -> None:
+        self.out = _absolute(Path(out))
+        self.overwrite = overwrite
+        self._is_file = self.out.name.endswith(".safetensors")
+        self._shards: dict[str, str] = {}
+        self._sidecars: dict[str, str] = {}
+        _refuse_place(self.out)
+        self._partial = Partial(self.out.with_name(f"{self.out.name}.partial"))
+        try:
+            with self._partial.storing(self._partial.path):
+                if self._partial.path.exists():
+                    # An interrupted commit may have left the old output aside: without this it would seem not to exist.
+                    self._partial.lock()
+                    self._partial.settle()
+                _refuse_existing(self.out, self._is_file, overwrite)
+                self._create_parent()
+                self._partial.lock()
+                self._partial.start(fingerprint, fresh)
+        except BaseException:
+            with suppress(OSError):
+                self._partial.leave()
+            raise
+
+    @property
+    def partial(self) -> Path:
+        """The directory of the work in progress."""
+        return self._partial.path
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier run left finished shards or this one has made some."""
+        return bool(self._partial.journal)
+
+    def finished(self, shard: Shard) -> str | None:
+        """The sha256 of a shard that was completed before, or None if it has to be written (again)."""
+        self._check_shard(shard.name)
+        entry = self._partial.journal.get(shard.name)
+        path = self._partial.output / shard.name
+        if entry is None or entry["size"] != shard.size:
+            return None
+        try:
+            if path.stat().st_size != shard.size:
+                return None
+            with open(path, "rb") as file:
+                if file.read(len(shard.header)) != shard.header:
+                    return None
+                file.seek(0)
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return None
+        if sha256 != entry["sha256"]:
+            return None
+        self._shards[shard.name] = sha256
+        return sha256
+
+    def write_shard(self, shard: Shard, chunks: Iterable[memoryview | bytes]) -> str:
+        """Write a shard from its data in order, in pieces of any size, and return the sha256 of the file.
+
+        A number of bytes that is not exactly `shard.data_size` is an `ExactnessError`, and the shard is not kept.
+        """
+        self._check_shard(shard.name)
+        sha256 = self._store(shard.name, _exactly(shard, chunks))
+        with self._partial.storing(self._partial.path):
+            self._partial.record(shard.name, shard.size, sha256)
+        self._shards[shard.name] = sha256
+        return sha256
+
+    def write_file(self, name: str, data: bytes) -> str:
+        """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256."""
+        self._check_sidecar(name)
+        self._sidecars[name] = self._store(name, [data])
+        return self._sidecars[name]
+
+    def copy_file(self, name: str, source: Path) -> str:
+        """Like `write_file`, with the content of another file."""
+        self._check_sidecar(name)
+        self._sidecars[name] = self._store(name, _content(source))
+        return self._sidecars[name]
+
+    def scratch(self, name: str) -> Path:
+        """A path for a file that the work needs and the output does not; it lasts until the commit."""
+        self._check_name(name)
+        return self._partial.scratch / name
+
+    def commit(self) -> None:
+        """Make the output visible. A kill at any moment leaves all of it or nothing of it."""
+        if not self._shards:
+            raise ExactnessError(f"{self.out}: nothing was written, so there is nothing to commit")
+        with self._partial.storing(self.out):
+            known = {*self._shards, *self._sidecars}
+            for item in self._partial.output.iterdir():
+                if item.name not in known:
+                    item.unlink()
+            sync_directory(self._partial.output)
+            _refuse_existing(self.out, self._is_file, self.overwrite)  # it may have appeared meanwhile
+            self._partial.publish(self._moves())
+        with suppress(OSError):  # the output is complete; the next run removes what is left
+            self._partial.remove()
+
+    def discard(self) -> None:
+        """Remove all work in progress, for input that proved bad."""
+        with self._partial.storing(self._partial.path):
+            self._partial.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._partial.release()
+
+    def _create_parent(self) -> None:
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(f"{self.out}: {self.out.parent} is not a directory: choose another output") from None
+
+    def _moves(self) -> list[tuple[Path, Path]]:
+        """Sources and targets of the renames that make the output visible, the decisive one last."""
+        if not self._is_file:
+            return [(self._partial.output, self.out)]
+        [model] = self._shards
+        sidecars = [(self._partial.output / name, self._beside(name)) for name in self._sidecars]
+        return [*sidecars, (self._partial.output / model, self.out)]
+
+    def _beside(self, name: str) -> Path:
+        return self.out.with_name(f"{self.out.name.removesuffix('.safetensors')}.{name}")
+
+    def _check_name(self, name: str) -> None:
+        if not self._partial.locked:
+            raise ValueError(f"{self.out}: the output is committed, discarded or left")
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise InputError(f"{name!r} cannot be the name of an output file: expected a plain file name")
+
+    def _check_shard(self, name: str) -> None:
+        self._check_name(name)
+        if self._is_file and self._shards.keys() - {name}:
+            raise InputError(f"{self.out} is one file and cannot hold several shards: plan it without a shard size")
+
+    def _check_sidecar(self, name: str) -> None:
+        self._check_name(name)
+        if name in self._shards:
+            raise InputError(f"{name!r} is the name of a shard and cannot be that of another output file")
+        if self._is_file and not self.overwrite and self._beside(name).exists():
+            raise InputError(f"{self._beside(name)} already exists: move it away, or pass --overwrite to replace it")
+
+    def _store(self, name: str, pieces: Iterable[memoryview | bytes]) -> str:
+        unfinished, finished = self._partial.unfinished / name, self._partial.output / name
+        digest = hashlib.sha256()
+        try:
+            with self._partial.storing(finished):
+                file = open(unfinished, "wb", buffering=0)  # noqa: SIM115 - closed below, where errors are told apart
+            with file:
+                for piece in pieces:  # may itself fail, which is not about this file
+                    data = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")
+                    with self._partial.storing(finished):
+                        _write_all(file.fileno(), data)
+                    digest.update(data)
+                with self._partial.storing(finished):
+                    os.fsync(file.fileno())
+            with self._partial.storing(finished):
+                unfinished.replace(finished)
+                sync_directory(self._partial.output)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        return digest.hexdigest()
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _exactly(shard: Shard, chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    yield shard.header
+    given = 0
+    for chunk in chunks:
+        given += memoryview(chunk).nbytes
+        if given > shard.data_size:
+            break
+        yield chunk
+    if given != shard.data_size:
+        found = f"more than {shard.data_size}" if given > shard.data_size else str(given)
+        raise ExactnessError(f"{shard.name}: {found} bytes of data were made, but its tensors have {shard.data_size}")
+
+
+def _content(source: Path) -> Iterator[bytes]:
+    try:
+        with open(source, "rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+    except OSError as error:
+        raise StorageError(
+            f"{source}: reading failed ({error.strerror or error}): restore it and run the same command again"
+        ) from error
+
+
+def _absolute(path: Path) -> Path:
+    # The last name is not resolved: replacing a link is not replacing what it points to.
+    return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
+
+
+def _refuse_place(out: Path) -> None:
+    here = []
+    for place in (Path.cwd, Path.home):
+        with suppress(OSError, RuntimeError):  # a removed working directory, a user without a home
+            here.append(place().resolve())
+    if any(out.resolve() in (place, *place.parents) for place in here):
+        raise InputError(
+            f"{out} is the current or home directory or one that these are in, which no output may replace: "
+            "choose another output"
+        )
+    if out.is_symlink():
+        raise InputError(f"{out} is a symbolic link: give the path it points to, or remove the link")
+
+
+def _refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if is_file and not out.is_file():
+        raise InputError(
+            f"{out} is a directory, but a name that ends in .safetensors means one file: choose another output"
+        )
+    if not is_file and not out.is_dir():
+        raise InputError(
+            f"{out} is a file, but the output is a directory unless its name ends in .safetensors: choose another"
+        )
+    if not overwrite:
+        raise InputError(f"{out} already exists: choose another output, or pass --overwrite to replace it")
+    if is_file:
+        return
+    items = list(out.iterdir())
+    folders = sorted(item.name for item in items if item.is_dir())
+    if items and (folders or not any(item.suffix == ".safetensors" for item in items)):
+        why = f"it holds the folder {folders[0]!r}" if folders else "it holds files but no *.safetensors"
+        raise InputError(
+            f"{out} does not look like a checkpoint ({why}), so it is not replaced even with --overwrite: "
+            "choose another output, or remove it yourself"
+        )

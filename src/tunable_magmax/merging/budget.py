@@ -1,0 +1,106 @@
+"""Rule 3: from weights to a budget, exactly. A weight is read as the decimal number it prints as; the rest is rational."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from tunable_magmax.errors import InputError
+
+
+def read_decimal(value: Any, what: str) -> Fraction:
+    """The exact rational that a number prints as: 0.1 is one tenth, whatever its float type.
+
+    >>> read_decimal(0.1, "weight 1"), read_decimal("1e-3", "weight 2")
+    (Fraction(1, 10), Fraction(1, 1000))
+    """
+    if isinstance(value, Fraction):
+        return value
+    if isinstance(value, bool):
+        raise InputError(f"{what} is {value}, expected a number")
+    # Tensors and numpy scalars print with decorations; numpy's float32 must print as itself, not as the float64 it becomes.
+    dtype = str(getattr(value, "dtype", ""))
+    if hasattr(value, "item") and "float64" not in dtype:
+        text = _shortest(value.item(), dtype)
+    elif hasattr(value, "item"):
+        text = repr(value.item())
+    else:
+        text = str(value)
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{what} is {text!r}, expected a finite number") from None
+
+
+def _shortest(value: float, dtype: str) -> str:
+    if "float32" in dtype:
+        import numpy as np
+
+        return np.format_float_scientific(np.float32(value), unique=True, trim="-")
+    return repr(value)
+
+
+def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, ...] | None:
+    """Check that there is one finite, non-negative weight for each task and that not all are zero."""
+    if weights is None:
+        return None
+    if isinstance(weights, str | bytes) or not hasattr(weights, "__len__"):
+        raise InputError(f"weights must be a list of {tasks} numbers, one for each task, got {weights!r}")
+    if len(weights) != tasks:
+        raise InputError(
+            f"{len(weights)} weights for {tasks} tasks: give one weight for each task, in training order, 0 for tasks that do not matter"
+        )
+    read = tuple(read_decimal(w, f"weight {k}") for k, w in enumerate(weights, start=1))
+    for k, weight in enumerate(read, start=1):
+        if weight < 0:
+            raise InputError(f"weight {k} is negative ({weights[k - 1]}); weights are shares, 0 or more")
+    if not any(read):
+        raise InputError(
+            "all weights are zero; give at least one task a weight above 0, or no weights for equal shares"
+        )
+    return read
+
+
+def budget(weights: Sequence[Any], elements: int) -> list[int]:
+    """Split `elements` by weights (rule 3): n_t = floor(w_t d), the remainder to the first tasks that have a weight.
+
+    >>> budget([0.1, 0.9], 10)
+    [1, 9]
+    >>> budget([1, 0, 1, 1], 8)
+    [3, 0, 3, 2]
+    """
+    if isinstance(elements, bool) or not isinstance(elements, int) or elements < 0:
+        raise InputError(f"elements is {elements!r}, expected a whole number, 0 or more")
+    read = read_weights(weights, len(weights))
+    assert read is not None
+    return split(read, elements)
+
+
+def split(weights: Sequence[Fraction], elements: int) -> list[int]:
+    """`budget` for weights that are already read."""
+    total = sum(weights)
+    shares = [int(weight * elements / total) for weight in weights]
+    remainder = elements - sum(shares)
+    for k, weight in enumerate(weights):
+        if remainder and weight > 0:
+            shares[k] += 1
+            remainder -= 1
+    return shares
+
+
+def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:
+    """Check a budget as far as it can be checked before the number of merged elements is known."""
+    if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
+        raise InputError(f"budget must be a list of {tasks} whole numbers, one for each task, got {given!r}")
+    if len(given) != tasks:
+        raise InputError(
+            f"a budget of {len(given)} numbers for {tasks} tasks: give one for each task, in training order"
+        )
+    numbers = []
+    for k, n in enumerate(given, start=1):
+        exact = read_decimal(n, f"budget of task {k}")
+        if exact.denominator != 1 or exact < 0:
+            raise InputError(f"budget of task {k} is {n}, expected a whole number of elements, 0 or more")
+        numbers.append(int(exact))
+    return tuple(numbers)

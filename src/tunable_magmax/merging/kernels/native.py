@@ -1,0 +1,227 @@
+"""The primitives on compiled CPU loops. Planes are bits in 64-bit words, in memory or in a file that is mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax.merging.kernels import Chunk, Planes, Runs
+from tunable_magmax.merging.kernels import compiled as loops
+
+Words = NDArray[np.uint64]
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class MemoryPlanes:
+    """Planes in memory."""
+
+    def __init__(self, rows: int, slots: int) -> None:
+        self.words: Words = np.zeros((rows, slots // loops.WORD), np.uint64)
+
+    def part(self, row: int, start: int, stop: int) -> Words:
+        return self.words[row, start // loops.WORD : -(-stop // loops.WORD)]
+
+    def release(self, row: int, start: int, stop: int) -> None:
+        """Nothing to let go of."""
+
+    def close(self) -> None:
+        """Freed with the object."""
+
+
+class MappedPlanes(MemoryPlanes):
+    """Planes in a file, for models whose planes do not fit; pages are let go as soon as a slice has been worked on."""
+
+    def __init__(self, rows: int, slots: int, path: Path) -> None:
+        self._path = path
+        size = rows * slots // 8
+        with open(path, "w+b") as file:
+            # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._row_bytes = slots // 8
+        self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)
+
+    def release(self, row: int, start: int, stop: int) -> None:
+        first = row * self._row_bytes + start // 8
+        last = row * self._row_bytes + -(-stop // 8)
+        # Whole pages around the slice: dropping a page that a neighbour still uses costs a fault, never data.
+        first -= first % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        self.words = np.zeros((0, 0), np.uint64)
+        self._map.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _addresses(tasks: Sequence[Tensor]) -> Words:
+    return np.array([values.data_ptr() for values in tasks], np.uint64)
+
+
+def _words(planes: Planes | None) -> Words:
+    if planes is None:
+        return np.zeros((0, 0), np.uint64)
+    assert isinstance(planes, MemoryPlanes)
+    return planes.words
+
+
+class NativeKernels:
+    """`Kernels` for the CPU."""
+
+    chunk = 1 << 17
+    threads = True
+
+    def plane_bytes(self, slots: int) -> int:
+        return slots // 8
+
+    def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
+        return MemoryPlanes(rows, slots) if spill is None else MappedPlanes(rows, slots, spill)
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        # numpy asks for huge pages, torch does not: without them, touching fresh memory is a third of a merge's time.
+        return torch.from_numpy(np.empty(elements * dtype.itemsize, np.uint8)).view(dtype)
+
+    def survey(
+        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        changed = np.zeros(len(chunk.tasks), np.bool_)
+        suspect = np.zeros(len(chunk.tasks), np.bool_)
+        loops.survey(
+            chunk.base.numpy(),
+            _addresses(chunk.tasks),
+            np.array(compared, np.bool_),
+            np.array(rows, np.int64),
+            _words(planes),
+            chunk.slot // loops.WORD,
+            changed,
+            suspect,
+        )
+        return changed, suspect
+
+    def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None:
+        loops.subtract(values.numpy(), base.numpy(), out.numpy())
+
+    def square(self, vector: Tensor) -> float:
+        return float(loops.sum_of_squares(vector.numpy()))
+
+    def fill(self, plane: Words, elements: int) -> None:
+        plane[: elements // loops.WORD] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        if elements % loops.WORD:
+            plane[elements // loops.WORD] = np.uint64((1 << elements % loops.WORD) - 1)
+
+    def tally(self, plane: Words, free: Words) -> int:
+        return int(loops.tally(plane, free))
+
+    def claim(self, plane: Words, free: Words, won: Words) -> None:
+        np.bitwise_and(plane, free, out=won)
+
+    def retire(self, free: Words, won: Words) -> None:
+        loops.retire(free, won)
+
+    def unite(self, won: Words, more: Words) -> None:
+        won |= more
+
+    def split(
+        self, plane: Words, free: Words, won: Words, runs: Runs, drum: int, low: int, high: int
+    ) -> tuple[int, Words, Words]:
+        room = 1 << 12
+        while True:
+            keys, places = np.empty(room, np.uint64), np.empty(room, np.uint64)
+            winners, undecided = loops.split(
+                plane,
+                free,
+                won,
+                runs.starts // loops.WORD,
+                -(-runs.stops // loops.WORD),
+                runs.elements,
+                np.uint64(drum),
+                np.uint64(low),
+                np.uint64(high),
+                keys,
+                places,
+            )
+            if undecided <= room:
+                return int(winners), keys[:undecided], places[:undecided]
+            room = int(undecided)
+
+    def award(self, won: Words, places: Words) -> None:
+        loops.award(won, places)
+
+    def magnitude_histogram(
+        self, plane: Words, free: Words, base: Tensor, values: Tensor, wide: bool, shift: int, bits: int, prefix: int
+    ) -> NDArray[np.int64]:
+        histogram = np.zeros(1 << bits, np.int64)
+        loops.magnitude_histogram(
+            plane, free, base.numpy(), values.numpy(), _unit(wide), shift, bits, np.uint64(prefix), histogram
+        )
+        return histogram
+
+    def magnitude_cut(
+        self,
+        plane: Words,
+        free: Words,
+        base: Tensor,
+        values: Tensor,
+        wide: bool,
+        threshold: int,
+        won: Words,
+        level: Words,
+    ) -> None:
+        loops.magnitude_cut(plane, free, base.numpy(), values.numpy(), _unit(wide), np.uint64(threshold), won, level)
+
+    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+        loops.gather(
+            chunk.base.numpy(),
+            _addresses(chunk.tasks),
+            np.array(rows, np.int64),
+            _words(planes),
+            chunk.slot // loops.WORD,
+            out.numpy(),
+        )
+
+    def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]:
+        counts = np.zeros(len(chunk.tasks), np.int64)
+        loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
+        return counts
+
+    def draw(self, chunk: Chunk, tops: Sequence[int], drum: int, out: Tensor) -> NDArray[np.int64]:
+        counts = np.zeros(len(chunk.tasks), np.int64)
+        loops.draw(
+            chunk.base.numpy(),
+            _addresses(chunk.tasks),
+            np.array(tops, np.uint64),
+            np.uint64(drum),
+            np.uint64(chunk.element),
+            out.numpy(),
+            counts,
+        )
+        return counts
+
+    def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None:
+        loops.weighted_sum(chunk.base.numpy(), _addresses(chunk.tasks), np.array(factors, np.float64), out.numpy())
+
+    def elect(self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+        loops.elect(
+            chunk.base.numpy(),
+            _addresses(chunk.tasks),
+            np.array(factors, np.float64),
+            np.array(rows, np.int64),
+            _words(planes),
+            chunk.slot // loops.WORD,
+            out.numpy(),
+        )
+
+    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
+        return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+
+
+def _unit(wide: bool) -> Any:
+    return np.float64(1) if wide else np.float32(1)

@@ -1,0 +1,215 @@
+"""The primitives on torch operations, for any device and for machines without numba. Planes are boolean tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
+from tunable_magmax.merging.kernels import Chunk, Planes, Runs
+
+_TOP_BIT = -(1 << 63)
+
+
+def _signed(value: int) -> int:
+    """The 64-bit pattern of an unsigned integer as torch's int64 holds it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)  # torch shifts arithmetically; the lottery wants zeros on the left
+
+
+def _tickets(drum: int, elements: Tensor) -> Tensor:
+    """Lottery numbers, with the top bit flipped so that signed comparison orders them as unsigned numbers."""
+    x = (elements + 1) * _signed(GOLDEN) + _signed(drum)
+    x = (x ^ _shifted(x, 30)) * _signed(MIX_A)
+    x = (x ^ _shifted(x, 27)) * _signed(MIX_B)
+    return (x ^ _shifted(x, 31)) ^ _TOP_BIT
+
+
+def _flipped(value: int) -> int:
+    return _signed(value) ^ _TOP_BIT
+
+
+class TensorPlanes:
+    """Planes as booleans on the device."""
+
+    def __init__(self, rows: int, slots: int, device: torch.device) -> None:
+        self.bits = torch.zeros((rows, slots), dtype=torch.bool, device=device)
+
+    def part(self, row: int, start: int, stop: int) -> Tensor:
+        return self.bits[row, start:stop]
+
+    def release(self, row: int, start: int, stop: int) -> None:
+        """Nothing to let go of."""
+
+    def close(self) -> None:
+        """Freed with the object."""
+
+
+def _bits(planes: Planes | None) -> Tensor:
+    assert isinstance(planes, TensorPlanes)
+    return planes.bits
+
+
+class PortableKernels:
+    """`Kernels` on torch operations."""
+
+    threads = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.chunk = 1 << 18 if device.type == "cpu" else 1 << 24
+
+    def plane_bytes(self, slots: int) -> int:
+        return slots
+
+    def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
+        return TensorPlanes(rows, slots, self.device)
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(elements, dtype=dtype, device=self.device)
+
+    def survey(
+        self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        largest = torch.zeros_like(chunk.base)
+        stop = chunk.slot + chunk.base.numel()
+        flags = []
+        for values, takes_part, row in zip(chunk.tasks, compared, rows, strict=True):
+            magnitude = (values - chunk.base).abs_()
+            flags.append(torch.stack(((magnitude != 0).any(), ~magnitude.isfinite().all())))
+            if takes_part:
+                if row >= 0:
+                    torch.ge(magnitude, largest, out=_bits(planes)[row, chunk.slot : stop])
+                largest = torch.maximum(largest, magnitude)
+        changed, suspect = torch.stack(flags).cpu().numpy().T
+        return changed, suspect
+
+    def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None:
+        torch.sub(values, base, out=out)
+
+    def square(self, vector: Tensor) -> float:
+        return float(vector.double().square_().sum())
+
+    def fill(self, plane: Tensor, elements: int) -> None:
+        plane[:elements] = True
+
+    def tally(self, plane: Tensor, free: Tensor) -> int:
+        return int((plane & free).sum())
+
+    def claim(self, plane: Tensor, free: Tensor, won: Tensor) -> None:
+        torch.logical_and(plane, free, out=won)
+
+    def retire(self, free: Tensor, won: Tensor) -> None:
+        free.logical_and_(~won)
+
+    def unite(self, won: Tensor, more: Tensor) -> None:
+        won.logical_or_(more)
+
+    def split(
+        self, plane: Tensor, free: Tensor, won: Tensor, runs: Runs, drum: int, low: int, high: int
+    ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]:
+        places = (plane & free).nonzero().squeeze(1)
+        starts = torch.from_numpy(runs.starts).to(self.device)
+        offsets = torch.from_numpy(runs.elements.astype(np.int64) - runs.starts).to(self.device)
+        run = torch.bucketize(places, starts, right=True) - 1
+        numbers = _tickets(drum, places + offsets[run])
+        below = numbers < _flipped(low)
+        won.zero_()
+        won[places[below]] = True
+        undecided = ~below & (numbers <= _flipped(high))
+        keys = (numbers[undecided] ^ _TOP_BIT).cpu().numpy().view(np.uint64)
+        return int(below.sum()), keys, places[undecided].cpu().numpy().view(np.uint64)
+
+    def award(self, won: Tensor, places: NDArray[np.uint64]) -> None:
+        won[torch.from_numpy(places.astype(np.int64)).to(self.device)] = True
+
+    def magnitude_histogram(
+        self, plane: Tensor, free: Tensor, base: Tensor, values: Tensor, wide: bool, shift: int, bits: int, prefix: int
+    ) -> NDArray[np.int64]:
+        codes = _magnitude_codes(base, values, wide)[plane & free]
+        digits = (codes[codes >> (shift + bits) == prefix] >> shift) & ((1 << bits) - 1)
+        return torch.bincount(digits, minlength=1 << bits).cpu().numpy()
+
+    def magnitude_cut(
+        self,
+        plane: Tensor,
+        free: Tensor,
+        base: Tensor,
+        values: Tensor,
+        wide: bool,
+        threshold: int,
+        won: Tensor,
+        level: Tensor,
+    ) -> None:
+        codes = _magnitude_codes(base, values, wide)
+        candidates = plane & free
+        torch.logical_and(candidates, codes > threshold, out=won)
+        torch.logical_and(candidates, codes == threshold, out=level)
+
+    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+        stop = chunk.slot + chunk.base.numel()
+        for values, row in zip(chunk.tasks, rows, strict=True):
+            if row >= 0:
+                owned = _bits(planes)[row, chunk.slot : stop]
+                torch.where(owned, values - chunk.base, out, out=out)
+
+    def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]:
+        out.zero_()
+        owners = torch.zeros(out.shape, dtype=torch.int64, device=self.device)
+        for k, values in enumerate(chunk.tasks):
+            difference = values - chunk.base
+            reached = difference.abs() >= out.abs()
+            torch.where(reached, difference, out, out=out)
+            owners[reached] = k
+        return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
+
+    def draw(self, chunk: Chunk, tops: Sequence[int], drum: int, out: Tensor) -> NDArray[np.int64]:
+        elements = torch.arange(chunk.base.numel(), device=self.device) + chunk.element
+        bounds = torch.tensor([_flipped(top) for top in tops], device=self.device)
+        owners = torch.bucketize(_tickets(drum, elements), bounds)
+        for k, values in enumerate(chunk.tasks):
+            torch.where(owners == k, values - chunk.base, out, out=out)
+        return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
+
+    def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None:
+        total = torch.zeros_like(out, dtype=torch.float64)
+        for values, factor in zip(chunk.tasks, factors, strict=True):
+            total += (values - chunk.base).double() * factor
+        out.copy_(total)
+
+    def elect(self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+        stop = chunk.slot + chunk.base.numel()
+        total, agreed = (torch.zeros_like(out, dtype=torch.float64) for _ in range(2))
+        votes = torch.zeros_like(out, dtype=torch.int64)
+        ballots = [
+            torch.where(_bits(planes)[row, chunk.slot : stop], (values - chunk.base).double() * factor, 0.0)
+            for values, factor, row in zip(chunk.tasks, factors, rows, strict=True)
+        ]
+        for ballot in ballots:
+            total += ballot
+        for ballot in ballots:
+            sides = ballot * total.sign() > 0
+            agreed += torch.where(sides, ballot, 0.0)
+            votes += sides
+        out.copy_(torch.where(votes > 0, agreed / votes.clamp(min=1), 0.0))
+
+    def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
+        factor = torch.tensor(scale, dtype=base.dtype, device=self.device)
+        torch.add(base, tau * factor, out=out)
+        return bool(out.isfinite().all())
+
+
+def _magnitude_codes(base: Tensor, values: Tensor, wide: bool) -> Tensor:
+    # Bit patterns of non-negative floats order like the floats.
+    magnitude = (values - base).abs_()
+    if wide:
+        return magnitude.double().view(torch.int64)
+    return magnitude.view(torch.int32).long()

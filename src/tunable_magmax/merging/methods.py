@@ -1,0 +1,285 @@
+"""The methods, each a small class behind one interface, and the table of them. To add one: write it and list it.
+
+The engine (`stream.py`) shows every chunk to `survey` in a first walk, calls `decide` once, and then asks `combine` for the
+merged task vector of each chunk, in any order and in several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax import lottery
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.budget import split
+from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import Each, Ownership, Piece, Selection, SpareRows, Stretch, auction
+
+Counts = NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What the survey has found: the merged tensors, the planes it marked, and how to read and to share work."""
+
+    kernels: Kernels
+    planes: Planes | None
+    stretches: Sequence[Stretch]
+    wide: Sequence[bool]
+    pair: Callable[[int, Piece], tuple[Tensor, Tensor]]
+    chunk: int
+    each: Each[Any]
+
+    @property
+    def elements(self) -> int:
+        return sum(stretch.size for stretch in self.stretches)
+
+    def selection(self, members: Sequence[int], spare: SpareRows, each: Each[Any]) -> Selection:
+        """Selection among some of the merged tensors."""
+        assert self.planes is not None
+        chosen = [self.stretches[k] for k in members]
+        wide = any(self.wide[k] for k in members)
+        return Selection(self.kernels, self.planes, chosen, spare, each, self.pair, self.chunk, wide)
+
+
+class Method:
+    """A way to make one task vector of many. Subclasses override what they need."""
+
+    weights: ClassVar[str] = "refused"
+    """What weights mean: "shares" (normalised), "factors" (as they are, default 1) or "refused"."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Options beyond weights and scale that shape the result."""
+
+    owns: ClassVar[bool] = False
+    """Whether every element has one task as its owner."""
+
+    plane_rows: int = 0
+    """Rows of bit planes that the method works in."""
+
+    def __init__(self, options: Options, tasks: int) -> None:
+        self.options = options
+        self.tasks = tasks
+
+    budget: tuple[int, ...] | None = None
+    leftovers: int | None = None
+
+    def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+        """For the survey: which tasks are compared, and the plane row that marks each one's candidates (-1: none)."""
+        return [False] * self.tasks, [-1] * self.tasks
+
+    def assume(self, elements: int) -> bool:
+        """Take `elements` as the number that is merged; return whether marks made before no longer hold."""
+        return False
+
+    def decide(self, field: Field) -> None:
+        """What has to be settled over all elements before the first one can be merged."""
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        """Write the merged task vector of a chunk to `out`; return elements per task where each has an owner."""
+        raise NotImplementedError
+
+    def shares(self) -> tuple[Fraction, ...]:
+        """The weights, normalised; equal where none are given."""
+        weights = self.options.weights or (Fraction(1),) * self.tasks
+        total = sum(weights)
+        return tuple(weight / total for weight in weights)
+
+    def factors(self) -> tuple[float, ...]:
+        """The weights as plain factors, 1 where none are given."""
+        return tuple(float(weight) for weight in self.options.weights or (Fraction(1),) * self.tasks)
+
+
+class TunableMagmax(Method):
+    """The paper's method: exactly n_t elements from task t, by largest magnitude (rules 3 to 7)."""
+
+    weights = "shares"
+    reads = ("scope", "compare", "keep", "seed")
+    owns = True
+
+    def __init__(self, options: Options, tasks: int) -> None:
+        super().__init__(options, tasks)
+        wanted = [n > 0 for n in options.budget or self.shares()]
+        self._rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
+        self.plane_rows = sum(wanted) + 4
+        self._active: list[bool] | None = None
+        self._planes: Planes | None = None
+        self._owners: dict[int, Ownership] = {}
+
+    def _budget(self, elements: int) -> tuple[int, ...]:
+        return self.options.budget or tuple(split(self.shares(), elements))
+
+    def assume(self, elements: int) -> bool:
+        before = self._active
+        self._active = [n > 0 for n in self._budget(elements)]
+        # Only `compare: active` looks at who has a budget, and a tiny weight's share can become nothing as d shrinks.
+        return self.options.compare == "active" and self.options.scope == "model" and self._active != before
+
+    def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
+        if self.options.compare == "all":
+            last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)
+            return [t <= last for t in range(self.tasks)], self._rows
+        active = [n > 0 for n in self._budget(size)] if self.options.scope == "tensor" else self._active
+        assert active is not None
+        return active, [row if taking_part else -1 for row, taking_part in zip(self._rows, active, strict=True)]
+
+    def decide(self, field: Field) -> None:
+        if self.options.budget is not None and sum(self.options.budget) != field.elements:
+            raise InputError(
+                f"the budget sums to {sum(self.options.budget):,}, but {field.elements:,} elements are merged; "
+                "make it sum to that, or give weights instead"
+            )
+        everything = list(range(len(field.stretches)))
+        groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
+        budgets = [self._budget(sum(field.stretches[k].size for k in group)) for group in groups]
+        # Many groups share the threads among themselves; a single one uses them all inside.
+        inside, outside = (field.each, _one_by_one) if len(groups) == 1 else (_one_by_one, field.each)
+        free = self.plane_rows - 4
+        spare = SpareRows(free, free + 1, free + 2, free + 3)
+
+        def settle(job: tuple[list[int], tuple[int, ...]]) -> Ownership:
+            selection = field.selection(job[0], spare, inside)
+            return auction(selection, self._rows, job[1], self.options.seed, self.options.keep)
+
+        owners = outside(settle, list(zip(groups, budgets, strict=True)))
+        for group, ownership in zip(groups, owners, strict=True):
+            self._owners.update((field.stretches[k].tensor, ownership) for k in group)
+        self._planes = field.planes
+        self.budget = tuple(sum(budget[t] for budget in budgets) for t in range(self.tasks))
+        self.leftovers = sum(ownership.leftovers for ownership in owners)
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        assert self._planes is not None
+        rows = self._owners[tensor].rows
+        kernels.gather(chunk, rows, self._planes, out)
+        stop = chunk.slot + chunk.base.numel()
+        planes = [self._planes.part(row, chunk.slot, stop) if row >= 0 else None for row in rows]
+        counts = np.array([0 if plane is None else kernels.tally(plane, plane) for plane in planes], np.int64)
+        for row in rows:
+            if row >= 0:
+                self._planes.release(row, chunk.slot, stop)
+        return counts
+
+
+class Magmax(Method):
+    """Each element from the task that moved it furthest; ties go to the later task."""
+
+    owns = True
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        return kernels.largest(chunk, out)
+
+
+class LastTask(Method):
+    """The last task vector: sequential fine-tuning."""
+
+    owns = True
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        kernels.difference(chunk.tasks[-1], chunk.base, out)
+        counts = np.zeros(self.tasks, np.int64)
+        counts[-1] = out.numel()
+        return counts
+
+
+class TaskArithmetic(Method):
+    """The sum of the task vectors, each times its factor."""
+
+    weights = "factors"
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        kept = [k for k, factor in enumerate(self.factors()) if factor]
+        kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
+        return None
+
+
+class Average(TaskArithmetic):
+    """The weighted mean of the task vectors (model soup)."""
+
+    weights = "shares"
+
+    def factors(self) -> tuple[float, ...]:
+        return tuple(float(share) for share in self.shares())
+
+
+class RandomMix(Method):
+    """Each element from a task drawn by lottery, with the weights as probabilities."""
+
+    weights = "shares"
+    reads = ("seed",)
+    owns = True
+
+    def __init__(self, options: Options, tasks: int) -> None:
+        super().__init__(options, tasks)
+        bounds = [0]
+        for share_sum in accumulate(self.shares()):
+            bounds.append(int(share_sum * 2**64))
+        self._drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
+        self._tops = [bounds[t + 1] - 1 for t in self._drawn]
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
+        counts = np.zeros(self.tasks, np.int64)
+        counts[self._drawn] = kernels.draw(_only(chunk, self._drawn), self._tops, drum, out)
+        return counts
+
+
+class Ties(Method):
+    """Trim each task vector to its largest elements, elect a sign by sum, take the mean of those that agree."""
+
+    weights = "factors"
+    reads = ("density", "seed")
+
+    def __init__(self, options: Options, tasks: int) -> None:
+        super().__init__(options, tasks)
+        self._voters = [t for t, factor in enumerate(self.factors()) if factor]
+        self.plane_rows = len(self._voters) + 4
+        self._rows: list[int] = []
+        self._planes: Planes | None = None
+
+    def decide(self, field: Field) -> None:
+        voters = len(self._voters)
+        kept = int(self.options.density * field.elements)
+        spare = SpareRows(voters, voters + 1, voters + 2, voters + 3)
+        selection = field.selection(list(range(len(field.stretches))), spare, field.each)
+        self._planes = field.planes
+        selection.open()
+        for row, t in enumerate(self._voters):
+            drum = lottery.drum(self.options.seed, lottery.TIES_CUT, t + 1)
+            selection.take_largest(t, selection.free, kept, field.elements, drum)
+            self._rows.append(selection.keep(row))
+
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+        assert self._planes is not None
+        factors = [self.factors()[t] for t in self._voters]
+        kernels.elect(_only(chunk, self._voters), factors, self._rows, self._planes, out)
+        for row in self._rows:
+            self._planes.release(row, chunk.slot, chunk.slot + chunk.base.numel())
+        return None
+
+
+METHODS: dict[str, type[Method]] = {
+    "tunable_magmax": TunableMagmax,
+    "magmax": Magmax,
+    "average": Average,
+    "random_mix": RandomMix,
+    "ties": Ties,
+    "task_arithmetic": TaskArithmetic,
+    "last_task": LastTask,
+}
+
+
+def _only(chunk: Chunk, tasks: Sequence[int]) -> Chunk:
+    return Chunk(chunk.base, [chunk.tasks[t] for t in tasks], chunk.slot, chunk.element)
+
+
+def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]

@@ -1,0 +1,279 @@
+"""Rules 4 to 6: who owns which element. The auction runs on bit planes alone; no lists of elements, no sorting.
+
+The planes come from the survey: bit p of task t's plane says that |tau_t[p]| is at least that of all compared earlier
+tasks. Going t = T .. 1, a task's candidates are its plane and the free plane. "The n smallest lottery numbers" among c
+candidates is a threshold near n/c: one look decides all numbers outside a narrow window and lists the few inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from tunable_magmax import lottery
+from tunable_magmax.errors import ExactnessError
+from tunable_magmax.merging.kernels import SLOTS, Kernels, Planes, Runs
+
+SPAN = 1 << 22
+"""Slots that are worked on at a time: half a megabyte of each plane."""
+
+Item = TypeVar("Item")
+Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
+"""Applies a function to items, in threads or not, and returns the results in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A merged tensor's place: its first slot in the planes, its first element index, and its size."""
+
+    tensor: int
+    slot: int
+    element: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk of a stretch, counted from the tensor's start."""
+
+    stretch: Stretch
+    start: int
+    stop: int
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        return self.stretch.slot + self.start, self.stretch.slot + self.stop
+
+
+def pieces(stretches: Iterable[Stretch], chunk: int) -> list[Piece]:
+    """Cut tensors into chunks, in order."""
+    return [
+        Piece(stretch, start, min(start + chunk, stretch.size))
+        for stretch in stretches
+        for start in range(0, stretch.size, chunk)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class SpareRows:
+    """Rows of the planes that selection works in: what is free, what was just won, and two for equal magnitudes."""
+
+    free: int
+    won: int
+    level: int
+    drawn: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    start: int
+    stop: int
+    runs: Runs
+
+
+class Selection:
+    """Picks exactly n of the candidates in a group of tensors: all, by lottery, or by magnitude.
+
+    `pair(task, piece)` reads the base's and a task's values for choosing by magnitude; `wide` says that one of the
+    group's tensors is float64, so that magnitudes are compared as float64.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        planes: Planes,
+        stretches: Sequence[Stretch],
+        spare: SpareRows,
+        each: Each[Any],
+        pair: Callable[[int, Piece], tuple[Tensor, Tensor]],
+        chunk: int,
+        wide: bool,
+    ) -> None:
+        self.kernels, self.planes, self.each, self.pair, self.wide = kernels, planes, each, pair, wide
+        self.free, self.won, self.level, self.drawn = spare.free, spare.won, spare.level, spare.drawn
+        self.stretches = stretches
+        self._spans = _spans(stretches)
+        self._pieces = pieces(stretches, chunk)
+
+    def open(self) -> None:
+        """Make every element of the group free."""
+        for stretch in self.stretches:
+            stop = stretch.slot + -(-stretch.size // SLOTS) * SLOTS
+            self.kernels.fill(self.planes.part(self.free, stretch.slot, stop), stretch.size)
+            self.planes.release(self.free, stretch.slot, stop)
+
+    def count(self, row: int) -> int:
+        """How many candidates a row has among the free elements."""
+        return sum(self._over(self.kernels.tally, row, self.free))
+
+    def holds(self, row: int) -> int:
+        """How many elements a row holds."""
+        return sum(self._over(self.kernels.tally, row, row))
+
+    def take(self, row: int, n: int, candidates: int, drum: int) -> None:
+        """Put n of the row's free candidates into the `won` row: those with the smallest lottery numbers."""
+        if n >= candidates:
+            self._over(self.kernels.claim, row, self.free, self.won)
+        else:
+            self._draw(row, self.won, n, candidates, drum)
+
+    def take_largest(self, task: int, row: int, n: int, candidates: int, drum: int) -> None:
+        """The same, by largest magnitude of the task's vector; equal magnitudes by lottery."""
+        if n >= candidates:
+            self._over(self.kernels.claim, row, self.free, self.won)
+            return
+        threshold, wanted = self._threshold(task, row, n)
+
+        def cut(piece: Piece) -> None:
+            base, values = self.pair(task, piece)
+            rows = [self.planes.part(r, *piece.slots) for r in (row, self.free, self.won, self.level)]
+            self.kernels.magnitude_cut(rows[0], rows[1], base, values, self.wide, threshold, rows[2], rows[3])
+
+        self.each(cut, self._pieces)
+        self._draw(self.level, self.drawn, wanted, self.count(self.level), drum)
+        self._over(self.kernels.unite, self.won, self.drawn)
+
+    def settle(self, row: int) -> int:
+        """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
+        self._over(self.kernels.retire, self.free, self.won)
+        self.won, owned = row, self.won
+        return owned
+
+    def keep(self, row: int) -> int:
+        """The winners become what the row holds, and stay free for others; returns the row that now holds them."""
+        self.won, kept = row, self.won
+        return kept
+
+    def add(self, row: int) -> None:
+        """The winners are no longer free and join what the row holds."""
+        self._over(self.kernels.retire, self.free, self.won)
+        self._over(self.kernels.unite, row, self.won)
+
+    def _threshold(self, task: int, row: int, n: int) -> tuple[int, int]:
+        """The magnitude of the n-th largest candidate, as an integer code, and how many equal to it are wanted."""
+        prefix, wanted, bits = 0, n, 16
+        for shift in (48, 32, 16, 0) if self.wide else (16, 0):
+
+            def histogram(piece: Piece, shift: int = shift, prefix: int = prefix) -> Any:
+                base, values = self.pair(task, piece)
+                plane, free = (self.planes.part(r, *piece.slots) for r in (row, self.free))
+                return self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)
+
+            counts = np.sum(self.each(histogram, self._pieces), axis=0)
+            from_top = np.cumsum(counts[::-1])
+            place = int(np.searchsorted(from_top, wanted))
+            wanted -= int(from_top[place - 1]) if place else 0
+            prefix = (prefix << bits) | (len(counts) - 1 - place)
+        return prefix, wanted
+
+    def _draw(self, row: int, into: int, n: int, candidates: int, drum: int) -> None:
+        """Of the row's free candidates, put the n with the smallest lottery numbers into another row."""
+        share = n / max(candidates, 1)
+        # Eight deviations each side of the expected threshold: a miss has odds of 1e-15 and costs another look.
+        half = (8 * math.sqrt(candidates * share * (1 - share)) + 16) / max(candidates, 1)
+        while True:
+            low = max(0, int((share - half) * 2.0**64))
+            high = min(lottery.MASK, int((share + half) * 2.0**64))
+
+            def look(span: _Span, low: int = low, high: int = high) -> Any:
+                plane, free, won = (self.planes.part(r, span.start, span.stop) for r in (row, self.free, into))
+                found = self.kernels.split(plane, free, won, span.runs, drum, low, high)
+                self._release(span, row, self.free, into)
+                return found
+
+            looks = self.each(look, self._spans)
+            wanted = n - sum(winners for winners, _, _ in looks)
+            if 0 <= wanted <= sum(len(keys) for _, keys, _ in looks):
+                break
+            half = max(16 * half, 2.0**-40)
+        self._award(into, looks, wanted)
+
+    def _award(self, into: int, looks: list[Any], wanted: int) -> None:
+        keys = np.concatenate([keys for _, keys, _ in looks])
+        places = np.concatenate([places for _, _, places in looks])
+        span_of = np.repeat(np.arange(len(looks)), [len(keys) for _, keys, _ in looks])
+        best = np.lexsort((places, span_of, keys))[:wanted]
+        for k in np.unique(span_of[best]):
+            span = self._spans[k]
+            self.kernels.award(self.planes.part(into, span.start, span.stop), places[best[span_of[best] == k]])
+            self._release(span, into)
+
+    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
+        def work(span: _Span) -> Any:
+            result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
+            self._release(span, *rows)
+            return result
+
+        return self.each(work, self._spans)
+
+    def _release(self, span: _Span, *rows: int) -> None:
+        for row in rows:
+            self.planes.release(row, span.start, span.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The auction's result for one group: the row that holds each task's elements (-1 for none), and the counts."""
+
+    rows: tuple[int, ...]
+    counts: tuple[int, ...]
+    leftovers: int
+
+
+def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], seed: int, keep: str) -> Ownership:
+    """Rules 4 to 6 for one group of tensors: rows[t] is the plane of task t (from 0)."""
+    tasks = len(budget)
+    held = [row if n else -1 for row, n in zip(rows, budget, strict=True)]
+    counts = [0] * tasks
+    selection.open()
+    for t in reversed(range(tasks)):
+        if not budget[t]:
+            continue
+        candidates = selection.count(held[t])
+        drum = lottery.drum(seed, lottery.KEEP, t + 1)
+        if keep == "magnitude":
+            selection.take_largest(t, held[t], budget[t], candidates, drum)
+        else:
+            selection.take(held[t], budget[t], candidates, drum)
+        counts[t] = min(candidates, budget[t])
+        held[t] = selection.settle(held[t])
+    leftovers = unowned = selection.count(selection.free)
+    for t in range(tasks):
+        more = min(budget[t] - counts[t], unowned)
+        if more:
+            selection.take(selection.free, more, unowned, lottery.drum(seed, lottery.LEFTOVERS, t + 1))
+            selection.add(held[t])
+            counts[t] += more
+            unowned -= more
+    found = [selection.holds(row) if n else 0 for row, n in zip(held, budget, strict=True)]
+    if found != list(budget):
+        raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
+    return Ownership(tuple(held), tuple(counts), leftovers)
+
+
+def _spans(stretches: Sequence[Stretch]) -> list[_Span]:
+    spans: list[_Span] = []
+    runs: list[tuple[int, int, int]] = []
+
+    def close() -> None:
+        if runs:
+            start, stop = runs[0][0], runs[-1][1]
+            columns = np.array([(a - start, b - start) for a, b, _ in runs], np.int64)
+            elements = np.array([element for _, _, element in runs], np.uint64)
+            spans.append(_Span(start, stop, Runs(columns[:, 0].copy(), columns[:, 1].copy(), elements)))
+            runs.clear()
+
+    for stretch in stretches:
+        padded = -(-stretch.size // SLOTS) * SLOTS
+        for start in range(0, padded, SPAN):
+            stop = min(start + SPAN, padded)
+            if runs and stretch.slot + stop - runs[0][0] > SPAN:
+                close()
+            runs.append((stretch.slot + start, stretch.slot + stop, stretch.element + start))
+    close()
+    return spans

@@ -1,0 +1,162 @@
+"""Merging dicts of tensors in memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
+from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code, torch_dtype
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.stream import Merge
+
+StateDict = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merged state dict and the report of how it was made."""
+
+    state_dict: dict[str, Tensor]
+    report: MergeReport
+
+
+def merge_state_dicts(
+    base: StateDict,
+    tasks: Sequence[StateDict],
+    *,
+    method: str = "tunable_magmax",
+    weights: Sequence[Any] | None = None,
+    budget: Sequence[int] | None = None,
+    scale: float | str = "matched",
+    scope: str = "model",
+    compare: str = "all",
+    keep: str = "random",
+    density: float = 0.2,
+    seed: int = 0,
+    out_dtype: torch.dtype | str | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    threads: int | None = None,
+) -> Merged:
+    """Merge the task checkpoints of a sequence, given in training order, into the base; all are dicts of tensors.
+
+    `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the paper's
+    lambda, a number or "matched". docs/method.md defines every option. The inputs are not modified.
+
+    >>> import torch
+    >>> base = {"w": torch.zeros(4)}
+    >>> tasks = [{"w": torch.tensor([4.0, 3.0, 2.0, 1.0])}, {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}]
+    >>> merged = merge_state_dicts(base, tasks, weights=[1, 1], scale=1)
+    >>> merged.state_dict["w"], merged.report.counts
+    (tensor([4., 3., 3., 4.]), (2, 2))
+    """
+    options = Options.read(
+        len(tasks),
+        method=method,
+        weights=weights,
+        budget=budget,
+        scale=scale,
+        scope=scope,
+        compare=compare,
+        keep=keep,
+        density=density,
+        seed=seed,
+        out_dtype=out_dtype,
+        include=include,
+        exclude=exclude,
+    )
+    labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
+    signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
+    layout = build_layout(signatures, labels, options.include, options.exclude)
+    device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
+    kernels = kernels_for(device)
+    vectors = MemoryVectors(layout, base, tasks, device)
+    with torch.no_grad(), Merge(layout, vectors, options, kernels, labels=labels, threads=threads) as merge:
+        merge.survey()
+        merge.decide()
+        values = _render(merge)
+        report = merge.report()
+    if not report.elements:
+        warnings.warn(report.warnings[0], stacklevel=2)
+    return Merged(_assemble(base, layout, values, options), report)
+
+
+def signature_of(tensors: StateDict, label: str) -> Signature:
+    """Names, types and shapes of a dict of tensors, with tied tensors found by their shared storage."""
+    if not isinstance(tensors, Mapping):
+        raise InputError(f"{label} is a {type(tensors).__name__}, expected a dict of tensors")
+    infos: dict[str, TensorInfo] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{label}: {name!r} is a {type(tensor).__name__}, expected a tensor")
+        code = dtype_code(tensor.dtype)
+        if code is None or tensor.layout != torch.strided:
+            raise InputError(f"{label}: {name!r} is a {tensor.layout} tensor of {tensor.dtype}, which can't be merged")
+        if tensor.numel():
+            storage = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            kept = first.setdefault(storage, name)
+            if kept != name:
+                aliases[name] = kept
+                continue
+        infos[name] = TensorInfo(name, code, tuple(tensor.shape))
+    return Signature(infos, aliases)
+
+
+class MemoryVectors:
+    """`Vectors` over dicts of tensors: views wherever a tensor already has the working type."""
+
+    borrows = False
+
+    def __init__(self, layout: Layout, base: StateDict, tasks: Sequence[StateDict], device: torch.device) -> None:
+        self._device = device
+        self._flat = [
+            {
+                info.name: source[info.name].detach().reshape(-1)
+                for info in (tensor.infos[k] for tensor in layout.mergeable)
+            }
+            for k, source in enumerate([base, *tasks])
+        ]
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        values = self._flat[source][tensor.infos[source].name][start:stop]
+        if values.dtype == scratch.dtype and values.device == self._device:
+            return values
+        return scratch.copy_(values)
+
+
+def _render(merge: Merge) -> dict[str, Tensor]:
+    out: dict[int, Tensor] = {}
+    for stretch in merge.stretches:
+        dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[stretch.tensor]))
+        assert dtype is not None
+        out[stretch.tensor] = merge.reuse(stretch.tensor, dtype)
+    for _ in merge.render(lambda piece: out[piece.stretch.tensor][piece.start : piece.stop]):
+        pass
+    mergeable = merge.layout.mergeable
+    return {mergeable[k].name: tensor.reshape(mergeable[k].shape) for k, tensor in out.items()}
+
+
+def _assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
+    """The output in the base's order: merged tensors, copies of the others, tied names sharing one tensor."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in base.items():
+        if name in layout.ties:
+            result[name] = result[layout.ties[name]]
+        elif name in merged:
+            result[name] = merged[name]
+        else:
+            asked = torch_dtype(options.out_dtype) if options.out_dtype else None
+            castable = asked is not None and dtype_code(tensor.dtype) in ("F64", "F32", "F16", "BF16")
+            result[name] = tensor.detach().to(asked if castable else tensor.dtype, copy=True)
+    return result

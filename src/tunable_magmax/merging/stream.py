@@ -1,0 +1,445 @@
+"""The engine: walks base and tasks chunk by chunk, under a memory bound, and hands the chunks to a method.
+
+Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where the
+scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows). The last walk renders.
+Nothing here depends on where values come from (`Vectors`) or where results go.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.checkpoints.tensors import torch_dtype
+from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
+from tunable_magmax.merging.methods import METHODS, Counts, Field
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import Piece, Stretch, pieces
+from tunable_magmax.merging.report import MergeReport, TensorReport
+
+SMALLEST_CHUNK = 1 << 12
+Progress = Callable[[str, int, int], None]
+"""Called as progress(phase, elements done, elements in all)."""
+
+
+class Vectors(Protocol):
+    """Where values come from. Source 0 is the base, t the t-th task."""
+
+    borrows: bool
+    """Whether reads need memory of their own (files) or are mostly views (tensors in memory)."""
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """Values start:stop of the flattened tensor in the working type: a view of its own, or written to `scratch`."""
+
+
+def working_dtype(tensor: Mergeable) -> torch.dtype:
+    return torch.float64 if tensor.working == "F64" else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a merge divides the memory it may use, in bytes."""
+
+    chunk: int
+    workspace: int
+    planes: int
+    spill: bool
+    stash: int
+
+    @property
+    def peak(self) -> int:
+        return self.workspace + (0 if self.spill else self.planes) + self.stash
+
+
+def plan_memory(
+    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
+) -> MemoryPlan:
+    """Choose the chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
+    width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
+    slots = sum(_padded(tensor.size) for tensor in layout.mergeable)
+    planes = METHODS[options.method](options, tasks).plane_rows * kernels.plane_bytes(slots)
+    stash = layout.elements * width if options.scale is None else 0
+    if memory is None:
+        return MemoryPlan(kernels.chunk, 0, planes, False, stash)
+
+    def workspace(chunk: int) -> int:
+        # Each thread holds its inputs, a raw read, the merged vector and an output; as many outputs again wait to be written.
+        return threads * chunk * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
+
+    chunk = kernels.chunk
+    while workspace(chunk) > memory // 4 and chunk > SMALLEST_CHUNK:
+        chunk //= 2
+    # Spilled planes are mapped a span at a time.
+    span = threads * 4 * (1 << 19)
+    least = workspace(chunk) + span
+    if least > memory:
+        raise InputError(
+            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks with {threads} threads: "
+            f"give at least {-(-least // 2**20)} MiB"
+        )
+    left = memory - workspace(chunk)
+    spill = planes > left
+    left -= span if spill else planes
+    return MemoryPlan(chunk, workspace(chunk), planes, spill, stash if stash <= left else 0)
+
+
+class Merge:
+    """One merge: `survey`, `decide`, then `render` as often as needed; `report` at the end. Use as a context manager."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        vectors: Vectors,
+        options: Options,
+        kernels: Kernels,
+        *,
+        labels: Sequence[str],
+        threads: int | None = None,
+        memory: int | None = None,
+        spill: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.layout, self.vectors, self.options, self.kernels, self.labels = layout, vectors, options, kernels, labels
+        self.tasks = len(labels) - 1
+        self.method = METHODS[options.method](options, self.tasks)
+        self.threads = default_threads() if threads is None else threads
+        if not kernels.threads:
+            self.threads = 1
+        self.memory = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
+        self.progress = progress or (lambda phase, done, total: None)
+        self._spill = spill if self.memory.spill else None
+        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._local = threading.local()
+        self._planes: Planes | None = None
+        self._stash: dict[int, Tensor] = {}
+        self.stretches: tuple[Stretch, ...] = ()
+        self.scale = 1.0
+        self._last_square = self._merged_square = 0.0
+        self._counts: dict[int, NDArray[np.int64]] = {}
+        self._unchanged: list[int] = []
+
+    def __enter__(self) -> Merge:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        if self._planes is not None:
+            self._planes.close()
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+
+    def each(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Apply `work` to items, in the pool if there is one; results in order."""
+        return list(self._pool.map(work, items) if self._pool is not None else map(work, items))
+
+    def _walk(
+        self, phase: str, work: Callable[[Piece], Any], stretches: Sequence[Stretch]
+    ) -> Iterator[tuple[Piece, Any]]:
+        """Apply `work` to all pieces; yields results in order, a bounded number of pieces ahead of the consumer."""
+        total, done = sum(stretch.size for stretch in stretches), 0
+        todo = pieces(stretches, self.memory.chunk)
+        ahead: deque[tuple[Piece, Future[Any]]] = deque()
+        self.progress(phase, 0, total)
+        for k, piece in enumerate(todo):
+            if self._pool is None:
+                result = work(piece)
+            else:
+                while len(ahead) < 2 * self.threads and k + len(ahead) < len(todo):
+                    coming = todo[k + len(ahead)]
+                    ahead.append((coming, self._pool.submit(work, coming)))
+                result = ahead.popleft()[1].result()
+            yield piece, result
+            done += piece.stop - piece.start
+            self.progress(phase, done, total)
+
+    def _scratch(self, name: str, row: int, size: int, dtype: torch.dtype) -> Tensor:
+        """A buffer of this thread, kept for the next chunk."""
+        key = f"{name}{row}{dtype}"
+        if not hasattr(self._local, "buffers"):
+            self._local.buffers = {}
+        buffers: dict[str, Tensor] = self._local.buffers
+        if key not in buffers:
+            buffers[key] = self.kernels.empty(self.memory.chunk, dtype)
+        return buffers[key][:size]
+
+    def _read(self, source: int, piece: Piece) -> Tensor:
+        tensor = self.layout.mergeable[piece.stretch.tensor]
+        scratch = self._scratch("source", source, piece.stop - piece.start, working_dtype(tensor))
+        return self.vectors.read(source, tensor, piece.start, piece.stop, scratch)
+
+    def _chunk(self, piece: Piece) -> Chunk:
+        base, *tasks = (self._read(source, piece) for source in range(self.tasks + 1))
+        return Chunk(base, tasks, piece.slots[0], piece.stretch.element + piece.start)
+
+    # -- survey -------------------------------------------------------------------------------------------------------
+
+    def survey(self) -> None:
+        """Walk 1: find what changed, refuse what is not finite, and mark candidates."""
+        everything, slot = [], 0
+        for k, tensor in enumerate(self.layout.mergeable):
+            everything.append(Stretch(k, slot, tensor.element, tensor.size))
+            slot += _padded(tensor.size)
+        if self.method.plane_rows:
+            self._planes = self.kernels.planes(self.method.plane_rows, slot, self._spill)
+        self.method.assume(self.layout.elements)
+        changed: NDArray[np.bool_] = np.zeros((len(everything), self.tasks), np.bool_)
+        suspect = np.zeros_like(changed)
+        squares = [0.0] * len(everything)
+        for piece, (moved, odd, square) in self._walk("survey", self._survey_piece, everything):
+            k = piece.stretch.tensor
+            changed[k] |= moved
+            suspect[k] |= odd
+            squares[k] += square
+        self._settle_suspects(everything, changed, suspect)
+        merged = [bool(row.any()) for row in changed]
+        self.stretches = tuple(stretch for stretch in everything if merged[stretch.tensor])
+        self._unchanged = [t + 1 for t in range(self.tasks) if not changed[:, t].any()]
+        self._last_square = math.fsum(squares[stretch.tensor] for stretch in self.stretches)
+        if self.method.assume(self.elements):
+            deque(self._walk("survey", self._survey_piece, self.stretches), maxlen=0)
+
+    def _survey_piece(self, piece: Piece) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
+        chunk = self._chunk(piece)
+        compared, rows = self.method.marks(piece.stretch.tensor, piece.stretch.size)
+        changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
+        if self._planes is not None:
+            for row in rows:
+                if row >= 0:
+                    self._planes.release(row, *piece.slots)
+        last = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
+        self.kernels.difference(chunk.tasks[-1], chunk.base, last)
+        return changed, suspect, self.kernels.square(last)
+
+    def _settle_suspects(self, everything: Sequence[Stretch], changed: Any, suspect: Any) -> None:
+        """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
+        problems: list[str] = []
+        for stretch in everything:
+            if not suspect[stretch.tensor].any():
+                continue
+            moved = np.zeros(self.tasks, np.bool_)
+            bad = np.zeros(self.tasks + 1, np.int64)
+            overflow = np.zeros(self.tasks, np.bool_)
+            for piece in pieces([stretch], self.memory.chunk):
+                chunk = self._chunk(piece)
+                for t, values in enumerate(chunk.tasks):
+                    same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
+                    moved[t] |= not bool(same.all())
+                    finite = values.isfinite() & chunk.base.isfinite()
+                    overflow[t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
+                    bad[t + 1] += int((~values.isfinite()).sum())
+                bad[0] += int((~chunk.base.isfinite()).sum())
+            changed[stretch.tensor] = moved
+            if moved.any():
+                name = self.layout.mergeable[stretch.tensor].name
+                for label, count in zip(self.labels, bad, strict=True):
+                    if count:
+                        problems.append(f"{label}: {name!r} has {count:,} values that are NaN or infinite")
+                for label, too_far in zip(self.labels[1:], overflow, strict=True):
+                    if too_far:
+                        problems.append(f"{label}: {name!r} is so far from the base that the difference overflows")
+        if problems:
+            lines = "\n".join(f"  - {problem}" for problem in problems)
+            raise InputError(
+                f"values that can't be merged:\n{lines}\n"
+                "Mend these checkpoints, or leave the tensors out with exclude patterns."
+            )
+
+    @property
+    def elements(self) -> int:
+        """d, the number of merged elements; known after `survey`."""
+        return sum(stretch.size for stretch in self.stretches)
+
+    # -- decide -------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Let the method settle what it must, and find the scale."""
+        wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
+        pair = lambda task, piece: (self._read(0, piece), self._read(task + 1, piece))  # noqa: E731
+        self.method.decide(Field(self.kernels, self._planes, self.stretches, wide, pair, self.memory.chunk, self.each))
+        if self.options.scale is not None:
+            self.scale = self.options.scale
+            return
+        if self.memory.stash:
+            for stretch in self.stretches:
+                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
+                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+        squares = []
+        for piece, (counts, square) in self._walk("measure", self._measure_piece, self.stretches):
+            self._count(piece, counts)
+            squares.append(square)
+        self._merged_square = math.fsum(squares)
+        self.scale = matched_scale(self._last_square, self._merged_square)
+
+    def _measure_piece(self, piece: Piece) -> tuple[Counts, float]:
+        tau, counts = self._combine(piece, self._chunk(piece))
+        return counts, self.kernels.square(tau)
+
+    def _combine(self, piece: Piece, chunk: Chunk) -> tuple[Tensor, Counts]:
+        stash = self._stash.get(piece.stretch.tensor)
+        if stash is not None:
+            tau = stash[piece.start : piece.stop]
+        else:
+            tau = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
+        return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, tau)
+
+    def _count(self, piece: Piece, counts: Counts) -> None:
+        if counts is not None:
+            k = piece.stretch.tensor
+            self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+
+    # -- render -------------------------------------------------------------------------------------------------------
+
+    def render(
+        self, into: Callable[[Piece], Tensor], stretches: Sequence[Stretch] | None = None
+    ) -> Iterator[tuple[Piece, Tensor]]:
+        """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
+
+        def work(piece: Piece) -> tuple[Tensor, Counts, float]:
+            return self._render_piece(piece, into(piece))
+
+        measured = self.options.scale is None
+        chosen = self.stretches if stretches is None else stretches
+        for piece, (out, counts, square) in self._walk("merge", work, chosen):
+            if not measured:
+                self._count(piece, counts)
+                self._merged_square += square
+            yield piece, out
+
+    def _render_piece(self, piece: Piece, out: Tensor) -> tuple[Tensor, Counts, float]:
+        counts, square = None, 0.0
+        stash = self._stash.get(piece.stretch.tensor)
+        if stash is not None:
+            base, tau = self._read(0, piece), stash[piece.start : piece.stop]
+        else:
+            chunk = self._chunk(piece)
+            base = chunk.base
+            tau, counts = self._combine(piece, chunk)
+            if self.options.scale is not None:
+                square = self.kernels.square(tau)
+        direct = out.dtype == base.dtype
+        target = out if direct else self._scratch("out", 0, base.numel(), base.dtype)
+        finite = self.kernels.step(base, tau, self.scale, target)
+        if not direct:
+            out.copy_(target)
+            finite = finite and bool(out.isfinite().all())
+        if not finite:
+            name = self.layout.mergeable[piece.stretch.tensor].name
+            raise InputError(
+                f"{name!r}: a merged value does not fit in {str(out.dtype).removeprefix('torch.')}; "
+                "choose a wider out_dtype or a smaller scale"
+            )
+        return out, counts, square
+
+    # -- report -------------------------------------------------------------------------------------------------------
+
+    def reuse(self, tensor: int, dtype: torch.dtype) -> Tensor:
+        """Memory for a merged tensor: where its merged vector already lies, if that has the right type."""
+        stash = self._stash.get(tensor)
+        if stash is not None and stash.dtype == dtype:
+            return stash
+        return self.kernels.empty(self.layout.mergeable[tensor].size, dtype)
+
+    def out_dtype(self, tensor: Mergeable) -> str:
+        """The output type of a merged tensor."""
+        return self.options.out_dtype or tensor.widest
+
+    def report(self) -> MergeReport:
+        """What was done. Call it after rendering."""
+        merged = {stretch.tensor for stretch in self.stretches}
+        counts = _integers(sum(self._counts.values(), np.zeros(self.tasks, np.int64))) if self.method.owns else None
+        budget = self.method.budget
+        if budget is not None and counts != budget:
+            raise ExactnessError(f"the tasks own {counts} elements, their budget is {budget}; please report this")
+        copied = [tensor.name for k, tensor in enumerate(self.layout.mergeable) if k not in merged]
+        return MergeReport(
+            method=self.options.method,
+            tasks=self.tasks,
+            elements=self.elements,
+            budget=budget,
+            counts=counts,
+            leftovers=self.method.leftovers,
+            scale=self.scale,
+            seed=self.options.seed,
+            options=self._options_used(),
+            last_length=_significant(math.sqrt(self._last_square)),
+            merged_length=_significant(math.sqrt(self._merged_square)),
+            tensors={self.layout.mergeable[k].name: self._tensor_report(k) for k in sorted(merged)},
+            copied=tuple(sorted(copied + [info.name for info in self.layout.copied])),
+            warnings=tuple(self._warnings()),
+        )
+
+    def _tensor_report(self, k: int) -> TensorReport:
+        tensor = self.layout.mergeable[k]
+        counts = self._counts.get(k)
+        return TensorReport(tensor.shape, self.out_dtype(tensor), None if counts is None else _integers(counts))
+
+    def _options_used(self) -> dict[str, Any]:
+        options = self.options
+        used: dict[str, Any] = {
+            "weights": None if options.weights is None else [str(_decimal(weight)) for weight in options.weights],
+            "scale": "matched" if options.scale is None else options.scale,
+            "out_dtype": options.out_dtype,
+            "include": options.include,
+            "exclude": options.exclude,
+        }
+        for name in self.method.reads:
+            value = getattr(options, name)
+            used[name] = str(_decimal(value)) if isinstance(value, Fraction) else value
+        return used
+
+    def _warnings(self) -> Iterator[str]:
+        yield from self.layout.warnings
+        if not self.stretches:
+            yield "no task changed any mergeable tensor: the result is a copy of the base"
+            return
+        for t in self._unchanged:
+            yield f"{self.labels[t]} is identical to the base"
+        if self.tasks in self._unchanged and self.options.scale is None:
+            yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
+
+
+def matched_scale(last_square: float, merged_square: float) -> float:
+    """Rule 9: ||tau_T|| / ||tau_merged|| to six significant digits, 1 if the merged vector is zero.
+
+    >>> matched_scale(4.0, 36.0)
+    0.333333
+    """
+    return _significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
+
+
+def _integers(counts: NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(int(n) for n in counts)
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.5e}")
+
+
+def _decimal(value: Fraction) -> float | int:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _padded(size: int) -> int:
+    return -(-size // SLOTS) * SLOTS
+
+
+def default_threads() -> int:
+    """As many threads as this process may use cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,244 @@
+"""Entropic optimal transport between two samples: Sinkhorn's iterations in the log domain, float64, batched."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.arrays import Floats, Matrix
+from tunable_magmax.preference.distances import rescaled, squared_distances
+
+# Problems are solved in batches that fit the processor's cache, where an iteration is not bound by memory.
+CACHE = 1 << 22
+# Scalings beyond e^60 are absorbed into the potentials. An entry of the kernel that underflowed (below e^-708) is then
+# still below e^-580 of its row's sum, so nothing is lost against doing every step by logsumexp.
+DRIFT = math.exp(60)
+
+
+@dataclass(frozen=True)
+class SinkhornResult:
+    """What the solver found, and how well. `cost` is <P, C>, without the entropy term.
+
+    `residual`: L1 distance of the plan's row sums from the uniform marginal (its column sums are exact).
+    `target_potential`: the dual variable of each target sample, in units of the cost: by how much the cost grows with
+    the weight of that sample, to first order.
+    """
+
+    cost: float
+    converged: bool
+    iterations: int
+    residual: float
+    target_potential: Floats
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """The solver's settings. The defaults are the authors'; it stops early once the residual is at most `tolerance`."""
+
+    regularisation: float = 0.1
+    iterations: int = 100
+    tolerance: float = 1e-6
+    memory: int = 1 << 29
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.regularisation) and self.regularisation > 0):
+            raise InputError(f"regularisation must be a positive number, not {self.regularisation}")
+        if self.iterations < 1:
+            raise InputError(f"iterations must be >= 1, not {self.iterations}")
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance must be >= 0, not {self.tolerance}")
+        if self.memory < 1:
+            raise InputError(f"memory must be a positive number of bytes, not {self.memory}")
+
+
+DEFAULT = Sinkhorn()
+
+
+def sinkhorn(cost: Floats, solver: Sinkhorn = DEFAULT) -> SinkhornResult:
+    """Transport between uniform marginals under the cost matrix `cost` [n, m].
+
+    >>> result = sinkhorn(np.array([[0.0, 1.0], [1.0, 0.0]]), Sinkhorn(regularisation=1e-3))
+    >>> round(result.cost, 6), result.converged
+    (0.0, True)
+    """
+    matrix = np.array(cost, dtype=np.float64)
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
+        raise InputError(f"the cost must be a finite, non-empty matrix; found shape {list(matrix.shape)}")
+    return _solve(matrix[None], solver)[0]
+
+
+def transports(
+    sources: Sequence[Matrix], targets: Sequence[Matrix], solver: Sinkhorn = DEFAULT, *, debias: bool = False
+) -> list[SinkhornResult]:
+    """Transport between sources[t] [n, width] and targets[t] [m, width] for every t.
+
+    The cost is the squared Euclidean distance divided by its own maximum. Problems of equal shape are solved together;
+    one whose matrices exceed the solver's memory is solved in blocks, recomputing its costs in every iteration. With
+    `debias`, half the cost of moving each side onto itself (over the same maximum) is taken off: 0 for equal samples.
+
+    >>> x = np.array([[0.0], [1.0]])
+    >>> [round(result.cost, 3) for result in transports([x, x + 9], [x, x], debias=True)]
+    [0.0, 0.81]
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for t, (x, y) in enumerate(zip(sources, targets, strict=True)):
+        groups.setdefault((len(x), len(y)), []).append(t)
+    found: dict[int, SinkhornResult] = {}
+    for (n, m), members in groups.items():
+        together = max(1, CACHE // (n * m * 8))
+        for start in range(0, len(members), together):
+            batch = members[start : start + together]
+            pairs = [rescaled(sources[t], targets[t]) for t in batch]
+            found.update(zip(batch, _transport_batch(pairs, solver, debias), strict=True))
+    return [found[t] for t in range(len(sources))]
+
+
+def warn_unconverged(results: Sequence[SinkhornResult], solver: Sinkhorn) -> None:
+    """One warning for all transports that did not converge, naming the worst residual and the remedy."""
+    failed = [result for result in results if not result.converged]
+    if failed:
+        warnings.warn(
+            f"transport did not converge within {solver.iterations} iterations for {len(failed)} of {len(results)} "
+            f"tasks (largest residual {max(result.residual for result in failed):.1e}, tolerance {solver.tolerance:g});"
+            f" raise iterations, or the regularisation above {solver.regularisation:g}",
+            stacklevel=5,
+        )
+
+
+def _transport_batch(pairs: list[tuple[Floats, Floats]], solver: Sinkhorn, debias: bool) -> list[SinkhornResult]:
+    crossed, scales = _solve_pairs(pairs, None, solver)
+    if not debias:
+        return crossed
+    own, _ = _solve_pairs([(x, x) for x, _ in pairs], scales, solver)
+    theirs, _ = _solve_pairs([(y, y) for _, y in pairs], scales, solver)
+    return [
+        SinkhornResult(
+            cost=across.cost - 0.5 * source.cost - 0.5 * target.cost,
+            converged=across.converged and source.converged and target.converged,
+            iterations=max(across.iterations, source.iterations, target.iterations),
+            residual=max(across.residual, source.residual, target.residual),
+            target_potential=across.target_potential - target.target_potential,
+        )
+        for across, source, target in zip(crossed, own, theirs, strict=True)
+    ]
+
+
+def _solve_pairs(
+    pairs: list[tuple[Floats, Floats]], scales: list[float] | None, solver: Sinkhorn
+) -> tuple[list[SinkhornResult], list[float]]:
+    """Solve problems of one shape with costs divided by `scales`, by default their maxima; also returns the scales."""
+    n, m = len(pairs[0][0]), len(pairs[0][1])
+    if 2 * n * m * 8 > solver.memory:
+        scales = scales or [_maximum(x, y, solver) or 1.0 for x, y in pairs]
+        problems = zip(pairs, scales, strict=True)
+        return [result for (x, y), scale in problems for result in _solve_blocks(x, y, scale, solver)], scales
+    costs = np.stack([squared_distances(x, y) for x, y in pairs])
+    scales = scales or [float(cost.max()) or 1.0 for cost in costs]
+    costs /= np.array(scales)[:, None, None]
+    return _solve(costs, solver), scales
+
+
+def _results(
+    costs: Floats, residuals: Floats, iterations: NDArray[np.int64], potentials: Floats, solver: Sinkhorn
+) -> list[SinkhornResult]:
+    """One result per problem; costs and potentials come in units of the regularisation."""
+    return [
+        SinkhornResult(
+            cost=float(cost) * solver.regularisation,
+            converged=bool(residual <= solver.tolerance),
+            iterations=int(done),
+            residual=float(residual),
+            target_potential=potential * solver.regularisation,
+        )
+        for cost, residual, done, potential in zip(costs, residuals, iterations, potentials, strict=True)
+    ]
+
+
+def _solve(cost: Floats, solver: Sinkhorn) -> list[SinkhornResult]:
+    """Sinkhorn on a batch of costs [B, n, m], which is overwritten."""
+    batch, n, m = cost.shape
+    cost /= solver.regularisation
+    log_a, log_b = -math.log(n), -math.log(m)
+    # The first iteration by logsumexp; after it no row or column of the kernel can vanish: a step changes a marginal by
+    # a factor of at most n or m, since the plan's total mass is 1.
+    f = log_a - _logsumexp(-cost, axis=2)
+    kernel = f[:, :, None] - cost
+    g = log_b - _logsumexp(kernel, axis=1)
+    kernel = f[:, :, None] + g[:, None, :] - cost
+    np.exp(kernel, out=kernel)
+    u, v = np.ones((batch, n, 1)), np.ones((batch, m, 1))
+    done = np.ones(batch, dtype=np.int64)
+    rows = kernel @ v
+    residual = np.abs(u * rows - 1 / n).sum(axis=(1, 2))
+    for _ in range(solver.iterations - 1):
+        active = residual > solver.tolerance
+        if not active.any():
+            break
+        # Problems that have converged stand still, so that no result depends on which others share its batch.
+        moving = active[:, None, None]
+        u = np.where(moving, 1 / (n * rows), u)
+        v = np.where(moving, 1 / (m * (kernel.transpose(0, 2, 1) @ u)), v)
+        done += active
+        if max(u.max(), v.max(), 1 / u.min(), 1 / v.min()) > DRIFT:
+            f, g = f + np.log(u)[:, :, 0], g + np.log(v)[:, :, 0]
+            np.add(f[:, :, None], g[:, None, :], out=kernel)
+            np.exp(np.subtract(kernel, cost, out=kernel), out=kernel)
+            u, v = np.ones_like(u), np.ones_like(v)
+        rows = kernel @ v
+        residual = np.abs(u * rows - 1 / n).sum(axis=(1, 2))
+    kernel *= cost
+    total = (u * (kernel @ v)).sum(axis=(1, 2))
+    return _results(total, residual, done, g + np.log(v)[:, :, 0], solver)
+
+
+def _solve_blocks(x: Floats, y: Floats, scale: float, solver: Sinkhorn) -> list[SinkhornResult]:
+    """The same iterations by logsumexp, over blocks of target samples whose costs are recomputed when needed."""
+    n, m = len(x), len(y)
+    rows = _block_rows(n, solver)
+    log_a, log_b = -math.log(n), -math.log(m)
+
+    def costs() -> Iterator[tuple[slice, Floats]]:
+        for start in range(0, m, rows):
+            part = slice(start, start + rows)
+            cost = squared_distances(x, y[part])
+            cost /= scale * solver.regularisation
+            yield part, cost
+
+    f = log_a - _logsumexp(np.stack([_logsumexp(-cost, axis=1) for _, cost in costs()]), axis=0)
+    g = np.zeros(m)
+    for done in range(1, solver.iterations + 1):
+        sums = []
+        for part, cost in costs():
+            g[part] = log_b - _logsumexp(f[:, None] - cost, axis=0)
+            sums.append(_logsumexp(g[None, part] - cost, axis=1))
+        marginal = _logsumexp(np.stack(sums), axis=0)
+        residual = np.abs(np.exp(f + marginal) - 1 / n).sum()
+        if done == solver.iterations or residual <= solver.tolerance:
+            break
+        f = log_a - marginal
+    total = sum(float((np.exp(f[:, None] + g[None, part] - cost) * cost).sum()) for part, cost in costs())
+    return _results(np.array([total]), np.array([residual]), np.array([done]), g[None], solver)
+
+
+def _logsumexp(values: Floats, axis: int) -> Floats:
+    """log(sum(exp(values))) over `axis`; `values` is overwritten."""
+    largest = values.max(axis=axis, keepdims=True)
+    values -= largest
+    total: Floats = np.log(np.exp(values, out=values).sum(axis=axis)) + largest.squeeze(axis)
+    return total
+
+
+def _block_rows(n: int, solver: Sinkhorn) -> int:
+    """How many target samples a block may hold: a block needs its costs and two arrays of their size."""
+    return max(1, solver.memory // (3 * 8 * n))
+
+
+def _maximum(x: Floats, y: Floats, solver: Sinkhorn) -> float:
+    rows = _block_rows(len(x), solver)
+    return max(float(squared_distances(x, y[start : start + rows]).max()) for start in range(0, len(y), rows))

@@ -1,0 +1,591 @@
+"""An output is there entirely or not at all, at every moment, and what was finished is not done again."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.errors import ExactnessError, InputError, StorageError
+
+U8 = [TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))]
+SHARDS = plan_shards(U8, 7)
+[ONE] = plan_shards(U8, stem="x")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def data(shard: Shard, fill: bytes = b"n") -> bytes:
+    return fill * shard.data_size
+
+
+def write(out: Path, fill: bytes = b"n", **options: Any) -> None:
+    """A whole merge in small: shards unless finished, sidecars, commit."""
+    shards = [ONE] if out.name.endswith(".safetensors") else SHARDS
+    with Output(out, {"fill": fill.decode()}, **options) as output:
+        for shard in shards:
+            output.finished(shard) or output.write_shard(shard, [data(shard, fill)])
+        output.write_file("report.json", fill)
+        if len(shards) > 1:
+            output.write_file("model.safetensors.index.json", index_json(shards))
+        output.scratch("masks").write_bytes(fill)
+        output.commit()
+
+
+def expected(out: Path, fill: bytes = b"n") -> dict[str, bytes]:
+    """What the parent directory of a written output holds."""
+    if out.name.endswith(".safetensors"):
+        return {out.name: ONE.header + data(ONE, fill), "x.report.json": fill}
+    content = {shard.name: shard.header + data(shard, fill) for shard in SHARDS}
+    content |= {"report.json": fill, "model.safetensors.index.json": index_json(SHARDS)}
+    return {f"{out.name}/{name}": value for name, value in content.items()}
+
+
+# Shards
+
+
+def test_the_official_library_reads_our_shards(tmp_path: Path) -> None:
+    tensors, values = [], {}
+    for number, code in enumerate(BITS):
+        dtype = torch_dtype(code)
+        if dtype is None or code == "F8_E8M0":  # not in the official table for torch
+            continue
+        # An odd number of bytes in front makes all later tensors unaligned.
+        shape = [(3,), (2, 3), (), (0, 2)][number % 4]
+        info = TensorInfo(f"größe.{code}", code, shape)
+        raw = torch.arange(info.nbytes, dtype=torch.uint8) % 2
+        tensors += [info, TensorInfo(f"odd.{code}", "U8", (1,))]
+        values[info.name] = raw.view(dtype).reshape(shape) if info.numel else torch.zeros(shape, dtype=dtype)
+        values[f"odd.{code}"] = torch.tensor([number], dtype=torch.uint8)
+    [shard] = plan_shards(tensors, metadata={"by": "us"}, aliases={"tied": "odd.F32"})
+    assert len(shard.header) % 8 == 0
+    with Output(tmp_path / "out", {}) as output:
+        chunks = (values[info.name].reshape(-1).view(torch.uint8).numpy().tobytes() for info in tensors)
+        sha256 = output.write_shard(shard, chunks)
+        output.commit()
+    path = tmp_path / "out" / "model.safetensors"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    assert path.stat().st_size == shard.size
+    loaded = load_file(path)
+    assert set(loaded) == set(values)
+    for name, value in values.items():
+        assert loaded[name].dtype == value.dtype
+        assert loaded[name].shape == value.shape
+        assert loaded[name].reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist()
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "by": "us", "tied": "odd.F32"}
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert list(checkpoint.tensors.values()) == tensors
+        assert checkpoint.aliases == {"tied": "odd.F32"}
+
+
+@given(st.lists(st.integers(0, 50)), st.one_of(st.none(), st.integers(1, 100)))
+@settings(max_examples=100, deadline=None)
+def test_shards_hold_all_in_order_and_no_more_than_they_may(sizes: list[int], limit: int | None) -> None:
+    tensors = [TensorInfo(str(number), "U8", (size,)) for number, size in enumerate(sizes)]
+    shards = plan_shards(tensors, limit)
+    assert [info for shard in shards for info in shard.tensors] == tensors
+    for shard in shards:
+        assert shard.data_size == sum(info.nbytes for info in shard.tensors)
+        assert limit is None or shard.data_size <= limit or len([i for i in shard.tensors if i.nbytes]) == 1
+    for before, after in pairwise(shards):
+        assert before.data_size + after.tensors[0].nbytes > (limit or 0)
+    names = [shard.name for shard in shards]
+    count = len(shards)
+    if count == 1:
+        assert names == ["model.safetensors"]
+    else:
+        assert names == [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
+    index = json.loads(index_json(shards))
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert list(index["weight_map"]) == sorted(info.name for info in tensors)
+
+
+def test_shards_that_cannot_be() -> None:
+    with pytest.raises(InputError, match="two output tensors have the name 'a'"):
+        plan_shards([U8[0], U8[0]])
+    with pytest.raises(InputError, match="the shard size is 0, expected at least 1 byte"):
+        plan_shards(U8, 0)
+
+
+# A whole run
+
+
+@pytest.mark.parametrize("name", ["out", "x.safetensors"])
+def test_output_holds_what_was_written_and_nothing_else(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "deep" / "er" / name)
+    assert files(tmp_path / "deep" / "er") == expected(Path(name))
+
+
+@pytest.mark.parametrize("name", ["out", "x.safetensors"])
+def test_overwriting(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    write(out, b"o")
+    with pytest.raises(InputError, match=f"{name} already exists: choose another output, or pass --overwrite"):
+        write(out, b"n")
+    assert files(tmp_path) == expected(out, b"o")
+    write(out, b"n", overwrite=True)
+    assert files(tmp_path) == expected(out, b"n")
+
+
+def test_sidecars(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"z" * 3_000_000)
+    with Output(tmp_path / "out", {}) as output:
+        assert output.write_file("a.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
+        assert output.copy_file("b", tmp_path / "source") == hashlib.sha256(b"z" * 3_000_000).hexdigest()
+        for name in ("", "..", "a/b"):
+            with pytest.raises(InputError, match="cannot be the name of an output file"):
+                output.write_file(name, b"")
+        with pytest.raises(StorageError, match=r"nowhere: reading failed \(No such file"):
+            output.copy_file("c", tmp_path / "nowhere")
+        with pytest.raises(ExactnessError, match="nothing was written"):
+            output.commit()
+        output.write_shard(ONE, [data(ONE)])
+        with pytest.raises(InputError, match="is the name of a shard"):
+            output.write_file(ONE.name, b"")
+        output.commit()
+        with pytest.raises(ValueError, match="is committed, discarded or left"):
+            output.write_file("late", b"")
+    assert sorted(files(tmp_path / "out")) == ["a.json", "b", "x.safetensors"]
+
+
+def test_a_sidecar_beside_a_single_file_replaces_nothing_unasked(tmp_path: Path) -> None:
+    (tmp_path / "x.report.json").write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"x\.report\.json already exists: move it away, or pass --overwrite"):
+        write(tmp_path / "x.safetensors")
+    assert (tmp_path / "x.report.json").read_bytes() == b"mine"
+    write(tmp_path / "x.safetensors", overwrite=True)
+    assert files(tmp_path) == expected(tmp_path / "x.safetensors")
+
+
+def test_a_single_file_holds_one_shard(tmp_path: Path) -> None:
+    with Output(tmp_path / "x.safetensors", {}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        with pytest.raises(InputError, match="is one file and cannot hold several shards"):
+            output.write_shard(SHARDS[1], [data(SHARDS[1])])
+
+
+def test_chunks_of_any_kind(tmp_path: Path) -> None:
+    [shard] = plan_shards([TensorInfo("w", "F32", (2, 3)), TensorInfo("v", "U8", (2,))])
+    values = torch.arange(6.0).reshape(2, 3).numpy()
+    with Output(tmp_path / "x.safetensors", {}) as output:
+        empty = memoryview(torch.zeros(0, 3).numpy())
+        sha256 = output.write_shard(shard, iter([memoryview(values), b"", empty, bytearray(b"ab")]))  # type: ignore[list-item]
+        output.commit()
+    content = (tmp_path / "x.safetensors").read_bytes()
+    assert content == shard.header + values.tobytes() + b"ab"
+    assert hashlib.sha256(content).hexdigest() == sha256
+
+
+@pytest.mark.parametrize(("chunks", "found"), [([b"123"], "3"), ([], "0"), ([b"1234567", b"8"], "more than 7")])
+def test_wrong_number_of_bytes(tmp_path: Path, chunks: list[bytes], found: str) -> None:
+    with Output(tmp_path / "out", {}) as output:
+        with pytest.raises(ExactnessError, match=f"{found} bytes of data were made, but its tensors have 7"):
+            output.write_shard(SHARDS[0], chunks)
+        assert output.finished(SHARDS[0]) is None
+        with pytest.raises(ExactnessError):
+            output.commit()
+    assert not (tmp_path / "out").exists()
+
+
+# Stopping and going on
+
+
+def test_finished_shards_are_kept_and_checked(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Output(out, {"seed": 1}) as output:
+        assert not output.resumed
+        first = output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        second = output.write_shard(SHARDS[1], [data(SHARDS[1])])
+    assert not out.exists()
+    with Output(out, {"seed": 1}) as output:
+        assert output.resumed
+        assert output.finished(SHARDS[0]) == first
+        assert output.finished(SHARDS[1]) == second
+        [other] = plan_shards([TensorInfo("z", "U8", (7,))])
+        renamed = Shard(SHARDS[0].name, other.tensors, other.header, other.data_size)
+        assert output.finished(renamed) is None
+    shard = output.partial / "output" / SHARDS[0].name
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with Output(out, {"seed": 1}) as output:
+        assert output.finished(SHARDS[0]) is None
+    shard.unlink()
+    with Output(out, {"seed": 1}) as output:
+        assert output.finished(SHARDS[0]) is None
+        assert output.finished(SHARDS[1]) == second
+
+
+def test_journal_cut_short_by_a_crash(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", {}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        output.write_shard(SHARDS[1], [data(SHARDS[1])])
+    journal = output.partial / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    with Output(tmp_path / "out", {}) as output:
+        assert output.finished(SHARDS[0])
+        assert output.finished(SHARDS[1]) is None
+        output.write_shard(SHARDS[1], [data(SHARDS[1])])
+    with Output(tmp_path / "out", {}) as output:
+        assert output.finished(SHARDS[1])
+
+
+def test_leftovers_of_an_earlier_run_do_not_reach_the_output(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Output(out, {"fill": "n"}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        output.write_file("old.json", b"")
+        output.scratch("notes").write_bytes(b"kept")
+        (output.partial / "unfinished" / "rest").touch()
+    with Output(out, {"fill": "n"}) as output:
+        assert output.scratch("notes").read_bytes() == b"kept"
+    write(out)
+    assert files(tmp_path) == expected(out)
+
+
+def test_work_of_another_fingerprint(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Output(out, {"seed": 1, "base": "a" * 100, "same": [1, {"x": None}], "gone": True}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+    other = {"seed": 2, "base": "b" * 100, "same": [1, {"x": None}]}
+    with pytest.raises(InputError, match=r"unfinished work of another merge.*--fresh") as caught:
+        Output(out, other)
+    message = str(caught.value)
+    assert "seed (1 there, 2 now), base (" in message
+    assert "gone (true there, not given now)" in message
+    assert "same" not in message
+    with Output(out, other, fresh=True) as output:
+        assert output.finished(SHARDS[0]) is None
+        assert list((output.partial / "output").iterdir()) == []
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+    with Output(out, other, fresh=True) as output:
+        assert output.finished(SHARDS[0]) is None
+
+
+def test_discard(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", {}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        output.scratch("x").touch()
+        output.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_a_time(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", {}) as output:
+        for fresh in (False, True):
+            with pytest.raises(InputError, match=r"another process is writing this output .*out\.partial"):
+                Output(tmp_path / "out", {}, fresh=fresh)
+        output.write_shard(ONE, [data(ONE)])
+        output.commit()
+    Output(tmp_path / "out", {}, overwrite=True).discard()
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.writer import Output, plan_shards
+shards = plan_shards([TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))], 7)
+def slowly():
+    yield b"n"
+    print("ready", flush=True)
+    time.sleep(60)
+assert "torch" not in sys.modules
+with Output(sys.argv[1], {"fill": "n"}) as output:
+    output.write_shard(shards[0], [b"n" * 7])
+    output.write_shard(shards[1], slowly())
+"""
+
+
+def test_killed_process(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        with pytest.raises(InputError, match="another process is writing"):
+            write(out)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert not out.exists()
+    with Output(out, {"fill": "n"}) as output:
+        assert output.finished(SHARDS[0])
+        assert output.finished(SHARDS[1]) is None
+    write(out)
+    assert files(tmp_path) == expected(out)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A directory in memory, where there is such a place: thousands of small files are slow on a disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: from then on no system call has an effect."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Let the n-th call that changes the file system, and all after it, not happen."""
+    left = [10**9]
+
+    def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "write", "fsync"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, mortal((lambda *_: None) if name == "fsync" else real))
+
+    def kill_at(number: int) -> None:
+        left[0] = number
+
+    yield kill_at
+    left[0] = 10**9
+
+
+@pytest.mark.parametrize("name", ["out", "x.safetensors"])
+@pytest.mark.parametrize("old", [False, True])
+def test_killed_at_any_moment(in_memory: Path, kill_at: Callable[[int], None], name: str, old: bool) -> None:
+    never = 10**9
+    number = 0
+    while True:
+        folder = in_memory / str(number)
+        out = folder / name
+        folder.mkdir()
+        if old:
+            write(out, b"o")
+        wholes = [expected(out, b"n"), expected(out, b"o")] if old else [expected(out, b"n"), {}]
+
+        def visible() -> dict[str, bytes]:
+            return {path: value for path, value in files(folder).items() if ".partial/" not in path}  # noqa: B023
+
+        kill_at(number)
+        killed = False
+        try:
+            write(out, overwrite=old)
+        except Killed:
+            killed = True
+        kill_at(never)
+        # Right after the kill: an output that can be seen is whole.
+        assert not out.exists() or visible() in wholes
+        # Another merge into the same place finds the old output whole again, or the new one.
+        shutil.copytree(folder, aside := in_memory / f"{number}-aside")
+        with suppress(InputError), Output(out, {"fill": "other"}, overwrite=old):
+            pass
+        assert visible() in wholes
+        shutil.rmtree(folder)
+        aside.rename(folder)
+        # The same command again, perhaps killed in its turn, gets to the end.
+        kill_at(number // 2)
+        with suppress(Killed, InputError):
+            write(out, overwrite=old)
+        kill_at(never)
+        with suppress(InputError):
+            write(out, overwrite=old)
+        assert files(folder) == expected(out, b"n")
+        shutil.rmtree(folder)
+        if not killed:
+            assert number > 25
+            break
+        number += 1
+
+
+@pytest.mark.parametrize("name", ["out", "x.safetensors"])
+def test_a_commit_that_fails_puts_the_old_output_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    out = tmp_path / name
+    write(out, b"o")
+    real = os.rename
+    for fails_at in range(1, 9):
+        count = 0
+
+        def rename(source: Any, target: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == fails_at:  # noqa: B023
+                raise OSError(errno.EIO, "Input/output error")
+            real(source, target)
+
+        monkeypatch.setattr(os, "rename", rename)
+        with suppress(StorageError):
+            write(out, b"n", overwrite=True)
+            break
+        assert {path: value for path, value in files(tmp_path).items() if ".partial/" not in path} == expected(
+            out, b"o"
+        )
+    assert fails_at > 2
+    assert files(tmp_path) == expected(out, b"n")
+
+
+# Storage that fails
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "todo"),
+    [
+        (errno.ENOSPC, "No space left on device", "free space"),
+        (errno.EDQUOT, "Disk quota exceeded", "free space"),
+        (errno.EACCES, "Permission denied", "make it writable"),
+        (errno.EIO, "Input/output error", "put that right"),
+    ],
+)
+def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, todo: str) -> None:
+    out = tmp_path / "out"
+    real = os.write
+
+    def fail(descriptor: int, content: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with Output(out, {"fill": "n"}) as output:
+        output.write_shard(SHARDS[0], [data(SHARDS[0])])
+        monkeypatch.setattr(os, "write", fail)
+        with pytest.raises(StorageError, match=rf"{SHARDS[1].name}: writing failed \({text}\)") as caught:
+            output.write_shard(SHARDS[1], [data(SHARDS[1])])
+        assert f"Finished shards are kept in {out}.partial: {todo} and run the same command again" in str(caught.value)
+        assert list((output.partial / "unfinished").iterdir()) == []
+    monkeypatch.setattr(os, "write", real)
+    with Output(out, {"fill": "n"}) as output:
+        assert output.finished(SHARDS[0])
+    write(out)
+    assert files(tmp_path) == expected(out)
+
+
+def test_an_error_of_the_input_is_not_taken_for_one_of_the_output(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"nnn"
+        raise StorageError("input.safetensors: reading failed")
+
+    with (
+        Output(tmp_path / "out", {}) as output,
+        pytest.raises(StorageError, match=r"^input\.safetensors: reading failed$"),
+    ):
+        output.write_shard(SHARDS[0], chunks())
+
+
+def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, bytes(content[:3])))
+    write(tmp_path / "out")
+    assert files(tmp_path) == expected(tmp_path / "out")
+
+
+def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.writer import Output, plan_shards
+[shard] = plan_shards([TensorInfo("a", "U8", (1 << 20,))])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+with Output(sys.argv[1], {}) as output:
+    output.write_shard(shard, [bytes(1 << 20)])
+"""
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
+    assert "StorageError" in ran.stderr
+    assert "model.safetensors: writing failed (File too large)" in ran.stderr
+    assert "free space and run the same command again" in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+# Places that are refused
+
+
+def test_places_that_no_output_may_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "a" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for place in (".", "..", "../..", "/", str(here), str(tmp_path), "", "~x/../", Path.home(), Path.home().parent):
+        with pytest.raises(InputError, match="current or home directory or one that these are in"):
+            Output(place, {}, overwrite=True)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", here]
+
+
+def test_kind_of_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder.safetensors")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="file is a file, but the output is a directory unless"):
+            Output(tmp_path / "file", {}, overwrite=overwrite)
+        with pytest.raises(
+            InputError, match=r"folder\.safetensors is a directory, but a name that ends in \.safetensors"
+        ):
+            Output(tmp_path / "folder.safetensors", {}, overwrite=overwrite)
+        with pytest.raises(InputError, match="link is a symbolic link: give the path it points to"):
+            Output(tmp_path / "link", {}, overwrite=overwrite)
+        with pytest.raises(InputError, match="is not a directory: choose another output"):
+            Output(tmp_path / "file" / "below", {}, overwrite=overwrite)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "home"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"does not look like a checkpoint \(it holds files but no \*\.safetensors\)"):
+        Output(out, {}, overwrite=True)
+    (out / "model.safetensors").touch()
+    (out / "photos").mkdir()
+    with pytest.raises(InputError, match=r"does not look like a checkpoint \(it holds the folder 'photos'\)"):
+        Output(out, {}, overwrite=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["home", "model.safetensors", "photos", "thesis.tex"]
+    shutil.rmtree(out)
+    out.mkdir()
+    write(out, overwrite=True)
+    assert files(tmp_path) == expected(out)
+
+
+def test_a_partial_directory_that_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "mine").touch()
+    for fresh in (False, True):
+        with pytest.raises(
+            InputError, match=r"out\.partial exists and is not work in progress of a merge: move it away"
+        ):
+            Output(tmp_path / "out", {}, fresh=fresh)
+    (tmp_path / "x.partial").touch()
+    with pytest.raises(InputError, match=r"x\.partial is a file, but the work in progress goes there"):
+        Output(tmp_path / "x", {})
+    assert sorted(files(tmp_path)) == ["out.partial/mine", "x.partial"]
+
+
+def test_output_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Output(out, {}) as output:
+        output.write_shard(ONE, [data(ONE)])
+        out.mkdir()
+        (out / "theirs").touch()
+        with pytest.raises(InputError, match="already exists"):
+            output.commit()
+    assert (out / "theirs").exists()

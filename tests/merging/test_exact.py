@@ -1,0 +1,560 @@
+"""The engine against the oracle, to the last bit, and the facts that hold for every merge."""
+
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from naive import Unrepresentable, naive_merge
+from strategies import FEW_TASKS, SEEDS, budgets, merges, models, weights
+
+from tunable_magmax import METHODS, merge_state_dicts
+from tunable_magmax.errors import InputError
+
+SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+COUNTED = {"tunable_magmax", "magmax", "random_mix", "last_task"}
+
+
+def examples(number):
+    return settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+
+
+def raw(tensor):
+    return tensor.detach().contiguous().view(SAME_SIZE[tensor.element_size()])
+
+
+def assert_same_bytes(found, expected):
+    assert set(found) == set(expected)
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype, name
+        assert found[name].shape == expected[name].shape, name
+        assert torch.equal(raw(found[name]), raw(expected[name])), (name, found[name], expected[name])
+
+
+def copy_of(state_dict):
+    return {name: tensor.detach().clone() for name, tensor in state_dict.items()}
+
+
+def near_a_rounding_boundary(ratio):
+    """Whether another order of summation could round `ratio` to other 6 digits."""
+    if not ratio:
+        return False
+    digits = ratio / 10.0 ** (math.floor(math.log10(ratio)) - 5)
+    return abs(digits - math.floor(digits) - 0.5) < 1e-9 * digits
+
+
+def merge(base, tasks, **options):
+    """`merge_state_dicts`, with the warning that is due when nothing is merged expected rather than raised."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        merged = merge_state_dicts(base, tasks, **options)
+    assert len(caught) == (merged.report.elements == 0), [str(w.message) for w in caught]
+    return merged
+
+
+def facts(report):
+    return {
+        name: list(value) if isinstance(value, list | tuple) else value
+        for name in ("method", "elements", "budget", "counts", "leftovers", "scale", "seed")
+        for value in [getattr(report, name)]
+    }
+
+
+def assert_equals_oracle(base, tasks, options, **oracle_options):
+    try:
+        expected = naive_merge(base, tasks, **options, **oracle_options)
+    except Unrepresentable:
+        with pytest.raises(InputError):
+            merge_state_dicts(base, tasks, **options)
+        return None
+    if near_a_rounding_boundary(expected.ratio):
+        assume(False)
+    merged = merge(base, tasks, **options)
+    report = merged.report
+    assert report.method == options.get("method", "tunable_magmax")
+    assert report.seed == options.get("seed", 0)
+    assert report.elements == expected.elements
+    assert report.scale == expected.scale
+    assert (report.budget and list(report.budget)) == expected.budget
+    assert (report.counts and list(report.counts)) == expected.counts
+    if report.method == "tunable_magmax":
+        assert report.leftovers == expected.leftovers
+        assert list(report.counts) == list(report.budget)
+    else:
+        assert not report.leftovers
+        assert report.budget is None
+    assert (report.counts is not None) == (report.method in COUNTED)
+    assert_same_bytes(merged.state_dict, expected.state_dict)
+    return merged
+
+
+# --- against the oracle -----------------------------------------------------------------------------
+
+
+def test_methods():
+    assert set(METHODS) == {*COUNTED, "average", "ties", "task_arithmetic"}
+
+
+@examples(300)
+@given(merges("tunable_magmax"))
+def test_tunable_magmax(call):
+    assert_equals_oracle(call.base, call.tasks, call.options)
+
+
+@pytest.mark.parametrize("method", ["magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task"])
+@examples(80)
+@given(data=st.data())
+def test_other_methods(method, data):
+    call = data.draw(merges(method))
+    assert_equals_oracle(call.base, call.tasks, call.options)
+
+
+@pytest.mark.parametrize("T", [63, 64, 65, 70])
+@pytest.mark.parametrize("compare", ["all", "active"])
+@pytest.mark.parametrize("zeros", [0, 3])
+def test_more_active_tasks_than_a_word_has_bits(T, compare, zeros):
+    generator = torch.Generator().manual_seed(T)
+    base = {"a": torch.zeros(100), "b": torch.zeros(3, 37)}
+    tasks = [
+        {name: torch.randint(-9, 10, x.shape, generator=generator) / 4 for name, x in base.items()} for _ in range(T)
+    ]
+    options = {"weights": [0] * zeros + [1 + t % 3 for t in range(T - zeros)], "compare": compare, "seed": T}
+    merged = assert_equals_oracle(base, tasks, options)
+    assert sum(n > 0 for n in merged.report.counts) == T - zeros
+    assert merged.report.leftovers > 0
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_one_task(method):
+    base = {"w": torch.tensor([1.0, 2.0, -3.0]), "frozen": torch.ones(2)}
+    task = {"w": torch.tensor([1.5, 2.0, -4.0]), "frozen": torch.ones(2)}
+    merged = assert_equals_oracle(base, [task], {"method": method, "scale": 1, "density": 1})
+    assert_same_bytes(merged.state_dict, task)
+
+
+# --- facts ------------------------------------------------------------------------------------------
+
+
+@examples(60)
+@given(models(), st.data())
+def test_a_budget_of_magmax_counts_gives_magmax(drawn, data):
+    options = {"scale": data.draw(st.sampled_from([0.5, "matched"])), "out_dtype": torch.float64}
+    magmax = merge(drawn.base, drawn.tasks, method="magmax", **options)
+    options |= {
+        "compare": data.draw(st.sampled_from(["all", "active"])),
+        "keep": data.draw(st.sampled_from(["random", "magnitude"])),
+        "seed": data.draw(SEEDS),
+    }
+    tunable = merge(drawn.base, drawn.tasks, budget=magmax.report.counts, **options)
+    assert tunable.report.leftovers == 0
+    assert tunable.report.scale == magmax.report.scale
+    assert_same_bytes(tunable.state_dict, magmax.state_dict)
+
+
+@examples(60)
+@given(models(), st.data())
+def test_one_hot_weights_give_that_task_vector(drawn, data):
+    t = data.draw(st.integers(0, len(drawn.tasks) - 1))
+    options = {
+        "scope": data.draw(st.sampled_from(["model", "tensor"])),
+        "compare": data.draw(st.sampled_from(["all", "active"])),
+        "seed": data.draw(SEEDS),
+        "scale": data.draw(st.sampled_from([1.0, 0.5, 0.3])),
+    }
+    weights = [0.7 if s == t else 0 for s in range(len(drawn.tasks))]
+    merged = merge(drawn.base, drawn.tasks, weights=weights, **options)
+    for name, start in drawn.base.items():
+        if not start.is_floating_point():
+            continue
+        held = {c[name].dtype for c in [drawn.base, *drawn.tasks]}
+        working = torch.float64 if torch.float64 in held else torch.float32
+        theta, tau = start.to(working), drawn.tasks[t][name].to(working) - start.to(working)
+        step = torch.tensor(options["scale"], dtype=working) * tau
+        out = merged.state_dict[name]
+        assert torch.equal(out, (theta + step).to(out.dtype)), name
+
+
+@examples(60)
+@given(merges("tunable_magmax", tasks=FEW_TASKS), st.integers(2, 3))
+def test_k_rounds_give_what_one_gives(call, rounds):
+    assert_equals_oracle(call.base, call.tasks, call.options, rounds=rounds)
+
+
+@examples(60)
+@given(
+    st.sampled_from(sorted(METHODS)).flatmap(lambda m: merges(m, tasks=FEW_TASKS)), st.randoms(use_true_random=False)
+)
+def test_the_order_of_names_changes_nothing(call, random):
+    def shuffled(state_dict):
+        return dict(random.sample(list(state_dict.items()), len(state_dict)))
+
+    try:
+        merged = merge(call.base, call.tasks, **call.options)
+    except InputError:
+        assume(False)
+    again = merge(shuffled(call.base), [shuffled(task) for task in call.tasks], **call.options)
+    assert_same_bytes(again.state_dict, merged.state_dict)
+    assert facts(again.report) == facts(merged.report)
+
+
+@examples(60)
+@given(
+    models(tasks=FEW_TASKS, only_merged=True, max_tensors=1, scalar=False), st.sampled_from(sorted(METHODS)), st.data()
+)
+def test_splitting_a_tensor_changes_nothing(drawn, method, data):
+    (name,) = drawn.base
+    whole = [{name: c[name].reshape(-1)} for c in [drawn.base, *drawn.tasks]]
+    cut = data.draw(st.integers(0, whole[0][name].numel()))
+    parts = [{"part.0": c[name][:cut], "part.1": c[name][cut:]} for c in whole]
+    assume(all(any(not torch.equal(c[part], parts[0][part]) for c in parts[1:]) for part in ("part.0", "part.1")))
+
+    options = {"method": method, "seed": data.draw(SEEDS), "scale": 0.5}
+    if method not in ("magmax", "last_task"):
+        options["weights"] = data.draw(weights(len(drawn.tasks)))
+    one = merge(whole[0], whole[1:], **options)
+    two = merge(parts[0], parts[1:], **options)
+    assert_same_bytes({name: torch.cat([two.state_dict["part.0"], two.state_dict["part.1"]])}, one.state_dict)
+    assert facts(two.report) == facts(one.report)
+
+
+@examples(60)
+@given(models(tasks=FEW_TASKS, only_merged=True, max_tensors=1), st.data())
+def test_scope_tensor_is_scope_model_for_one_tensor(drawn, data):
+    options = {
+        "weights": data.draw(weights(len(drawn.tasks))),
+        "seed": data.draw(SEEDS),
+        "keep": data.draw(st.sampled_from(["random", "magnitude"])),
+        "compare": data.draw(st.sampled_from(["all", "active"])),
+        "scale": 1,
+    }
+    frozen = {"frozen": torch.ones(3)}  # before most names, so that it moves the element index
+    base, tasks = drawn.base | frozen, [task | frozen for task in drawn.tasks]
+    model = merge(base, tasks, scope="model", **options)
+    tensor = merge(base, tasks, scope="tensor", **options)
+    assert_same_bytes(tensor.state_dict, model.state_dict)
+    assert (tensor.report.counts, tensor.report.leftovers) == (model.report.counts, model.report.leftovers)
+
+
+@examples(60)
+@given(models(), st.data())
+def test_counts_are_the_budget(drawn, data):
+    budget = data.draw(budgets(len(drawn.tasks), drawn.elements))
+    report = merge(drawn.base, drawn.tasks, budget=budget, scale=1, out_dtype=torch.float64).report
+    assert list(report.counts) == list(report.budget) == budget
+
+
+@examples(60)
+@given(st.sampled_from(sorted(METHODS)).flatmap(lambda m: merges(m, tasks=FEW_TASKS)))
+def test_inputs_are_left_alone(call):
+    before = [copy_of(c) for c in [call.base, *call.tasks]]
+    try:
+        merged = merge(call.base, call.tasks, **call.options)
+    except InputError:
+        assume(False)
+    for tensor in merged.state_dict.values():
+        tensor.zero_()  # nor may the result share memory with them
+    for after, earlier in zip([call.base, *call.tasks], before, strict=True):
+        assert_same_bytes(after, earlier)
+
+
+@pytest.mark.parametrize("method", ["tunable_magmax", "random_mix"])
+def test_seeds_matter_and_nothing_else_does(method):
+    base = {"w": torch.zeros(200)}
+    tasks = [{"w": torch.full((200,), 1.0)}, {"w": torch.full((200,), 2.0)}]
+    results = {seed: merge(base, tasks, method=method, seed=seed, scale=1).state_dict for seed in (0, 1, 2**64 - 1)}
+    assert not torch.equal(results[0]["w"], results[1]["w"])
+    assert not torch.equal(results[0]["w"], results[2**64 - 1]["w"])
+    for seed, result in results.items():
+        assert_same_bytes(merge(base, tasks, method=method, seed=seed, scale=1).state_dict, result)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_tasks_equal_to_the_base_give_a_copy_and_a_warning(method):
+    base = {"w": torch.tensor([0.0, -0.0, 1.5, float("nan")]), "steps": torch.tensor([3]), "empty": torch.zeros(0)}
+    task = {"w": torch.tensor([-0.0, 0.0, 1.5, float("nan")]), "steps": torch.tensor([9]), "empty": torch.zeros(0)}
+    with pytest.warns(UserWarning, match="base"):
+        merged = merge_state_dicts(base, [task, task], method=method)
+    assert_same_bytes(merged.state_dict, base)
+    assert (merged.report.elements, merged.report.scale) == (0, 1)
+    assert merged.state_dict["w"].data_ptr() != base["w"].data_ptr()
+
+
+def test_a_frozen_tensor_keeps_the_bytes_and_the_type_of_the_base():
+    base = {"w": torch.zeros(2), "frozen": torch.tensor([1.0, -0.0, float("nan"), float("inf")], dtype=torch.bfloat16)}
+    merged = merge(base, [{"w": torch.ones(2), "frozen": base["frozen"].double()}])
+    assert_same_bytes({"frozen": merged.state_dict["frozen"]}, {"frozen": base["frozen"]})
+    assert merged.report.elements == 2
+
+
+def test_copied_tensors_follow_an_explicit_out_dtype():
+    base = {"w": torch.zeros(2), "frozen": torch.tensor([0.1, -0.0]), "kept": torch.ones(1), "steps": torch.tensor(3)}
+    task = dict(base, w=torch.ones(2), kept=torch.zeros(1))
+    out = merge(base, [task], out_dtype=torch.bfloat16, exclude=["kept"]).state_dict
+    assert_same_bytes({"frozen": out["frozen"]}, {"frozen": base["frozen"].bfloat16()})
+    assert_same_bytes({"kept": out["kept"]}, {"kept": base["kept"].bfloat16()})
+    assert (out["w"].dtype, out["steps"].dtype) == (torch.bfloat16, torch.int64)
+
+
+def test_integer_and_bool_tensors_come_from_the_base():
+    base = {"w": torch.zeros(2), "steps": torch.tensor([1, 2]), "mask": torch.tensor([True, False])}
+    task = {"w": torch.ones(2), "steps": torch.tensor([8, 9], dtype=torch.int32), "mask": torch.tensor([False, False])}
+    merged = merge(base, [task])
+    assert_same_bytes(merged.state_dict, base | {"w": torch.ones(2)})
+    assert merged.report.elements == 2
+
+
+def test_include_and_exclude():
+    names = ["enc.0.weight", "enc.1.weight", "enc.1.bias", "head.weight", "Enc.0.weight"]
+    base = {name: torch.zeros(2) for name in names}
+    task = {name: torch.ones(2) for name in names}
+
+    def merged_names(**patterns):
+        merged = merge(base, [task], scale=1, **patterns)
+        changed = {name for name, tensor in merged.state_dict.items() if tensor.any()}
+        assert merged.report.elements == 2 * len(changed)
+        return changed
+
+    assert merged_names() == set(names)
+    assert merged_names(include=["enc.*"]) == {"enc.0.weight", "enc.1.weight", "enc.1.bias"}
+    assert merged_names(include=["enc.?.weight"]) == {"enc.0.weight", "enc.1.weight"}
+    assert merged_names(include=["enc"]) == set()  # whole names, not substrings
+    assert merged_names(include=["[eE]nc.0.*"]) == {"enc.0.weight", "Enc.0.weight"}
+    assert merged_names(include=["*.weight"], exclude=["enc.1*", "head*"]) == {"enc.0.weight", "Enc.0.weight"}
+    assert merged_names(exclude=["*.weight"]) == {"enc.1.bias"}
+
+
+def test_what_is_excluded_is_not_looked_at_in_the_tasks():
+    base = {"w": torch.zeros(2), "odd": torch.zeros(3), "other": torch.zeros(2)}
+    tasks = [
+        {"w": torch.ones(2), "odd": torch.full((3,), float("nan")), "other": torch.tensor([1, 2])},
+        {"w": torch.ones(2), "odd": torch.zeros(5)},
+    ]
+    merged = merge(base, tasks, exclude=["o*"])
+    assert_same_bytes(merged.state_dict, base | {"w": torch.ones(2)})
+
+
+def test_excluded_tensors_do_not_take_part_in_the_index():
+    base = {"a": torch.zeros(50), "b": torch.zeros(60)}
+    tasks = [{"a": torch.ones(50), "b": torch.full((60,), t)} for t in (1.0, 2.0)]
+    merged = merge(base, tasks, exclude=["a"], scale=1)
+    alone = merge({"b": base["b"]}, [{"b": task["b"]} for task in tasks], scale=1)
+    assert_same_bytes({"b": merged.state_dict["b"]}, alone.state_dict)
+
+
+def test_tied_tensors_count_once():
+    def tied(value):
+        shared = torch.full((40,), value)
+        return {"z.first": torch.full((3,), value), "head": shared, "embed": shared}
+
+    base, tasks = tied(0.0), [tied(1.0), tied(2.0)]
+    merged = assert_equals_oracle(base, tasks, {"scale": 1})
+    assert merged.report.elements == 43
+    assert torch.equal(merged.state_dict["head"], merged.state_dict["embed"])
+    tasks[1]["head"] = tasks[1]["head"].clone()
+    assert assert_equals_oracle(base, tasks, {"scale": 1}).report.elements == 83
+
+
+def test_views_of_one_buffer_are_not_tied():
+    def views(value):
+        flat = torch.full((12,), value)
+        return {"a": flat[:4], "b": flat[4:8], "c": flat[8:].view(2, 2)}
+
+    merged = assert_equals_oracle(views(0.0), [views(1.0), views(2.0)], {"scale": 1})
+    assert merged.report.elements == 12
+
+
+def test_parameters_with_gradients():
+    base, task = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    merged = merge(dict(base.named_parameters()), [dict(task.named_parameters())], method="last_task", scale=1)
+    assert not any(tensor.requires_grad for tensor in merged.state_dict.values())
+    assert merged.report.elements == 8
+
+
+def test_lambda_is_rounded_to_the_working_type_first():
+    base, task = {"w": torch.zeros(1)}, {"w": torch.full((1,), 9.0)}
+    out = merge(base, [task], scale=0.1)
+    assert out.state_dict["w"].item() == 0.9000000357627869  # and not float32(0.1 * 9) = 0.8999999761581421
+    assert out.report.scale == 0.1
+
+
+def test_the_operations_are_not_fused():
+    base, task = {"w": torch.tensor([-1 - 2.0**-22])}, {"w": torch.tensor([-(2.0**-23)])}
+    assert merge(base, [task], scale=1 + 2.0**-23).state_dict["w"].item() == 0.0
+
+
+def test_the_working_type_is_that_of_the_widest_input():
+    base, task = {"w": torch.tensor([2.0**24])}, {"w": torch.tensor([2.0**24 + 2])}
+    assert merge(base, [task], scale=0.5).state_dict["w"].item() == 2.0**24
+    wide = {"w": task["w"].double()}
+    assert merge(base, [wide], scale=0.5).state_dict["w"].item() == 2.0**24 + 1
+    assert merge(base, [wide, task], scale=0.5, weights=[0, 1]).state_dict["w"].item() == 2.0**24 + 1
+
+
+def test_matched_is_the_length_of_the_last_task_vector():
+    base = {"a": torch.zeros(4), "b": torch.zeros(2)}
+    tasks = [{"a": torch.full((4,), 2.0), "b": torch.zeros(2)}, {"a": torch.full((4,), 1.0), "b": torch.ones(2)}]
+    assert merge(base, tasks, method="magmax").report.scale == 0.57735  # sqrt(6 / 18) to 6 digits
+    assert merge(base, tasks, method="last_task").report.scale == 1
+    assert merge(base, tasks, method="ties", density=0).report.scale == 1  # tau_merged is 0
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+BASE = {"enc.weight": torch.zeros(2, 3), "enc.bias": torch.zeros(3), "steps": torch.tensor([1])}
+TASKS = [{name: tensor + t for name, tensor in BASE.items()} for t in (1, 2, 3)]
+NAN, INF = float("nan"), float("inf")
+
+
+def refusal(base=BASE, tasks=TASKS, **options):
+    with pytest.raises(InputError) as caught:
+        merge_state_dicts(base, tasks, **options)
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+def with_task(t, **changes):
+    """TASKS with tensors of task t (from 1) replaced, or removed where None; `_` in a name stands for a dot."""
+    changed = TASKS[t - 1] | {name.replace("_", "."): tensor for name, tensor in changes.items()}
+    return [*TASKS[: t - 1], {k: v for k, v in changed.items() if v is not None}, *TASKS[t:]]
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"weights": [1, -0.25, 1]}, ["weight", "-0.25"]),
+        ({"weights": [1, NAN, 1]}, ["weight", "nan"]),
+        ({"weights": [1, 1, INF]}, ["weight", "inf"]),
+        ({"weights": [0, 0.0, 0]}, ["weight", "0"]),
+        ({"weights": [1, 2]}, ["weight", "2", "3"]),
+        ({"weights": [1, 2, 3, 4]}, ["weight", "4", "3"]),
+        ({"weights": [1, 1, 1], "budget": [3, 3, 3]}, ["weights", "budget"]),
+        ({"weights": [1, -0.25, 1], "method": "average"}, ["weight", "-0.25"]),
+        ({"weights": [0, 0, 0], "method": "average"}, ["weight", "0"]),
+        ({"weights": [1, NAN, 1], "method": "random_mix"}, ["weight", "nan"]),
+        ({"weights": [1, NAN, 1], "method": "ties"}, ["weight", "nan"]),
+        ({"weights": [1, INF, 1], "method": "task_arithmetic"}, ["weight", "inf"]),
+        ({"weights": [1, 2], "method": "task_arithmetic"}, ["weight", "2", "3"]),
+        ({"weights": [1, 1, 1], "method": "magmax"}, ["weights", "magmax"]),
+        ({"weights": [1, 1, 1], "method": "last_task"}, ["weights", "last_task"]),
+        ({"budget": [1, 2, 3]}, ["budget", "6", "9"]),
+        ({"budget": [-1, 5, 5]}, ["budget", "-1"]),
+        ({"budget": [3.5, 3, 2.5]}, ["budget", "3.5"]),
+        ({"budget": [4, 5]}, ["budget", "2", "3"]),
+        ({"budget": [3, 3, 3], "scope": "tensor"}, ["budget", "scope", "model"]),
+        ({"method": "tunable_magmx"}, ["method", "tunable_magmx", "tunable_magmax"]),
+        ({"method": "tie"}, ["method", "'ties'"]),
+        ({"scale": NAN}, ["scale", "nan"]),
+        ({"scale": -INF}, ["scale", "-inf"]),
+        ({"scale": "mtched"}, ["scale", "mtched", "matched"]),
+        ({"method": "ties", "density": -0.1}, ["density", "-0.1"]),
+        ({"method": "ties", "density": 1.1}, ["density", "1.1"]),
+        ({"method": "ties", "density": NAN}, ["density", "nan"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": 2**64}, ["seed", "18446744073709551616"]),
+        ({"seed": 1.5}, ["seed", "1.5"]),
+        ({"seed": "7"}, ["seed", "7"]),
+        ({"scope": "modle"}, ["scope", "modle", "model", "tensor"]),
+        ({"compare": "activ"}, ["compare", "active", "all"]),
+        ({"keep": "randm"}, ["keep", "randm", "random"]),
+    ],
+    ids=str,
+)
+def test_bad_options(options, fragments):
+    message = refusal(**options).lower()
+    for fragment in fragments:
+        assert fragment in message, message
+
+
+def test_no_task():
+    assert "task" in refusal(tasks=[])
+
+
+def test_missing_and_extra_names_are_listed_at_once():
+    tasks = with_task(2, enc_weight=None, enc_wieght=torch.zeros(2, 3))
+    tasks[2] = {"enc.weight": tasks[2]["enc.weight"], "steps": tasks[2]["steps"], "head": torch.zeros(1)}
+    message = refusal(tasks=tasks)
+    for fragment in ("enc.weight", "enc.wieght", "enc.bias", "head", "task 2", "task 3"):
+        assert fragment in message, message
+    assert "task 1" not in message
+
+
+def test_an_extra_name_comes_with_the_closest_match():
+    message = refusal(tasks=with_task(1, enc_weigth=torch.zeros(2, 3)))
+    assert "enc.weigth" in message
+    assert "enc.weight" in message
+
+
+def test_shapes_that_differ_are_listed_at_once():
+    tasks = with_task(2, enc_weight=torch.zeros(3, 2))
+    tasks[2] = tasks[2] | {"enc.bias": torch.zeros(7)}
+    message = refusal(tasks=tasks)
+    for fragment in ("enc.weight", "3, 2", "2, 3", "task 2", "enc.bias", "7", "task 3"):
+        assert fragment in message, message
+
+
+@pytest.mark.parametrize(("value", "word"), [(NAN, "nan"), (INF, "inf"), (-INF, "inf")])
+def test_nan_and_infinity_in_a_merged_tensor(value, word):
+    bad = torch.ones(2, 3)
+    bad[1, 1] = value
+    tasks = with_task(2, enc_weight=bad)
+    tasks[2] = tasks[2] | {"enc.bias": torch.tensor([0.0, value, 0.0])}
+    message = refusal(tasks=tasks)
+    for fragment in ("enc.weight", "task 2", "enc.bias", "task 3"):
+        assert fragment in message, message
+    assert word in message.lower()
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_nan_in_the_base_too(value, method):
+    # The same everywhere at that place, but the tensor is merged because it changed elsewhere.
+    base = {"w": torch.tensor([value, 0.0])}
+    message = refusal(base, [{"w": torch.tensor([value, 1.0])}], method=method)
+    assert re.search(r"\bbase\b", message)
+    assert "w" in message
+
+
+def test_nan_in_the_last_element_of_a_tensor_that_only_nan_changes():
+    base = {"w": torch.zeros(130)}
+    bad = torch.zeros(130)
+    bad[-1] = NAN
+    assert "task 1" in refusal(base, [{"w": bad}])
+
+
+def test_float8():
+    eight = torch.zeros(3, dtype=torch.float8_e4m3fn)
+    message = refusal(BASE | {"small": eight}, [task | {"small": eight} for task in TASKS])
+    assert "small" in message
+    assert "float8" in message
+
+
+def test_float_in_one_checkpoint_and_integer_in_another():
+    message = refusal(tasks=with_task(3, enc_bias=torch.zeros(3, dtype=torch.int64)))
+    for fragment in ("enc.bias", "task 3", "int64", "float32"):
+        assert fragment in message, message
+    assert "steps" in refusal(tasks=with_task(1, steps=torch.zeros(1)))
+
+
+def test_a_value_that_the_output_type_cannot_hold():
+    base, task = {"w": torch.zeros(3)}, {"w": torch.tensor([1.0, 40000.0, 2.0])}
+    message = refusal(base, [task], scale=2, out_dtype=torch.float16)
+    assert "w" in message
+    assert "float16" in message
+    half = {"w": base["w"].half()}, [{"w": task["w"].half()}]
+    assert "float16" in refusal(*half, scale=2)
+    assert merge(*half, scale=2, out_dtype=torch.float32).state_dict["w"].tolist() == [2, 80000, 4]
+
+
+def test_a_copied_value_that_the_output_type_cannot_hold():
+    base = {"w": torch.zeros(1), "frozen": torch.tensor([1e30])}
+    message = refusal(base, [base | {"w": torch.ones(1)}], out_dtype=torch.float16)
+    assert "frozen" in message
+    assert "float16" in message

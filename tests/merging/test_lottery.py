@@ -1,0 +1,196 @@
+"""Section 4 of docs/method.md: the numbers themselves, and that drawing by them is fair.
+
+All seeds are fixed, so each test gives the same answer every time; thresholds are at p = 1e-4 for a fair lottery.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import lottery
+
+from tunable_magmax import merge_state_dicts
+from tunable_magmax.lottery import key
+
+UNLIKELY = 1e-4
+CORRELATED = 3.9  # standard deviations: two-sided p = 1e-4
+
+GOLDEN = {
+    (0, 0, 1, 0): 0x62A4ED4055D278DB,
+    (0, 0, 1, 1): 0xF62003D438AE59CA,
+    (0, 1, 1, 0): 0x3839455CB9C39765,
+    (0, 0, 2, 0): 0x179C548F212A6056,
+    (1, 0, 1, 0): 0xAA2AD814F2255C10,
+    (7, 0, 3, 4): 0x26F93DDB07760D6A,
+    (2**63, 2, 0, 2**32): 0x171376EF8A0BCF06,
+    (2**64 - 1, 3, 70, 10**12): 0xA8B0CE35704B08D2,
+}
+
+
+@pytest.mark.parametrize("quadruple", GOLDEN)
+def test_golden(quadruple):
+    assert key(*quadruple) == GOLDEN[quadruple]
+
+
+word = st.one_of(st.integers(0, 5), st.sampled_from([2**31, 2**32, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(word, st.integers(0, 3), st.integers(0, 70), word)
+def test_equals_the_oracle(seed, stream, task, p):
+    assert key(seed, stream, task, p) == lottery(seed, stream, task, p)
+
+
+def test_no_two_elements_draw_the_same_number():
+    assert len({key(3, 0, 2, p) for p in range(20_000)}) == 20_000
+
+
+# --- fairness of the numbers ------------------------------------------------------------------------
+
+
+def tail(statistic: float, freedom: int) -> float:
+    """P(chi-square with `freedom` degrees of freedom >= statistic)."""
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def test_tail_is_the_chi_square_tail():
+    assert tail(18.467, 4) == pytest.approx(0.001, rel=1e-3)  # from a printed table
+    assert tail(124.342, 100) == pytest.approx(0.05, rel=1e-3)
+
+
+def uniform_p_value(values: np.ndarray, bins: int) -> float:
+    counts = np.bincount(values.astype(np.int64), minlength=bins)
+    expected = len(values) / bins
+    return tail(float(((counts - expected) ** 2 / expected).sum()), bins - 1)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> dict[str, np.ndarray]:
+    """16384 numbers along each argument, the others held still."""
+    n = range(16_384)
+    return {
+        "p": np.array([key(0, 0, 1, i) for i in n], dtype=np.uint64),
+        "far p": np.array([key(0, 0, 1, i << 30) for i in n], dtype=np.uint64),
+        "task": np.array([key(0, 0, i, 0) for i in n], dtype=np.uint64),
+        "seed": np.array([key(i, 0, 1, 0) for i in n], dtype=np.uint64),
+    }
+
+
+@pytest.mark.parametrize("along", ["p", "far p", "task", "seed"])
+def test_top_and_low_bits_are_uniform(numbers, along):
+    assert uniform_p_value(numbers[along] >> np.uint64(56), 256) > UNLIKELY
+    assert uniform_p_value(numbers[along] & np.uint64(255), 256) > UNLIKELY
+
+
+@pytest.mark.parametrize("along", ["p", "far p", "task", "seed"])
+def test_every_bit_is_a_fair_coin(numbers, along):
+    bits = (numbers[along][:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    n = len(bits)
+    deviations = (2.0 * bits.sum(axis=0) - n) / np.sqrt(n)
+    assert tail(float((deviations**2).sum()), 64) > UNLIKELY
+
+
+# --- fairness of keeping ----------------------------------------------------------------------------
+
+SEEDS, CANDIDATES, KEPT = 1500, 40, 13
+
+
+def fairness_p_value(kept: np.ndarray) -> float:
+    """P-value of "each candidate is kept equally often"; kept: bool [trials, m], equally many in each trial.
+
+    The indicators of one trial have covariance c (I - J / m) with c = share (1 - share) m / (m - 1): chi-square, m - 1.
+    """
+    trials, m = kept.shape
+    share = kept[0].sum() / m
+    assert (kept.sum(axis=1) == kept[0].sum()).all()
+    variance = trials * share * (1 - share) * m / (m - 1)
+    return tail(float(((kept.sum(axis=0) - trials * share) ** 2 / variance).sum()), m - 1)
+
+
+def draw(number, trials=SEEDS, candidates=CANDIDATES, keep=KEPT) -> np.ndarray:
+    """Which candidates have the `keep` smallest of number(seed, p), for many seeds."""
+    kept = np.zeros((trials, candidates), dtype=bool)
+    for seed in range(trials):
+        kept[seed, sorted(range(candidates), key=lambda p: number(seed, p))[:keep]] = True
+    return kept
+
+
+@pytest.fixture(scope="module")
+def kept_by_task() -> dict[int, np.ndarray]:
+    return {t: draw(lambda seed, p, t=t: key(seed, 0, t, p)) for t in (1, 2, 3)}
+
+
+def test_each_candidate_is_kept_equally_often(kept_by_task):
+    for kept in kept_by_task.values():
+        assert fairness_p_value(kept) > UNLIKELY
+
+
+def test_a_biased_draw_would_be_noticed():
+    def favourite(seed, p):
+        return key(seed, 0, 1, p) * (0.8 if p == 7 else 1)
+
+    def first_come(seed, p):
+        return key(seed, 0, 1, p) + p * 2**57  # early elements a little ahead
+
+    def unmixed(seed, p):
+        return (seed * 0x9E3779B97F4A7C15 + p) % 2**64
+
+    for biased in (favourite, first_come, unmixed):
+        assert fairness_p_value(draw(biased)) < UNLIKELY
+
+
+def deviations(a: np.ndarray, b: np.ndarray) -> float:
+    """Correlation of two 0/1 arrays in standard deviations of its estimate under independence."""
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1] * np.sqrt(a.size))
+
+
+def test_tasks_draw_independently_of_each_other(kept_by_task):
+    for s, t in itertools.combinations(kept_by_task, 2):
+        assert abs(deviations(kept_by_task[s], kept_by_task[t])) < CORRELATED
+
+
+def test_seeds_draw_independently_of_each_other(kept_by_task):
+    for kept in kept_by_task.values():
+        assert abs(deviations(kept[:-1], kept[1:])) < CORRELATED
+
+
+def test_streams_draw_independently_of_each_other(kept_by_task):
+    assert abs(deviations(kept_by_task[1], draw(lambda seed, p: key(seed, 1, 1, p)))) < CORRELATED
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 8, 64, 1024])
+def test_neighbours_draw_independently_of_each_other(numbers, distance):
+    small = numbers["p"] < np.uint64(2**64 // 5)
+    assert abs(deviations(small[:-distance], small[distance:])) < CORRELATED
+
+
+def test_dependence_would_be_noticed(kept_by_task):
+    leaky = kept_by_task[2].copy()
+    leaky[::8] = kept_by_task[1][::8]
+    assert abs(deviations(kept_by_task[1], leaky)) > CORRELATED
+
+
+# --- and of the merge that uses them ----------------------------------------------------------------
+
+
+def test_a_merge_keeps_each_candidate_equally_often():
+    base = {"w": torch.zeros(CANDIDATES)}
+    tasks = [{"w": torch.full((CANDIDATES,), 1.0)}, {"w": torch.full((CANDIDATES,), 2.0)}]
+    kept = np.zeros((300, CANDIDATES), dtype=bool)
+    for seed in range(len(kept)):
+        out = merge_state_dicts(base, tasks, budget=[CANDIDATES - KEPT, KEPT], scale=1, seed=seed)
+        kept[seed] = out.state_dict["w"].numpy() == 2
+    assert fairness_p_value(kept) > UNLIKELY
+
+
+def test_random_mix_takes_tasks_in_the_shares_of_their_weights():
+    d = 12_000
+    base = {"w": torch.zeros(d)}
+    tasks = [{"w": torch.full((d,), float(t))} for t in (1, 2, 3)]
+    counts = np.array(merge_state_dicts(base, tasks, method="random_mix", weights=[1, 2, 3]).report.counts)
+    expected = np.array([2000, 4000, 6000])
+    assert tail(float(((counts - expected) ** 2 / expected).sum()), 2) > UNLIKELY

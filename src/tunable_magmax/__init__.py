@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.errors import TmxError as TmxError
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
     "budget": "tunable_magmax.merging.budget",
+    "merge_checkpoints": "tunable_magmax.engines.local",
     "merge_state_dicts": "tunable_magmax.merging.state_dicts",
     "Merged": "tunable_magmax.merging.state_dicts",
     "MergeReport": "tunable_magmax.merging.report",

@@ -22,6 +22,10 @@ from tunable_magmax.merging.kernels import SLOTS, Kernels, Planes, Runs
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
 
+# How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
+NARROW_DIGITS = ((15, 16), (0, 15))
+WIDE_DIGITS = ((47, 16), (31, 16), (15, 16), (0, 15))
+
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
@@ -156,10 +160,10 @@ class Selection:
 
     def _threshold(self, task: int, row: int, n: int) -> tuple[int, int]:
         """The magnitude of the n-th largest candidate, as an integer code, and how many equal to it are wanted."""
-        prefix, wanted, bits = 0, n, 16
-        for shift in (48, 32, 16, 0) if self.wide else (16, 0):
+        prefix, wanted = 0, n
+        for shift, bits in WIDE_DIGITS if self.wide else NARROW_DIGITS:
 
-            def histogram(piece: Piece, shift: int = shift, prefix: int = prefix) -> Any:
+            def histogram(piece: Piece, shift: int = shift, bits: int = bits, prefix: int = prefix) -> Any:
                 base, values = self.pair(task, piece)
                 plane, free = (self.planes.part(r, *piece.slots) for r in (row, self.free))
                 return self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
-from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code, torch_dtype
+from tunable_magmax.checkpoints.tensors import FLOATS, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge
+from tunable_magmax.merging.stream import Merge, cast_copied
 
 StateDict = Mapping[str, Tensor]
 
@@ -157,6 +157,6 @@ def _assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], opt
             result[name] = merged[name]
         else:
             asked = torch_dtype(options.out_dtype) if options.out_dtype else None
-            castable = asked is not None and dtype_code(tensor.dtype) in ("F64", "F32", "F16", "BF16")
-            result[name] = tensor.detach().to(asked if castable else tensor.dtype, copy=True)
+            castable = asked is not None and dtype_code(tensor.dtype) in FLOATS
+            result[name] = cast_copied(tensor.detach(), asked, name) if castable else tensor.detach().clone()
     return result

@@ -114,6 +114,7 @@ class Merge:
         memory: int | None = None,
         spill: Path | None = None,
         progress: Progress | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.layout, self.vectors, self.options, self.kernels, self.labels = layout, vectors, options, kernels, labels
         self.tasks = len(labels) - 1
@@ -123,6 +124,8 @@ class Merge:
             self.threads = 1
         self.memory = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
+        self._done: dict[str, int] = {}
+        self._notes = notes
         self._spill = spill if self.memory.spill else None
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self._local = threading.local()
@@ -130,7 +133,9 @@ class Merge:
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
         self.scale = 1.0
-        self._last_square = self._merged_square = 0.0
+        self._last_square = 0.0
+        self._merged_squares: list[float] = []
+        self._measured: set[int] = set()
         self._counts: dict[int, NDArray[np.int64]] = {}
         self._unchanged: list[int] = []
 
@@ -153,21 +158,19 @@ class Merge:
         self, phase: str, work: Callable[[Piece], Any], stretches: Sequence[Stretch]
     ) -> Iterator[tuple[Piece, Any]]:
         """Apply `work` to all pieces; yields results in order, a bounded number of pieces ahead of the consumer."""
-        total, done = sum(stretch.size for stretch in stretches), 0
+        total = self.layout.elements if phase == "survey" else self.elements
         todo = pieces(stretches, self.memory.chunk)
-        ahead: deque[tuple[Piece, Future[Any]]] = deque()
-        self.progress(phase, 0, total)
+        ahead: deque[Future[Any]] = deque()
         for k, piece in enumerate(todo):
             if self._pool is None:
                 result = work(piece)
             else:
                 while len(ahead) < 2 * self.threads and k + len(ahead) < len(todo):
-                    coming = todo[k + len(ahead)]
-                    ahead.append((coming, self._pool.submit(work, coming)))
-                result = ahead.popleft()[1].result()
+                    ahead.append(self._pool.submit(work, todo[k + len(ahead)]))
+                result = ahead.popleft().result()
             yield piece, result
-            done += piece.stop - piece.start
-            self.progress(phase, done, total)
+            self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
+            self.progress(phase, self._done[phase], total)
 
     def _scratch(self, name: str, row: int, size: int, dtype: torch.dtype) -> Tensor:
         """A buffer of this thread, kept for the next chunk."""
@@ -280,12 +283,15 @@ class Merge:
             for stretch in self.stretches:
                 dtype = working_dtype(self.layout.mergeable[stretch.tensor])
                 self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
-        squares = []
-        for piece, (counts, square) in self._walk("measure", self._measure_piece, self.stretches):
-            self._count(piece, counts)
-            squares.append(square)
-        self._merged_square = math.fsum(squares)
-        self.scale = matched_scale(self._last_square, self._merged_square)
+        self.measure(self.stretches)
+        self.scale = matched_scale(self._last_square, math.fsum(self._merged_squares))
+
+    def measure(self, stretches: Sequence[Stretch]) -> None:
+        """Count owners and measure the merged vector of tensors that were not measured yet."""
+        stretches = [stretch for stretch in stretches if stretch.tensor not in self._measured]
+        for piece, (counts, square) in self._walk("measure", self._measure_piece, stretches):
+            self._note(piece, counts, square)
+        self._measured.update(stretch.tensor for stretch in stretches)
 
     def _measure_piece(self, piece: Piece) -> tuple[Counts, float]:
         tau, counts = self._combine(piece, self._chunk(piece))
@@ -299,7 +305,8 @@ class Merge:
             tau = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
         return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, tau)
 
-    def _count(self, piece: Piece, counts: Counts) -> None:
+    def _note(self, piece: Piece, counts: Counts, square: float) -> None:
+        self._merged_squares.append(square)
         if counts is not None:
             k = piece.stretch.tensor
             self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
@@ -314,12 +321,10 @@ class Merge:
         def work(piece: Piece) -> tuple[Tensor, Counts, float]:
             return self._render_piece(piece, into(piece))
 
-        measured = self.options.scale is None
         chosen = self.stretches if stretches is None else stretches
         for piece, (out, counts, square) in self._walk("merge", work, chosen):
-            if not measured:
-                self._count(piece, counts)
-                self._merged_square += square
+            if piece.stretch.tensor not in self._measured:
+                self._note(piece, counts, square)
             yield piece, out
 
     def _render_piece(self, piece: Piece, out: Tensor) -> tuple[Tensor, Counts, float]:
@@ -340,11 +345,7 @@ class Merge:
             out.copy_(target)
             finite = finite and bool(out.isfinite().all())
         if not finite:
-            name = self.layout.mergeable[piece.stretch.tensor].name
-            raise InputError(
-                f"{name!r}: a merged value does not fit in {str(out.dtype).removeprefix('torch.')}; "
-                "choose a wider out_dtype or a smaller scale"
-            )
+            raise _does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
         return out, counts, square
 
     # -- report -------------------------------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ class Merge:
             seed=self.options.seed,
             options=self._options_used(),
             last_length=_significant(math.sqrt(self._last_square)),
-            merged_length=_significant(math.sqrt(self._merged_square)),
+            merged_length=_significant(math.sqrt(math.fsum(self._merged_squares))),
             tensors={self.layout.mergeable[k].name: self._tensor_report(k) for k in sorted(merged)},
             copied=tuple(sorted(copied + [info.name for info in self.layout.copied])),
             warnings=tuple(self._warnings()),
@@ -394,6 +395,7 @@ class Merge:
         options = self.options
         used: dict[str, Any] = {
             "weights": None if options.weights is None else [str(_decimal(weight)) for weight in options.weights],
+            "budget": options.budget,
             "scale": "matched" if options.scale is None else options.scale,
             "out_dtype": options.out_dtype,
             "include": options.include,
@@ -405,6 +407,7 @@ class Merge:
         return used
 
     def _warnings(self) -> Iterator[str]:
+        yield from self._notes
         yield from self.layout.warnings
         if not self.stretches:
             yield "no task changed any mergeable tensor: the result is a copy of the base"
@@ -413,6 +416,20 @@ class Merge:
             yield f"{self.labels[t]} is identical to the base"
         if self.tasks in self._unchanged and self.options.scale is None:
             yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
+
+
+def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
+    cast = values.to(dtype, copy=True)
+    if bool((values.isfinite() & ~cast.isfinite()).any()):
+        raise _does_not_fit(name, "copied", dtype)
+    return cast
+
+
+def _does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
+    return InputError(
+        f"{name!r}: a {kind} value does not fit in {str(dtype).removeprefix('torch.')}; choose a wider out_dtype"
+    )
 
 
 def matched_scale(last_square: float, merged_square: float) -> float:

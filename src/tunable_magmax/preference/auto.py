@@ -104,7 +104,7 @@ def shift_outlook(
     smoothing: float = SMOOTHING,
     resampling: Resampling = DEFAULT,
 ) -> ShiftOutlook:
-    """Simulate targets with mixture `weights` from the tasks' histograms and see how well the mixture is found again."""
+    """Simulate targets of mixture `weights` from the tasks' histograms, and see how well the mixture is found again."""
     counts = count_classes(task_predictions, predictions)
     emissions = smoothed(counts.tasks, smoothing)
     truth = np.asarray(weights, dtype=np.float64)

@@ -66,6 +66,6 @@ def _median(squared: Floats) -> float:
 def _kernel(squared: Floats, scale: float) -> Floats:
     # More than half of the pairs coincide: the limit of the kernel as its bandwidth goes to 0.
     if scale == 0:
-        return (squared == 0).astype(np.float64)
+        return np.where(squared == 0, 1.0, 0.0)
     kernel: Floats = np.exp(squared / (-2 * scale * scale))
     return kernel

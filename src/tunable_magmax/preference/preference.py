@@ -57,19 +57,15 @@ class Preference:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The file's text: fixed key order, so equal preferences are equal bytes."""
-        record = {
-            "version": VERSION,
-            "method": self.method,
-            "weights": list(self.weights),
-            "tasks": None if self.tasks is None else list(self.tasks),
-            "intervals": None if self.intervals is None else [list(pair) for pair in self.intervals],
-            "provenance": _ordered(self.provenance),
-        }
+        """The file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
+        record = {"version": VERSION, **{key: getattr(self, key) for key in KEYS[1:-1]}}
         try:
-            return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            lines = [f'  "{key}": {_line(value)}' for key, value in record.items()]
+            facts = [f"    {_line(str(key))}: {_line(self.provenance[key])}" for key in sorted(self.provenance)]
         except (TypeError, ValueError) as error:
             raise InputError(f"provenance cannot be written as JSON: {error}") from error
+        provenance = "{\n" + ",\n".join(facts) + "\n  }" if facts else "{}"
+        return "{\n" + ",\n".join([*lines, f'  "provenance": {provenance}']) + "\n}\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the preference to `path`, whole or not at all."""
@@ -276,7 +272,7 @@ def _intervals(pairs: Any, tasks: int) -> tuple[tuple[float, float], ...] | None
 def _task_names(names: Any, tasks: int) -> tuple[str, ...] | None:
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InputError("tasks must be a list of names")
     clean = tuple(names)
     if len(clean) != tasks:
@@ -286,9 +282,5 @@ def _task_names(names: Any, tasks: int) -> tuple[str, ...] | None:
     return clean
 
 
-def _ordered(value: JSON) -> JSON:
-    if isinstance(value, Mapping):
-        return {key: _ordered(value[key]) for key in sorted(value)}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_ordered(item) for item in value]
-    return value
+def _line(value: JSON) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)

@@ -28,8 +28,8 @@ TENSORS = ("features", "label_counts", "predicted", "posterior")
 class Profile:
     """One task's profile.
 
-    `classes` and `label_counts`: the task's classes and its samples of each. `samples`: how many samples stood behind the
-    profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
+    `classes` and `label_counts`: the task's classes and its samples of each. `samples`: how many samples stood behind
+    the profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
     `classifier`: digest of the one fixed classifier; `predicted` [its classes]: how many of the task's samples it
     assigned to each of `classifier_classes`; `posterior` [its classes]: its mean class probabilities. All four or none,
     but `posterior` may be missing.
@@ -107,8 +107,8 @@ class Profile:
         for name, wanted, found in (("encoder", encoder, self.encoder), ("classifier", classifier, self.classifier)):
             if wanted is not None and wanted != found:
                 raise InputError(
-                    f"the profile of task {self.task!r} belongs to another {name} ({found or 'none'}, expected {wanted}); "
-                    "its numbers cannot be compared: make the profile again"
+                    f"the profile of task {self.task!r} belongs to another {name}: {found or 'none'}, expected {wanted}; "
+                    "its numbers cannot be compared, so make the profile again"
                 )
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -164,7 +164,8 @@ class Profile:
             raise InputError("the profile's metadata must be a JSON object with a 'version'")
         if record["version"] > VERSION:
             raise InputError(
-                f"profile version {record['version']} is newer than this program reads ({VERSION}): upgrade tunable-magmax"
+                f"profile version {record['version']} is newer than this program reads ({VERSION}): "
+                "upgrade tunable-magmax"
             )
         for kind, found, known in (("key", record, KEYS), ("tensor", tensors, TENSORS)):
             for name in found:

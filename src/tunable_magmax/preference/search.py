@@ -29,7 +29,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best trial (of equal ones the first), all trials in order, and why the search ended: "trials" or "patience"."""
+    """The best trial (of equal ones the first), all trials in order, why the search ended ("trials" or "patience")."""
 
     best: Trial
     history: tuple[Trial, ...]
@@ -58,7 +58,7 @@ def search(
     seed: int = 0,
     study_file: str | os.PathLike[str] | None = None,
 ) -> SearchResult:
-    """Maximise `objective(weights, scale)` over the simplex of `tasks` weights and, where given, over scale in an interval.
+    """Maximise `objective(weights, scale)` over the simplex of `tasks` weights and, where given, an interval of scales.
 
     Each weight is searched in [0, 1] and the weights normalised. Equal weights and `starts` are tried first. Ends after
     `trials` trials in all, or `patience` of them (after the first ones) without a better value. With `study_file` every

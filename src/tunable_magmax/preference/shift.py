@@ -41,12 +41,12 @@ def shift_preference(
     """Weights from one classifier's predictions on the target and its predicted-class counts on each task's sample.
 
     `task_predictions`: per task, a class-to-count mapping or counts by class index. `predictions`: the class
-    predicted for each target sample. "em" and "least_squares" solve for the mixture, "shift" takes the one with more evidence.
-    "pseudo" counts predictions as labels of the tasks whose classes `task_label_counts` names. `labels`, if there are
-    some for other samples of the target, join the likelihood (EM only) and need `task_label_counts`.
+    predicted for each target sample. "em" and "least_squares" solve for the mixture, "shift" takes the one with more
+    evidence. "pseudo" counts predictions as labels of the tasks whose classes `task_label_counts` names. `labels`, if
+    there are some for other samples of the target, join the likelihood (EM only) and need `task_label_counts`.
 
     >>> shift_preference([{"a": 9, "b": 1}, {"a": 1, "b": 9}], ["a"] * 7 + ["b"] * 3, method="em").weights
-    (0.75..., 0.24...)
+    (0.77..., 0.22...)
     """
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, not {method!r}{closest(str(method), METHODS)}")

@@ -1,0 +1,160 @@
+"""Preferences from labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.uncertainty import Resampling
+
+TASKS = [{"cat": 30, "dog": 10}, {"car": 5, "bus": 5, "cat": 10}, {"rose": 7}]
+LABELS = ["cat", "cat", "dog", "bus"]
+
+
+def test_inner_product_by_hand() -> None:
+    # r(task 1) = cat 3/4, dog 1/4; r(task 2) = car 1/4, bus 1/4, cat 1/2; r(meta) = cat 1/2, dog 1/4, bus 1/4.
+    # sim: 3/8 + 1/16 = 7/16; 1/4 + 1/16 = 5/16; 0.
+    found = Preference.from_labels(TASKS, LABELS)
+    assert found.provenance["similarities"] == [7 / 16, 5 / 16, 0]
+    assert found.weights == pytest.approx((7 / 12, 5 / 12, 0), abs=1e-15)
+    assert (found.method, found.provenance["samples"]) == ("label", 4)
+
+
+def test_count_by_hand() -> None:
+    # Labels among the task's classes: 3 (cat, cat, dog), 3 (cat, cat, bus), 0.
+    assert Preference.from_labels(TASKS, LABELS, similarity="count").weights == (0.5, 0.5, 0)
+
+
+def test_both_agree_on_balanced_tasks_of_one_size() -> None:
+    tasks = [{"a": 5, "b": 5}, {"c": 5, "d": 5}]
+    labels = list("aabcab")
+    inner, count = (Preference.from_labels(tasks, labels, similarity=s) for s in ("inner", "count"))
+    assert inner.weights == pytest.approx(count.weights, abs=1e-15)
+
+
+def test_indices_names_and_arrays_are_the_same() -> None:
+    by_name = Preference.from_labels([{"a": 1, "b": 3}, {"c": 2}], ["a", "c", "b"])
+    for tasks in ([{0: 1, 1: 3}, {2: 2}], [[1, 3, 0], [0, 0, 2]], torch.tensor([[1, 3, 0], [0, 0, 2]])):
+        for labels in ([0, 2, 1], np.array([0, 2, 1]), torch.tensor([0, 2, 1])):
+            found = Preference.from_labels(tasks, labels)  # type: ignore[arg-type]
+            assert (found.weights, found.intervals) == (by_name.weights, by_name.intervals)
+
+
+@given(st.lists(st.sampled_from(["cat", "dog", "car", "bus", "rose"]), min_size=2, max_size=30), st.randoms())
+def test_invariances(labels: list[str], random: Any) -> None:
+    for similarity in ("inner", "count"):
+        found = Preference.from_labels(TASKS, labels, similarity=similarity)
+        shuffled = random.sample(labels, len(labels))
+        again = Preference.from_labels(TASKS, shuffled, similarity=similarity)
+        assert (again.weights, again.intervals) == (found.weights, found.intervals)
+        order = random.sample(range(3), 3)
+        moved = Preference.from_labels([TASKS[t] for t in order], labels, similarity=similarity)
+        assert moved.weights == pytest.approx([found.weights[t] for t in order], abs=1e-12)
+        renamed = {name: name[::-1] for name in ("cat", "dog", "car", "bus", "rose")}
+        tasks = [{renamed[name]: count for name, count in task.items()} for task in TASKS]
+        other = Preference.from_labels(tasks, [renamed[name] for name in labels], similarity=similarity)
+        assert other.weights == found.weights
+
+
+def test_labels_of_no_task_are_counted_named_and_left_out() -> None:
+    with pytest.warns(UserWarning, match=r"3 \('bird', 'fish'\) of 7 labels belong to no task and were left out"):
+        found = Preference.from_labels(TASKS, [*LABELS, "fish", "bird", "fish"])
+    assert found.weights == Preference.from_labels(TASKS, LABELS).weights
+    assert found.provenance["unknown"] == 3
+
+
+def test_nothing_left() -> None:
+    message = "2 ('bird', 'fish') of 2 labels belong to no task, so nothing is left to compare; give labels in the tasks'"
+    with pytest.raises(InputError) as error:
+        Preference.from_labels(TASKS, ["bird", "fish"])
+    assert message in str(error.value)
+    assert "ask for equal weights with on_zero='equal'" in str(error.value)
+    with pytest.warns(UserWarning, match="belong to no task"):
+        assert Preference.from_labels(TASKS, ["bird"], on_zero="equal").weights == pytest.approx((1 / 3,) * 3)
+    with pytest.raises(InputError, match="the labels are indices, the tasks' classes are names"):
+        Preference.from_labels(TASKS, [0, 1])
+    with pytest.raises(InputError, match="the labels are names, the tasks' classes are indices"):
+        Preference.from_labels([[1, 2]], ["cat"])
+
+
+def test_a_class_without_samples_is_not_a_class_of_the_task() -> None:
+    with pytest.raises(InputError, match="belong to no task"):
+        Preference.from_labels([{"a": 0, "b": 1}], ["a"])
+
+
+def test_one_label_and_one_task() -> None:
+    one = Preference.from_labels(TASKS, ["rose"])
+    assert one.weights == (0, 0, 1)
+    assert one.intervals == ((0, 1),) * 3  # one sample cannot say how sure it is
+    assert Preference.from_labels(TASKS[:1], LABELS[:2]).weights == (1,)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    tasks, truth, hits = [{0: 1}, {1: 1}, {2: 1}], np.array([0.5, 0.3, 0.2]), []
+    for _ in range(200):
+        found = Preference.from_labels(tasks, rng.choice(3, size=80, p=truth))
+        assert found.intervals is not None
+        hits.append([low <= p <= high for (low, high), p in zip(found.intervals, truth, strict=True)])
+    assert 0.82 < np.mean(hits) < 0.96
+
+
+def test_shrinkage() -> None:
+    plain = Preference.from_labels(TASKS, LABELS)
+    half = Preference.from_labels(TASKS, LABELS, resampling=Resampling(shrink=0.5))
+    assert half.weights == pytest.approx([w / 2 + 1 / 6 for w in plain.weights])
+    few = Preference.from_labels([{0: 1}, {1: 1}], [0, 0, 1], resampling=Resampling(shrink="auto"))
+    many = Preference.from_labels([{0: 1}, {1: 1}], [0, 0, 1] * 200, resampling=Resampling(shrink="auto"))
+    assert 0.5 <= few.weights[0] < many.weights[0] < 2 / 3
+    assert math.isclose(many.weights[0], 2 / 3, abs_tol=0.01)
+    assert few.provenance["shrinkage"] == 1
+    assert Preference.from_labels(TASKS, ["rose"], resampling=Resampling(shrink="auto")).weights == (1 / 3,) * 3
+    assert Preference.from_labels(TASKS, LABELS, resampling=Resampling(replicates=0)).intervals is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replicates": -1}, "replicates must be >= 0, not -1"),
+        ({"level": 1.0}, "level must lie between 0 and 1, not 1.0"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"shrink": 2.0}, "shrink must lie between 0 and 1, or be 'auto', not 2.0"),
+        ({"shrink": "some"}, "shrink must lie between 0 and 1, or be 'auto', not 'some'"),
+        ({"shrink": "auto", "replicates": 1}, "shrink='auto' needs at least 2 replicates"),
+    ],
+)
+def test_bad_resampling(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Resampling(**settings)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "labels", "options", "message"),
+    [
+        (TASKS, [], {}, "no labels: give at least one label of the target"),
+        ([], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
+        (TASKS[0], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
+        ([{"a": -1}], ["a"], {}, "task 1: the count of class 'a' is -1.0; expected a number >= 0"),
+        ([{"a": math.nan}], ["a"], {}, "task 1: the count of class 'a' is nan"),
+        ([{"a": "x"}], ["a"], {}, "task 1: the count of class 'a' must be a number, not 'x'"),
+        ([{"a": 0}], ["a"], {}, "no task has a class with samples; the tasks' class counts are all 0"),
+        (TASKS, [0.5], {}, "a label must be a class name or a class index, not 0.5"),
+        (TASKS, "cat", {}, "labels: expected a list, not 'cat'"),
+        (TASKS, LABELS, {"similarity": "cosine"}, "similarity must be 'inner' or 'count', not 'cosine'"),
+        (TASKS, LABELS, {"on_zero": "x"}, "on_zero must be 'error' or 'equal', not 'x'"),
+        ([{torch.tensor(1): 2, torch.tensor(1): 3}], [1], {}, "task 1: class 1 is named twice; class names must differ"),
+    ],
+)
+def test_bad_input(tasks: Any, labels: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Preference.from_labels(tasks, labels, **options)
+    assert message in str(error.value)

@@ -1,0 +1,165 @@
+"""The preference itself: normalisation, refusals, the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.preference.chart import save_chart
+from tunable_magmax.preference.preference import Preference
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+EXAMPLE = Preference(
+    weights=(0.5, 0.25, 0.25),
+    method="label",
+    provenance={"similarity": "inner", "samples": 4, "nested": {"b": 1, "a": [0.1, None, "é"]}},
+    intervals=((0.25, 0.75), (0.0, 0.5), (0.0, 0.5)),
+    tasks=("birds", "cars", "flowers"),
+)
+
+
+def test_the_file_is_the_golden_one(tmp_path: Path) -> None:
+    EXAMPLE.save(tmp_path / "site.json")
+    assert (tmp_path / "site.json").read_bytes() == (GOLDEN / "preference-v1.json").read_bytes()
+    assert Preference.load(GOLDEN / "preference-v1.json") == EXAMPLE
+
+
+def test_a_version_0_file_still_loads() -> None:
+    old = Preference.load(GOLDEN / "preference-v0.json")
+    assert old.weights == (0.75, 0.25)
+    assert (old.method, old.provenance, old.intervals, old.tasks) == ("alpha", {"alpha": 3.0}, None, None)
+
+
+@given(st.lists(st.floats(0, 1e308, allow_subnormal=True), min_size=1, max_size=30).filter(any))
+def test_round_trip_is_exact_and_weights_sum_to_one(weights: list[float]) -> None:
+    preference = Preference.from_weights(weights)
+    assert Preference.from_json(preference.to_json()) == preference
+    assert math.fsum(preference.weights) == pytest.approx(1, abs=1e-15)
+    assert Preference(preference.weights).weights == preference.weights
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=20).filter(any), st.integers(1, 50))
+def test_weights_do_not_depend_on_a_common_factor(weights: list[int], factor: int) -> None:
+    scaled = [weight * factor for weight in weights]
+    assert Preference.from_weights(scaled).weights == Preference.from_weights(weights).weights
+
+
+def test_arrays_are_weights_too() -> None:
+    for weights in ([3, 1], (3, 1), np.array([3, 1]), torch.tensor([3, 1], dtype=torch.bfloat16)):
+        assert Preference.from_weights(weights).weights == (0.75, 0.25)
+
+
+def test_extreme_weights() -> None:
+    assert Preference.from_weights([1e308, 1e308]).weights == (0.5, 0.5)
+    assert Preference.from_weights([5e-324, 5e-324]).weights == (0.5, 0.5)
+    assert Preference.from_weights([-0.0, 2]).weights == (0.0, 1.0)
+    assert str(Preference.from_weights([-0.0, 2]).weights[0]) == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "no weights: give one number per task"),
+        ([0, 0], "all weights are 0: give at least one task a positive weight, or ask for equal weights"),
+        ([1, -1], "the weight of task 2 is -1.0: weights must not be negative"),
+        ([1, math.nan], "the weight of task 2 is nan: weights must be finite"),
+        ([math.inf], "the weight of task 1 is inf: weights must be finite"),
+        (["1"], "the weight of task 1 must be a number, not '1'"),
+        ([True], "the weight of task 1 must be a number, not True"),
+        ([10**400], "the weight of task 1 must be a number"),
+        ("1,2", "weights must be a list with one number per task, not '1,2'"),
+        (3, "weights must be a list with one number per task, not 3"),
+    ],
+)
+def test_bad_weights(weights: object, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Preference.from_weights(weights)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"wieghts": [1]}, "unknown key 'wieghts' (did you mean 'weights'?); a preference has version, method, weights"),
+        ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
+        ({"version": "1"}, "'version' must be a whole number, not '1'"),
+        ({"weights": None}, "weights must be a list with one number per task, not None"),
+        ({"method": ""}, "a preference's method must be a name, not ''"),
+        ({"provenance": [1]}, "a preference's provenance must be a mapping, not list"),
+        ({"intervals": [[0, 1]]}, "1 intervals for 2 weights: give one [low, high] pair per task"),
+        ({"intervals": [[0, 1], [0.9, 0.1]]}, "the interval of task 2 is [0.9, 0.1]; expected 0 <= low <= high <= 1"),
+        ({"intervals": 3}, "intervals must be one [low, high] pair of numbers per task"),
+        ({"tasks": ["a"]}, "1 task names for 2 weights: give one name per task"),
+        ({"tasks": ["a", "a"]}, "task names must differ; ['a'] appear twice"),
+        ({"tasks": "ab"}, "tasks must be a list of names"),
+        ({"tasks": 3}, "tasks must be a list of names"),
+    ],
+)
+def test_bad_files(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    file = tmp_path / "site.json"
+    file.write_text(json.dumps({"version": 1, "weights": [1, 1], **change}))
+    with pytest.raises(InputError) as error:
+        Preference.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert message in str(error.value)
+
+
+def test_files_that_are_no_preference(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file; `tmx prefer` writes preference files"):
+        Preference.load(tmp_path / "none.json")
+    for content, message in ((b"\xff\xfe\x00", "cannot be read"), (b"{", "not JSON"), (b"[1]", "expected a JSON object")):
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            Preference.load(tmp_path / "bad.json")
+    with pytest.raises(InputError, match="the key 'weights' is missing: one number per task"):
+        Preference.from_json("{}")
+    with pytest.raises(InputError, match="cannot be read"):
+        Preference.load(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "site.json"
+    EXAMPLE.save(file)
+    with pytest.raises(InputError, match="provenance cannot be written as JSON"):
+        Preference((1,), "x", {"bad": math.nan}).save(file)
+    with pytest.raises(InputError, match="provenance cannot be written as JSON"):
+        Preference((1,), "x", {"bad": {1, 2}}).save(file)  # type: ignore[dict-item]
+    assert Preference.load(file) == EXAMPLE
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="could not be written"):
+        EXAMPLE.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "site.json"]
+
+
+def test_a_preference_keeps_its_own_copy_of_the_provenance() -> None:
+    source = {"list": [1]}
+    preference = Preference((1,), "x", source)
+    source["list"].append(2)
+    assert preference.provenance == {"list": [1]}
+    assert pickle.loads(pickle.dumps(preference)) == preference
+    assert hash(preference) == hash(Preference((1,), "x"))
+
+
+def test_budget_and_names() -> None:
+    assert Preference.from_weights([1, 9]).budget(10) == [1, 9]
+    assert Preference.equal(2).named(["a", "b"]).tasks == ("a", "b")
+
+
+def test_chart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_chart(EXAMPLE, tmp_path / "new" / "chart.svg")
+    assert "<svg" in (tmp_path / "new" / "chart.svg").read_text()
+    save_chart(Preference.equal(60), tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(InputError, match="cannot draw this kind of file"):
+        save_chart(EXAMPLE, tmp_path / "chart.xyz")

@@ -22,7 +22,9 @@ def parse_size(size: int | str, what: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if isinstance(size, bool) or match is None or match[2].lower() not in _UNITS:
         raise InputError(f"{what} is {size!r}, expected a size such as 512MiB, 5GB or a number of bytes")
-    amount = int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+    amount = (
+        int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+    )
     if amount <= 0:
         raise InputError(f"{what} is {size!r}, expected more than nothing")
     return amount

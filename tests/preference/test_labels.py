@@ -72,7 +72,9 @@ def test_labels_of_no_task_are_counted_named_and_left_out() -> None:
 
 
 def test_nothing_left() -> None:
-    message = "2 ('bird', 'fish') of 2 labels belong to no task, so nothing is left to compare; give labels in the tasks'"
+    message = (
+        "2 ('bird', 'fish') of 2 labels belong to no task, so nothing is left to compare; give labels in the tasks'"
+    )
     with pytest.raises(InputError) as error:
         Preference.from_labels(TASKS, ["bird", "fish"])
     assert message in str(error.value)
@@ -151,7 +153,12 @@ def test_bad_resampling(settings: dict[str, Any], message: str) -> None:
         (TASKS, "cat", {}, "labels: expected a list, not 'cat'"),
         (TASKS, LABELS, {"similarity": "cosine"}, "similarity must be 'inner' or 'count', not 'cosine'"),
         (TASKS, LABELS, {"on_zero": "x"}, "on_zero must be 'error' or 'equal', not 'x'"),
-        ([{torch.tensor(1): 2, torch.tensor(1): 3}], [1], {}, "task 1: class 1 is named twice; class names must differ"),
+        (
+            [{torch.tensor(1): 2, torch.tensor(1): 3}],
+            [1],
+            {},
+            "task 1: class 1 is named twice; class names must differ",
+        ),
     ],
 )
 def test_bad_input(tasks: Any, labels: Any, options: dict[str, Any], message: str) -> None:

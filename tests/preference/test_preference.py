@@ -90,7 +90,10 @@ def test_bad_weights(weights: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"wieghts": [1]}, "unknown key 'wieghts' (did you mean 'weights'?); a preference has version, method, weights"),
+        (
+            {"wieghts": [1]},
+            "unknown key 'wieghts' (did you mean 'weights'?); a preference has version, method, weights",
+        ),
         ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
         ({"version": "1"}, "'version' must be a whole number, not '1'"),
         ({"weights": None}, "weights must be a list with one number per task, not None"),
@@ -117,7 +120,11 @@ def test_bad_files(tmp_path: Path, change: dict[str, object], message: str) -> N
 def test_files_that_are_no_preference(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file; `tmx prefer` writes preference files"):
         Preference.load(tmp_path / "none.json")
-    for content, message in ((b"\xff\xfe\x00", "cannot be read"), (b"{", "not JSON"), (b"[1]", "expected a JSON object")):
+    for content, message in (
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"{", "not JSON"),
+        (b"[1]", "expected a JSON object"),
+    ):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(InputError, match=message):
             Preference.load(tmp_path / "bad.json")

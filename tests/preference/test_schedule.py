@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_a_thousand_tasks_neither_overflow_nor_lose_the_ratio(alpha: float) -> N
     weights = Preference.from_alpha(alpha, 1000).weights
     assert math.fsum(weights) == pytest.approx(1, abs=1e-15)
     assert all(math.isfinite(weight) for weight in weights)
-    for earlier, later in zip(weights, weights[1:], strict=False):
+    for earlier, later in pairwise(weights):
         if min(earlier, later) > 1e-290:
             assert earlier / later == pytest.approx(alpha, rel=1e-12)
 

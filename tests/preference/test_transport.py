@@ -14,10 +14,10 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.preference.distances import rescaled, squared_distances
 from tunable_magmax.preference.transport import Sinkhorn, sinkhorn, transports
 
-LONG = 200_000
+LONG = 20_000
 
 
-def clouds(seed: int, n: int = 12, m: int = 9, width: int = 3) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def clouds(seed: int, n: int = 30, m: int = 7, width: int = 3) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, width)), rng.normal(size=(m, width)) + 0.5
 
@@ -34,15 +34,28 @@ def test_cost_of_the_plan_equals_pot(regularisation: float, seed: int) -> None:
     ot = pytest.importorskip("ot")
     x, y = clouds(seed)
     cost = cost_of(x, y)
-    plan = ot.sinkhorn(
-        [], [], cost, regularisation, method="sinkhorn_log", numItermax=LONG, stopThr=1e-10, warn=False
-    )
-    solver = Sinkhorn(regularisation, iterations=LONG, tolerance=1e-10)
+    plan = ot.sinkhorn([], [], cost, regularisation, method="sinkhorn_log", numItermax=LONG, stopThr=1e-9, warn=False)
+    solver = Sinkhorn(regularisation, iterations=LONG, tolerance=1e-9)
     (found,) = transports([x], [y], solver)
     assert found.converged
-    assert found.residual <= 1e-10
+    assert found.residual <= 1e-9
     assert found.cost == pytest.approx(float((plan * cost).sum()), abs=1e-6)
     assert sinkhorn(cost, solver).cost == pytest.approx(found.cost, abs=1e-9)
+
+
+@pytest.mark.parametrize("regularisation", [1.0, 0.1, 0.01, 0.001])
+def test_every_iteration_is_pots(regularisation: float) -> None:
+    # POT updates columns first, so the transposed problem goes through the same plans, converged or not.
+    ot = pytest.importorskip("ot")
+    x, y = clouds(0, n=12, m=9)
+    cost = cost_of(x, y)
+    for iterations in (1, 2, 40):
+        plan = ot.sinkhorn(
+            [], [], cost.T, regularisation, method="sinkhorn_log", numItermax=iterations, stopThr=0, warn=False
+        )
+        found = sinkhorn(cost, Sinkhorn(regularisation, iterations=iterations, tolerance=0))
+        assert found.iterations == iterations
+        assert found.cost == pytest.approx(float((plan * cost.T).sum()), abs=1e-12)
 
 
 def test_goes_to_exact_transport() -> None:
@@ -51,8 +64,8 @@ def test_goes_to_exact_transport() -> None:
     cost = cost_of(x, y)
     exact = float(ot.emd2([], [], cost))
     gaps = [sinkhorn(cost, Sinkhorn(r, iterations=LONG, tolerance=1e-9)).cost - exact for r in (0.1, 0.01, 1e-3, 1e-4)]
-    assert gaps == sorted(gaps, reverse=True)
-    assert 0 <= gaps[-1] < 1e-6
+    assert gaps[0] > gaps[1] > gaps[2] > -1e-6
+    assert abs(gaps[-1]) < 1e-6
 
 
 def test_two_points_by_hand() -> None:
@@ -103,8 +116,6 @@ def test_blocks_give_the_same(regularisation: float, debias: bool) -> None:
     assert second.cost == pytest.approx(first.cost, abs=1e-12)
     assert second.residual == pytest.approx(first.residual, abs=1e-10)
     assert (second.iterations, second.converged) == (first.iterations, first.converged)
-    moved = second.target_potential - first.target_potential
-    assert np.ptp(moved) < 1e-9  # potentials are known up to a constant
 
 
 def test_debiased_is_zero_between_equal_samples_and_positive_between_others() -> None:
@@ -118,19 +129,35 @@ def test_debiased_is_zero_between_equal_samples_and_positive_between_others() ->
     assert transports([x], [y], solver, debias=True)[0].cost < transports([x], [y], solver)[0].cost
 
 
-def test_the_potential_is_the_derivative_by_a_samples_weight() -> None:
+@pytest.mark.parametrize("debias", [False, True])
+def test_draws_are_the_costs_of_samples_drawn_again(debias: bool) -> None:
     x, y = clouds(7, n=40, m=30)
-    cost = cost_of(x, y)
-    solver = Sinkhorn(1e-3, iterations=LONG, tolerance=1e-9)
-    found = sinkhorn(cost, solver)
-    potential = found.target_potential - found.target_potential.mean()
     rng = np.random.default_rng(0)
-    for _ in range(5):
-        drawn = rng.integers(0, 30, size=30)
-        again = sinkhorn(cost[:, drawn], solver).cost
-        foreseen = found.cost + potential[drawn].mean()
-        assert foreseen <= again + 2e-3  # transport is convex in its marginal: the tangent lies below
-        assert abs(again - foreseen) < 0.5 * abs(again - found.cost) + 0.01
+    draws = rng.multinomial(30, np.full(30, 1 / 30), size=4).astype(np.float64)
+    solver = Sinkhorn(0.1, iterations=1000, tolerance=1e-9)
+    (found,) = transports([x], [y], solver, debias=debias, draws=draws)
+    largest = np.square(x[:, None] - y[None]).sum(axis=2).max()
+
+    def cost(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+        return sinkhorn(np.square(first[:, None] - second[None]).sum(axis=2) / largest, solver).cost
+
+    for drawn, row in zip(found.draws, draws, strict=True):
+        sample = np.repeat(y, row.astype(int), axis=0)
+        again = cost(x, sample) - (0.5 * cost(x, x) + 0.5 * cost(sample, sample) if debias else 0)
+        assert drawn == pytest.approx(again, abs=1e-4)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_draws_to_first_order_for_large_samples(debias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = clouds(7, n=40, m=30)
+    draws = np.random.default_rng(0).multinomial(30, np.full(30, 1 / 30), size=50).astype(np.float64)
+    solver = Sinkhorn(0.02, iterations=1000)
+    solved = transports([x], [y], solver, debias=debias, draws=draws)[0].draws
+    monkeypatch.setattr("tunable_magmax.preference.transport.SOLVED_DRAWS", 0)
+    foreseen = transports([x], [y], solver, debias=debias, draws=draws)[0].draws
+    assert np.corrcoef(solved, foreseen)[0, 1] > 0.9
+    tight = Sinkhorn(0.02, iterations=1000, memory=3 * 8 * 40 * 7)
+    assert transports([x], [y], tight, debias=debias, draws=draws)[0].draws == pytest.approx(foreseen, abs=1e-6)
 
 
 def test_says_when_it_did_not_converge() -> None:

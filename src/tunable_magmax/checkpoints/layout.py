@@ -26,7 +26,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Mergeable:
-    """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` the index of its first element."""
+    """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` is its first element's index."""
 
     name: str
     infos: tuple[TensorInfo, ...]
@@ -174,8 +174,8 @@ def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[s
 
 
 def _renamed(name: str, there: Signature, here: Signature) -> str:
-    """The closest name of the other side that has no partner here, or nothing."""
-    return closest(name, [n for n in there.tensors if here.name_of(n) is None])
+    """The closest name of the other side, best one that has no partner here, or nothing."""
+    return closest(name, [n for n in there.tensors if here.name_of(n) is None]) or closest(name, list(there.tensors))
 
 
 def _all_problems(problems: Sequence[str]) -> str:

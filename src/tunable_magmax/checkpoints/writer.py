@@ -63,6 +63,13 @@ class Output:
                 self._partial.leave()
             raise
 
+    @staticmethod
+    def check(out: str | Path, overwrite: bool = False) -> None:
+        """Raise what the constructor would say of this place, without touching it."""
+        place = _absolute(Path(out))
+        _refuse_place(place)
+        _refuse_existing(place, place.name.endswith(".safetensors"), overwrite)
+
     @property
     def partial(self) -> Path:
         """The directory of the work in progress."""

@@ -1,0 +1,1 @@
+"""The `tmx` command: one short file per command, each calling one public function."""

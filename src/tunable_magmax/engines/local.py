@@ -121,7 +121,7 @@ class Inputs:
 
 
 class FileVectors:
-    """`Vectors` over opened checkpoints: bytes go straight into the scratch, or through a raw buffer if types differ."""
+    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ."""
 
     borrows = True
 
@@ -132,12 +132,14 @@ class FileVectors:
     def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
         info = tensor.infos[source]
         size = BITS[info.dtype] // 8
-        if torch_dtype(info.dtype) == scratch.dtype:
+        stored = torch_dtype(info.dtype)
+        assert stored is not None
+        if stored == scratch.dtype:
             self._checkpoints[source].read_into(info.name, start * size, scratch.numpy().data)
             return scratch
         raw = self._raw((stop - start) * size)
         self._checkpoints[source].read_into(info.name, start * size, raw.numpy().data)
-        return scratch.copy_(raw.view(torch_dtype(info.dtype)))
+        return scratch.copy_(raw.view(stored))
 
     def _raw(self, size: int) -> Tensor:
         buffer = getattr(self._local, "buffer", None)
@@ -173,10 +175,10 @@ def merge_checkpoints(
     base_model: str | None = None,
     progress: Progress | None = None,
 ) -> MergeReport:
-    """Merge checkpoint files or directories into a new one, streamed: `memory` bounds the working memory (default 1 GiB).
+    """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at all;
-    an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
+    `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
+    all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit.
 
     >>> import tempfile, torch
@@ -264,8 +266,12 @@ def merge_of(
 
 
 def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | None) -> list[TensorInfo]:
-    """What the output holds, widest types first (so that all data is aligned) and by name; `merged` maps names to types."""
-    infos = [TensorInfo(tensor.name, merged[tensor.name], tensor.shape) for tensor in layout.mergeable if tensor.name in merged]
+    """What the output holds, widest types first (so that all data is aligned); `merged` maps names to types."""
+    infos = [
+        TensorInfo(tensor.name, merged[tensor.name], tensor.shape)
+        for tensor in layout.mergeable
+        if tensor.name in merged
+    ]
     kept = [TensorInfo(tensor.name, tensor.infos[0].dtype, tensor.shape) for tensor in layout.mergeable]
     for info in [*(info for info in kept if info.name not in merged), *layout.copied]:
         infos.append(TensorInfo(info.name, out_dtype, info.shape) if out_dtype and info.is_float else info)
@@ -292,7 +298,7 @@ def _write(merge: Merge, inputs: Inputs, output: Output, shard_size: int | None)
 
 
 def shard_data(merge: Merge, inputs: Inputs, shard: Shard) -> Iterator[memoryview]:
-    """A shard's data in order: merged tensors from the engine, the others from the base. A view is valid until the next."""
+    """A shard's data in order: merged tensors from the engine, others from the base. A view lasts until the next."""
     by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.stretches}
     stretches = [by_name[info.name] for info in shard.tensors if info.name in by_name]
     buffers = _Buffers(merge.memory.chunk)
@@ -364,7 +370,9 @@ def _write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mo
     digests = dict(report.files)
     for path in tag_along(inputs.paths[0]):
         changed = retyped_config(path, report.options["out_dtype"])
-        digests[path.name] = output.copy_file(path.name, path) if changed is None else output.write_file(path.name, changed)
+        digests[path.name] = (
+            output.copy_file(path.name, path) if changed is None else output.write_file(path.name, changed)
+        )
     name = base_name(inputs.paths[0], base_model)
     config = yaml.safe_dump(effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
     digests[CONFIG] = output.write_file(CONFIG, config.encode())

@@ -1,4 +1,4 @@
-"""Rule 3: from weights to a budget, exactly. A weight is read as the decimal number it prints as; the rest is rational."""
+"""Rule 3: from weights to a budget, exactly. A weight is the decimal number it prints as; the rest is rational."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_decimal(value: Any, what: str) -> Fraction:
         return value
     if isinstance(value, bool):
         raise InputError(f"{what} is {value}, expected a number")
-    # Tensors and numpy scalars print with decorations; numpy's float32 must print as itself, not as the float64 it becomes.
+    # Tensors and numpy scalars print with decorations; a float32 must print as itself, not as the float64 it becomes.
     dtype = str(getattr(value, "dtype", ""))
     if hasattr(value, "item") and "float64" not in dtype:
         text = _shortest(value.item(), dtype)
@@ -49,7 +49,8 @@ def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, .
         raise InputError(f"weights must be a list of {tasks} numbers, one for each task, got {weights!r}")
     if len(weights) != tasks:
         raise InputError(
-            f"{len(weights)} weights for {tasks} tasks: give one weight for each task, in training order, 0 for tasks that do not matter"
+            f"{len(weights)} weights for {tasks} tasks: "
+            "give one for each task, in training order, 0 for tasks that do not matter"
         )
     read = tuple(read_decimal(w, f"weight {k}") for k, w in enumerate(weights, start=1))
     for k, weight in enumerate(read, start=1):

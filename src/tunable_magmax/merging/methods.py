@@ -1,7 +1,7 @@
 """The methods, each a small class behind one interface, and the table of them. To add one: write it and list it.
 
-The engine (`stream.py`) shows every chunk to `survey` in a first walk, calls `decide` once, and then asks `combine` for the
-merged task vector of each chunk, in any order and in several threads.
+The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the merged
+task vector of each chunk, in any order and in several threads.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class Method:
         """Take `elements` as the number that is merged; return whether marks made before no longer hold."""
         return False
 
+    def expected_budget(self, elements: int) -> tuple[int, ...] | None:
+        """The budget if `elements` are merged; None for methods without one."""
+        return None
+
     def decide(self, field: Field) -> None:
         """What has to be settled over all elements before the first one can be merged."""
 
@@ -109,17 +113,18 @@ class TunableMagmax(Method):
         super().__init__(options, tasks)
         wanted = [n > 0 for n in options.budget or self.shares()]
         self._rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
-        self.plane_rows = sum(wanted) + 4
+        self._spare = SpareRows.after(sum(wanted), options.keep == "magnitude")
+        self.plane_rows = self._spare.stop
         self._active: list[bool] | None = None
         self._planes: Planes | None = None
         self._owners: dict[int, Ownership] = {}
 
-    def _budget(self, elements: int) -> tuple[int, ...]:
+    def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self.shares(), elements))
 
     def assume(self, elements: int) -> bool:
         before = self._active
-        self._active = [n > 0 for n in self._budget(elements)]
+        self._active = [n > 0 for n in self.expected_budget(elements)]
         # Only `compare: active` looks at who has a budget, and a tiny weight's share can become nothing as d shrinks.
         return self.options.compare == "active" and self.options.scope == "model" and self._active != before
 
@@ -127,7 +132,7 @@ class TunableMagmax(Method):
         if self.options.compare == "all":
             last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)
             return [t <= last for t in range(self.tasks)], self._rows
-        active = [n > 0 for n in self._budget(size)] if self.options.scope == "tensor" else self._active
+        active = [n > 0 for n in self.expected_budget(size)] if self.options.scope == "tensor" else self._active
         assert active is not None
         return active, [row if taking_part else -1 for row, taking_part in zip(self._rows, active, strict=True)]
 
@@ -139,14 +144,12 @@ class TunableMagmax(Method):
             )
         everything = list(range(len(field.stretches)))
         groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
-        budgets = [self._budget(sum(field.stretches[k].size for k in group)) for group in groups]
+        budgets = [self.expected_budget(sum(field.stretches[k].size for k in group)) for group in groups]
         # Many groups share the threads among themselves; a single one uses them all inside.
         inside, outside = (field.each, _one_by_one) if len(groups) == 1 else (_one_by_one, field.each)
-        free = self.plane_rows - 4
-        spare = SpareRows(free, free + 1, free + 2, free + 3)
 
         def settle(job: tuple[list[int], tuple[int, ...]]) -> Ownership:
-            selection = field.selection(job[0], spare, inside)
+            selection = field.selection(job[0], self._spare, inside)
             return auction(selection, self._rows, job[1], self.options.seed, self.options.keep)
 
         owners = outside(settle, list(zip(groups, budgets, strict=True)))
@@ -241,15 +244,14 @@ class Ties(Method):
     def __init__(self, options: Options, tasks: int) -> None:
         super().__init__(options, tasks)
         self._voters = [t for t, factor in enumerate(self.factors()) if factor]
-        self.plane_rows = len(self._voters) + 4
+        self._spare = SpareRows.after(len(self._voters), True)
+        self.plane_rows = self._spare.stop
         self._rows: list[int] = []
         self._planes: Planes | None = None
 
     def decide(self, field: Field) -> None:
-        voters = len(self._voters)
         kept = int(self.options.density * field.elements)
-        spare = SpareRows(voters, voters + 1, voters + 2, voters + 3)
-        selection = field.selection(list(range(len(field.stretches))), spare, field.each)
+        selection = field.selection(list(range(len(field.stretches))), self._spare, field.each)
         self._planes = field.planes
         selection.open()
         for row, t in enumerate(self._voters):

@@ -22,6 +22,9 @@ from tunable_magmax.merging.kernels import SLOTS, Kernels, Planes, Runs
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
 
+BATCH = 16
+"""Histograms of magnitudes that are held at a time: half a megabyte each."""
+
 # How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
 NARROW_DIGITS = ((15, 16), (0, 15))
 WIDE_DIGITS = ((47, 16), (31, 16), (15, 16), (0, 15))
@@ -65,12 +68,25 @@ def pieces(stretches: Iterable[Stretch], chunk: int) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class SpareRows:
-    """Rows of the planes that selection works in: what is free, what was just won, and two for equal magnitudes."""
+    """Rows of the planes that selection works in: what is free, what was just won, and two for equal magnitudes.
+
+    Selection by lottery alone does not need the latter two.
+    """
 
     free: int
     won: int
-    level: int
-    drawn: int
+    level: int = -1
+    drawn: int = -1
+
+    @classmethod
+    def after(cls, rows: int, by_magnitude: bool) -> SpareRows:
+        """Spare rows behind the given number of rows."""
+        return cls(rows, rows + 1, rows + 2, rows + 3) if by_magnitude else cls(rows, rows + 1)
+
+    @property
+    def stop(self) -> int:
+        """The number of rows in all."""
+        return max(self.won, self.drawn) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +184,9 @@ class Selection:
                 plane, free = (self.planes.part(r, *piece.slots) for r in (row, self.free))
                 return self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)
 
-            counts = np.sum(self.each(histogram, self._pieces), axis=0)
+            counts = np.zeros(1 << bits, np.int64)
+            for start in range(0, len(self._pieces), BATCH):
+                counts += np.sum(self.each(histogram, self._pieces[start : start + BATCH]), axis=0)
             from_top = np.cumsum(counts[::-1])
             place = int(np.searchsorted(from_top, wanted))
             wanted -= int(from_top[place - 1]) if place else 0
@@ -276,7 +294,8 @@ def _spans(stretches: Sequence[Stretch]) -> list[_Span]:
         padded = -(-stretch.size // SLOTS) * SLOTS
         for start in range(0, padded, SPAN):
             stop = min(start + SPAN, padded)
-            if runs and stretch.slot + stop - runs[0][0] > SPAN:
+            # A span has no gaps: the slots of tensors that are not merged hold bits that mean nothing.
+            if runs and (stretch.slot + stop - runs[0][0] > SPAN or runs[-1][1] != stretch.slot + start):
                 close()
             runs.append((stretch.slot + start, stretch.slot + stop, stretch.element + start))
     close()

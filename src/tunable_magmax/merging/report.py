@@ -14,7 +14,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One merged tensor: its shape, its type in the output, and how many elements each task gave (if they have owners)."""
+    """One merged tensor: its shape, its type in the output, and what each task gave (None if elements have no owner)."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -49,8 +49,8 @@ def merge_state_dicts(
 ) -> Merged:
     """Merge the task checkpoints of a sequence, given in training order, into the base; all are dicts of tensors.
 
-    `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the paper's
-    lambda, a number or "matched". docs/method.md defines every option. The inputs are not modified.
+    `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the
+    paper's lambda, a number or "matched". docs/method.md defines every option. The inputs are not modified.
 
     >>> import torch
     >>> base = {"w": torch.zeros(4)}
@@ -122,7 +122,7 @@ class MemoryVectors:
         self._device = device
         self._flat = [
             {
-                info.name: source[info.name].detach().reshape(-1)
+                info.name: source[info.name].detach().reshape(-1).contiguous()
                 for info in (tensor.infos[k] for tensor in layout.mergeable)
             }
             for k, source in enumerate([base, *tasks])
@@ -157,6 +157,8 @@ def _assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], opt
             result[name] = merged[name]
         else:
             asked = torch_dtype(options.out_dtype) if options.out_dtype else None
-            castable = asked is not None and dtype_code(tensor.dtype) in FLOATS
-            result[name] = cast_copied(tensor.detach(), asked, name) if castable else tensor.detach().clone()
+            if asked is not None and dtype_code(tensor.dtype) in FLOATS:
+                result[name] = cast_copied(tensor.detach(), asked, name)
+            else:
+                result[name] = tensor.detach().clone()
     return result

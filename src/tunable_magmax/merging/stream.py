@@ -1,7 +1,7 @@
 """The engine: walks base and tasks chunk by chunk, under a memory bound, and hands the chunks to a method.
 
-Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where the
-scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows). The last walk renders.
+Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
+the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows). The last walk renders.
 Nothing here depends on where values come from (`Vectors`) or where results go.
 """
 
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
-from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.methods import METHODS, Counts, Field
@@ -79,7 +78,7 @@ def plan_memory(
         return MemoryPlan(kernels.chunk, 0, planes, False, stash)
 
     def workspace(chunk: int) -> int:
-        # Each thread holds its inputs, a raw read, the merged vector and an output; as many outputs again wait to be written.
+        # Each thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
         return threads * chunk * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
 
     chunk = kernels.chunk

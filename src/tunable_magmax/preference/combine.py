@@ -47,6 +47,8 @@ def combined_preference(sources: Sequence[Preference], strengths: Sequence[float
         raise InputError("the preferences name different tasks; combine preferences of one run only")
     if strengths is None:
         numbers = [_strength(source, position) for position, source in enumerate(sources, 1)]
+        if not any(numbers):
+            raise InputError("none of the preferences has a sample behind it; give strengths")
     else:
         numbers = [float(strength) for strength in strengths]
         if len(numbers) != len(sources):

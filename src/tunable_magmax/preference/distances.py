@@ -18,8 +18,10 @@ def rescaled(x: Matrix, y: Matrix) -> tuple[Floats, Floats]:
     """
     # Halves, because the difference of two finite numbers may not be finite.
     origin = x[0].astype(np.float64) / 2
-    first: Floats = np.multiply(x, 0.5, dtype=np.float64) - origin
-    second: Floats = np.multiply(y, 0.5, dtype=np.float64) - origin
+    first: Floats = np.multiply(x, 0.5, dtype=np.float64)
+    second: Floats = np.multiply(y, 0.5, dtype=np.float64)
+    first -= origin
+    second -= origin
     spread = max(_largest(first), _largest(second)) or 1.0
     first /= spread
     second /= spread

@@ -91,19 +91,12 @@ def _by_transport(
     resampling: Resampling,
     record: dict[str, Any],
 ) -> tuple[Floats, Floats]:
-    """Distances [T] and, to first order through the dual potentials, those of the bootstrap draws [replicates, T].
-
-    Solving every draw anew would cost as much as `replicates` preferences; the potential of a target sample is the
-    derivative of the transport's value by its weight, exact for small and for large regularisation.
-    """
-    results = transports(tasks, targets, solver, debias=debias)
+    """Distances [T] and those of the bootstrap draws [replicates, T]; how the solver did goes into `record`."""
+    blocks = list(sample_replicates(len(targets[0]), resampling))
+    results = transports(tasks, targets, solver, debias=debias, draws=np.concatenate(blocks) if blocks else None)
     warn_unconverged(results, solver)
     distances = np.array([result.cost for result in results])
-    potentials = np.stack([result.target_potential for result in results], axis=1)
-    samples = len(potentials)
-    potentials = potentials - potentials.mean(axis=0)
-    drawn = [draws @ potentials / samples for draws in sample_replicates(samples, resampling)]
-    replicates = distances + np.concatenate(drawn) if drawn else np.empty((0, len(tasks)))
+    replicates = np.stack([result.draws for result in results], axis=1)
     record["regularisation"] = solver.regularisation
     record["debiased"] = debias
     record["iterations"] = [result.iterations for result in results]

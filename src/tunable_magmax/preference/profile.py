@@ -53,7 +53,8 @@ class Profile:
                 raise InputError(f"{where}: {name!r} must be a non-empty text, not {getattr(self, name)!r}")
         _names(self.classes, f"{where}: classes")
         _counts(self.label_counts, self.classes, f"{where}: label_counts")
-        features = np.array(feature_matrix(self.features, f"{where}: features"), dtype=np.float32)
+        with np.errstate(over="ignore"):
+            features = np.array(feature_matrix(self.features, f"{where}: features"), dtype=np.float32)
         if not np.isfinite(features).all():
             raise InputError(f"{where}: features exceed float32; scale the encoder's output")
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < len(features):
@@ -107,7 +108,7 @@ class Profile:
         for name, wanted, found in (("encoder", encoder, self.encoder), ("classifier", classifier, self.classifier)):
             if wanted is not None and wanted != found:
                 raise InputError(
-                    f"the profile of task {self.task!r} belongs to another {name}: {found or 'none'}, expected {wanted}; "
+                    f"the profile of task {self.task!r} belongs to another {name}: {found}, expected {wanted}; "
                     "its numbers cannot be compared, so make the profile again"
                 )
 

@@ -58,7 +58,7 @@ def shift_preference(
         if labels is not None:
             raise InputError("pseudo labels and labels: use method='em', or Preference.combined on one of each")
         return label_preference(
-            task_label_counts or (),
+            task_label_counts if task_label_counts is not None else (),
             predictions,
             similarity="count",
             on_zero=on_zero,

@@ -201,13 +201,13 @@ def award(won, places):
 
 @compiled()
 def _magnitude_code(value, origin, unit):
-    # Patterns of non-negative floats order like the floats; times `unit`, a 1 of float32 or float64, they have one type.
+    # Patterns of non-negative floats order like the floats; `unit`, a 1 of float32 or float64, makes them one type.
     return np.uint64(_pattern(abs(value - origin) * unit))
 
 
 @compiled()
 def magnitude_histogram(plane, free, base, values, unit, shift, bits, prefix, histogram):
-    """Count free candidates by a digit (code >> shift) of their magnitude, among those with the higher digits `prefix`."""
+    """Count free candidates by a digit (code >> shift) of their magnitude, where the higher digits are `prefix`."""
     mask = (_ONE << np.uint64(bits)) - _ONE
     for w in range(plane.shape[0]):
         candidates = plane[w] & free[w]

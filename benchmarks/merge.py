@@ -1,0 +1,136 @@
+"""Speed of a merge as a ratio to a floor measured in the same run, on the tensors of ViT-B/16's image tower.
+
+    python benchmarks/merge.py [--tasks 5 20] [--files] [--threads 2]
+
+The floor reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on the same threads.
+`--files` also times file to file: against the in-memory merge plus reading the files, and as a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from vit import ELEMENTS, next_task, random_base
+
+import tunable_magmax as tmx
+
+
+def best(work: Callable[[], object], times: int = 3) -> float:
+    """The best of some runs, in seconds."""
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
+    """Print the table for one number of tasks; return seconds by case."""
+    base = random_base()
+    sequence = [base]
+    for t in range(tasks):
+        sequence.append(next_task(sequence[-1], t + 1))
+    vectors = sequence[1:]
+
+    def floor() -> None:
+        for checkpoint in sequence:
+            for tensor in checkpoint.values():
+                tensor.abs().sum()
+        _ = [tensor.clone() for tensor in base.values()]
+
+    def lean_floor() -> None:
+        for checkpoint in sequence:
+            for tensor in checkpoint.values():
+                tensor.sum()
+
+    two_hot = [0.0] * tasks
+    two_hot[0], two_hot[tasks // 2] = 0.3, 0.7
+    cases: dict[str, dict[str, object]] = {
+        f"tunable_magmax, scope {scope}, {name} weights, scale {scale}": {
+            "scope": scope,
+            "weights": weights,
+            "scale": scale,
+        }
+        for scope in ("model", "tensor")
+        for name, weights in (("equal", None), ("two-hot", two_hot))
+        for scale in ("matched", 0.5)
+    }
+    if methods:
+        cases |= {f"{method}, scale matched": {"method": method} for method in list(tmx.METHODS)[1:]}
+        cases["tunable_magmax, keep magnitude"] = {"keep": "magnitude"}
+    tmx.merge_state_dicts(base, vectors, threads=threads)  # compiles, and touches every input once
+    reference, lean = best(floor), best(lean_floor)
+    print(f"\nT = {tasks}, {threads} threads: floor {reference:.3f} s (reading alone {lean:.3f} s)")
+    seconds = {}
+    for name, options in cases.items():
+        seconds[name] = best(lambda options=options: tmx.merge_state_dicts(base, vectors, threads=threads, **options))
+        print(f"  {name:62} {seconds[name]:7.3f} s = {seconds[name] / reference:5.2f} x floor")
+    return seconds
+
+
+def from_files(tasks: int, threads: int, memory_seconds: float, folder: Path) -> None:
+    """Print file-to-file times for one number of tasks."""
+    current = random_base()
+    save_file(current, folder / "base.safetensors")
+    for t in range(tasks):
+        current = next_task(current, t + 1)
+        save_file(current, folder / f"task{t + 1}.safetensors")
+    del current
+    paths = [folder / "base.safetensors", *(folder / f"task{t + 1}.safetensors" for t in range(tasks))]
+    out = folder / "out"
+
+    def read() -> None:
+        buffer = bytearray(1 << 22)
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+    def merge() -> None:
+        tmx.merge_checkpoints(paths[0], paths[1:], out, overwrite=True, threads=threads)
+
+    merge()
+    reading, merging = best(read), best(merge)
+    rival = memory_seconds + reading
+    print(f"\nT = {tasks} from files: {merging:.3f} s; in memory {memory_seconds:.3f} s + reading {reading:.3f} s")
+    print(f"  = {merging / rival:.2f} x (in-memory merge + reading)")
+    command = [sys.executable, "-m", "tunable_magmax", "merge", "--base", str(paths[0]), "--overwrite", "-o", str(out)]
+    for path in paths[1:]:
+        command += ["--task", str(path)]
+    process = best(lambda: subprocess.run([*command, "--threads", str(threads), "--quiet"], check=True))
+    start = best(lambda: subprocess.run([sys.executable, "-c", "import torch, numba"], check=True))
+    print(f"  as a process: {process:.2f} s, of which importing torch and numba alone is {start:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--methods", action="store_true", help="time the other methods too")
+    parser.add_argument("--files", action="store_true", help="file to file too")
+    parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"ViT-B/16 image tower: {ELEMENTS:,} elements, float32")
+    for tasks in options.tasks:
+        seconds = in_memory(tasks, options.threads, options.methods)
+        if options.files:
+            folder = Path(tempfile.mkdtemp(dir=options.folder))
+            try:
+                from_files(tasks, options.threads, next(iter(seconds.values())), folder)
+            finally:
+                shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

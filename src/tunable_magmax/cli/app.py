@@ -1,0 +1,66 @@
+"""The `tmx` program: its commands, and how errors reach the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+import tunable_magmax
+from tunable_magmax.cli.convert import convert
+from tunable_magmax.cli.demo import demo
+from tunable_magmax.cli.inspect import inspect
+from tunable_magmax.cli.merge import merge, plan
+from tunable_magmax.cli.verify import verify
+from tunable_magmax.errors import TmxError
+
+
+def _said(default: Any) -> Any:
+    """A default worth showing: a flag's is clear, and None is explained in the help text."""
+    return None if default is None or isinstance(default, bool) else default
+
+
+app = App(
+    name="tmx",
+    help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
+    version=tunable_magmax.__version__,
+    help_epilogue="Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.",
+    help_format="plaintext",
+    default_parameter=Parameter(negative=(), show_default=_said),
+)
+COMMANDS: tuple[Callable[..., Any], ...] = (merge, plan, inspect, verify, convert, demo)
+for _place, _command in enumerate(COMMANDS):
+    app.command(_command, sort_key=_place)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and exit with its code."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in tokens
+    tokens = [token for token in tokens if token != "--debug"]
+    try:
+        sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
+    except CycloptsError as error:
+        command = next((f"{c.__name__} " for c in COMMANDS if tokens[:1] == [c.__name__]), "")
+        sys.exit(_fail(f"{error} See tmx {command}--help.", 2))
+    except TmxError as error:
+        if debug:
+            raise
+        sys.exit(_fail(str(error), error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted; run the same command again to go on", 1))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left; nothing more to say
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(_fail(f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where.", 1))
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {message.strip()}\n")
+    return code

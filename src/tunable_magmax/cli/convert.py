@@ -1,0 +1,66 @@
+"""`tmx convert`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.tables import number
+from tunable_magmax.errors import InputError
+from tunable_magmax.sizes import show_size
+
+
+def convert(
+    source: Path,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    shard_size: str = "5GB",
+    overwrite: bool = False,
+    fresh: bool = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Write a checkpoint as safetensors: from torch files, or into other shards.
+
+    Torch files are opened weights-only: no code of theirs is run. Values and types stay as they are. An interrupted
+    conversion goes on when the same command is run again.
+
+    Parameters
+    ----------
+    source
+        A torch file, a safetensors file, or a directory that holds one or several.
+    out
+        A directory, or one file if it ends in .safetensors.
+    shard_size
+        Largest file of an output directory.
+    overwrite
+        Replace an existing output.
+    fresh
+        Discard unfinished work of an earlier call.
+    quiet
+        No progress bar, no summary.
+    as_json
+        Print the result as JSON on stdout.
+    """
+    if out is None:
+        raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
+    from tunable_magmax.conversion import convert_checkpoint
+
+    with progress_bars(quiet or as_json) as progress:
+        done = convert_checkpoint(
+            source, out, shard_size=shard_size, overwrite=overwrite, fresh=fresh, progress=progress
+        )
+    if as_json:
+        sys.stdout.write(json.dumps(done.to_dict(), indent=1) + "\n")
+    elif not quiet:
+        tied = f", {number(len(done.tied), 'tied name')} kept" if done.tied else ""
+        sys.stdout.write(
+            f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "
+            f"{show_size(done.bytes)}{tied}, in {number(len(done.files), 'file')}\n"
+        )

@@ -1,0 +1,146 @@
+"""`tmx inspect`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
+from tunable_magmax.errors import InputError
+from tunable_magmax.sizes import show_size
+
+if TYPE_CHECKING:
+    from tunable_magmax.checkpoints.tensors import TensorInfo
+    from tunable_magmax.inspection import Inspection
+    from tunable_magmax.merging.report import MergeReport
+
+FEW_TENSORS = 8
+FEW_TIES = 5
+
+
+def inspect(
+    path: Path,
+    /,
+    *,
+    tensors: bool = False,
+    shares: bool = False,
+    plot: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Show what a checkpoint holds; for a merge, also what each task gave to each layer.
+
+    Only headers and the report are read. Torch files are opened weights-only: no code of theirs is run.
+
+    Parameters
+    ----------
+    path
+        A safetensors file, a torch file, or a directory that holds one or several.
+    tensors
+        List all tensors, in file order, not only the largest.
+    shares
+        Show the layers' elements in percent.
+    plot
+        Draw a merge's layers, divided among the tasks, into this file: .png, .svg or .pdf.
+    as_json
+        Print everything as JSON on stdout.
+    """
+    from tunable_magmax.inspection import inspect_checkpoint
+
+    found = inspect_checkpoint(path)
+    if plot is not None:
+        if found.report is None:
+            raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
+        from tunable_magmax.picture import save_picture
+
+        save_picture(found.report, plot)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
+        return
+    lines = [*_holds(found, tensors), *([] if found.report is None else _merge(found, found.report, shares))]
+    if plot is not None:
+        lines.append(f"picture: {plot}")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _holds(found: Inspection, everything: bool) -> Iterator[str]:
+    yield f"{found.path}: {found.format}"
+    yield from table([[name, show_size(size)] for name, size in found.files.items()])
+    yield f"{number(len(found.tensors), 'tensor')}, {number(found.elements, 'element')}, {show_size(found.bytes)}"
+    kinds = [[code, f"{n:,}", f"{d:,}", show_size(b)] for code, (n, d, b) in found.dtypes().items()]
+    if kinds:
+        yield from table([["type", "tensors", "elements", "size"], *kinds])
+    if found.aliases:
+        yield number(len(found.aliases), "tied name")
+        ties = [f"  {alias} is {kept}" for alias, kept in found.aliases.items()]
+        yield from _first(ties, len(ties) if everything else FEW_TIES)
+    if everything or len(found.tensors) <= FEW_TENSORS:
+        yield from _tensors("all tensors", found.tensors)
+    else:
+        yield from _tensors(f"the {FEW_TENSORS} largest tensors (--tensors lists all)", found.largest(FEW_TENSORS))
+
+
+def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
+    if infos:
+        yield title
+        rows = [[info.name, info.dtype, _shape(info.shape), show_size(info.nbytes)] for info in infos]
+        yield from table([["name", "type", "shape", "size"], *rows])
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _first(lines: Sequence[str], limit: int) -> list[str]:
+    more = len(lines) - limit
+    return [*lines[:limit], *([f"  and {more:,} more (--tensors lists all)"] if more > 0 else [])]
+
+
+def _merge(found: Inspection, report: MergeReport, shares: bool) -> Iterator[str]:
+    yield ""
+    yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
+    yield from _facts(
+        merged=f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
+        copied=f"{number(len(report.copied), 'tensor')} from the base",
+        scale=f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
+        **{name: _option(value) for name, value in report.options.items() if name != "scale" and value is not None},
+    )
+    for warning in report.warnings:
+        yield f"warning: {warning}"
+    if not report.elements:
+        return
+    if report.leftovers:
+        share = _percent(report.leftovers, report.elements)
+        yield f"{report.leftovers:,} elements ({share}) were leftovers, given by lottery"
+    if report.counts is None:
+        yield f"elements have no owners: {report.method} mixes the tasks in each of them"
+        yield from table([["layer", "elements"], *([la.name, f"{la.elements:,}"] for la in found.layers())])
+        return
+    yield "elements by task" + (", each as its budget says" if report.counts == report.budget else "")
+    rows = [[f"task {t}", f"{n:,}", _percent(n, report.elements)] for t, n in enumerate(report.counts, start=1)]
+    yield from table([["", "elements", "share"], *rows])
+    yield f"{'shares' if shares else 'elements'} by layer and task"
+    header = ["layer", "elements", *(f"task {t}" for t in range(1, report.tasks + 1))]
+    body = [
+        [layer.name, f"{layer.elements:,}"]
+        + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or ()]
+        for layer in found.layers()
+    ]
+    yield from wrapped_table([header, *body], fixed=2, width=screen_width())
+
+
+def _facts(**facts: str) -> list[str]:
+    width = max(map(len, facts)) + 2
+    return [f"  {name:<{width}}{value}" for name, value in facts.items()]
+
+
+def _option(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if whole else "-"

@@ -1,0 +1,84 @@
+"""`tmx verify`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.tables import number
+
+if TYPE_CHECKING:
+    from tunable_magmax.verification import KnownInputs, Verification
+
+
+def verify(
+    path: Path,
+    /,
+    *,
+    base: Path | None = None,
+    task: list[Path] | None = None,
+    memory: str = "1GiB",
+    threads: int | None = None,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Check that a merged checkpoint is what its report says.
+
+    Digests, files, tensors and counts are checked. With --base and --task the merge is done again as the report says,
+    and every byte is compared. Exit code 0: all is well; 1: it is not what its report says; 2: it cannot be checked.
+
+    Parameters
+    ----------
+    path
+        A merged checkpoint: a directory, or a .safetensors file with its .report.json beside it.
+    base
+        The base of the merge.
+    task
+        A task checkpoint of the merge; give one --task for each, in training order.
+    memory
+        Bound on working memory while merging again.
+    threads
+        Default: all cores.
+    quiet
+        Print failed checks only.
+    as_json
+        Print all checks as JSON on stdout.
+    """
+    from tunable_magmax.verification import logged_inputs, verify_checkpoint
+
+    with progress_bars(quiet or as_json) as progress:
+        found = verify_checkpoint(path, base, task, memory=memory, threads=threads, progress=progress)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
+        return 0 if found.ok else 1
+    failed = [check for check in found.checks if not check.ok]
+    if not quiet:
+        sys.stdout.write(_checks(found))
+        if not failed and not found.rederived and (known := logged_inputs(path)) is not None:
+            sys.stdout.write(_again(path, known))
+    if failed:
+        inputs = ", or these are not its inputs in training order" if found.rederived else ""
+        details = f": {'; '.join(f'{check.what}: {check.detail}' for check in failed)}" if quiet else ""
+        count = f"{len(failed)} of {number(len(found.checks), 'check')} failed"
+        sys.stderr.write(f"error: {path} is not what its report says{inputs}: {count}{details}\n")
+    return 1 if failed else 0
+
+
+def _checks(found: Verification) -> str:
+    width = max(len(check.what) for check in found.checks)
+    lines = [f"  {'ok    ' if check.ok else 'FAILED'}  {check.what:<{width}}  {check.detail}" for check in found.checks]
+    if found.ok:
+        lines.append(f"{found.path} is what its report says")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _again(path: Path, known: KnownInputs) -> str:
+    parts = ["tmx", "verify", str(path), "--base", str(known.base)]
+    parts += [part for place in known.tasks for part in ("--task", str(place))]
+    return f"Its inputs are still there; to merge them again and compare every byte:\n{shlex.join(parts)}\n"

@@ -1,0 +1,127 @@
+"""Any readable checkpoint as safetensors: streamed, tied tensors kept, nothing of a pickle but its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tunable_magmax
+from tunable_magmax.checkpoints.card import tag_along
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import BITS
+from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.errors import InputError
+from tunable_magmax.sizes import parse_size
+
+DEFAULT_SHARD_SIZE = 5_000_000_000
+_BLOCK = 1 << 20
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion wrote: `files` are the SHA-256 of each file, `tied` the further names of tied tensors."""
+
+    source: str
+    out: str
+    tensors: int
+    elements: int
+    bytes: int
+    tied: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def convert_checkpoint(
+    source: str | Path,
+    out: str | Path,
+    *,
+    shard_size: int | str | None = None,
+    overwrite: bool = False,
+    fresh: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Conversion:
+    """Write a checkpoint again as safetensors: a directory, or one file if `out` ends in `.safetensors`.
+
+    Values and types stay as they are; tied tensors are written once. From directory to directory, configuration and
+    tokenizer files go along. The output appears whole or not at all; interrupted work goes on from `<out>.partial`.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import load_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> torch.save({"state_dict": {"w": torch.arange(3.0)}}, folder / "old.pt")
+    >>> convert_checkpoint(folder / "old.pt", folder / "new.safetensors").tensors
+    1
+    >>> load_file(folder / "new.safetensors")
+    {'w': tensor([0., 1., 2.])}
+    """
+    limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
+    source, target = Path(source), Path(out)
+    single = target.name.endswith(".safetensors")
+    with open_checkpoint(source) as checkpoint:
+        _refuse_as_output(checkpoint, target)
+        # Widest types first, so that all data is aligned.
+        tensors = sorted(checkpoint.tensors.values(), key=lambda info: (-BITS[info.dtype], info.name))
+        shards = plan_shards(tensors, None if single else limit, aliases=checkpoint.aliases)
+        stats = [(file, file.stat()) for file in checkpoint.files]
+        fingerprint = {
+            "version": tunable_magmax.__version__,
+            "convert": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+            "shard_size": 0 if single else limit,
+        }
+        total = sum(info.nbytes for info in tensors)
+        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
+            files = _write(checkpoint, output, shards, total, progress)
+            if not single:
+                files |= {path.name: output.copy_file(path.name, path) for path in tag_along(source)}
+            output.commit()
+    elements = sum(info.numel for info in tensors)
+    return Conversion(str(source), str(target), len(tensors), elements, total, dict(checkpoint.aliases), files)
+
+
+def _write(
+    checkpoint: Checkpoint,
+    output: Output,
+    shards: tuple[Shard, ...],
+    total: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[str, str]:
+    files: dict[str, str] = {}
+    written = 0
+    for shard in shards:
+        files[shard.name] = output.finished(shard) or output.write_shard(
+            shard, _data(checkpoint, shard, written, total, progress)
+        )
+        written += shard.data_size
+    if len(shards) > 1:
+        files[_INDEX] = output.write_file(_INDEX, index_json(shards))
+    return files
+
+
+def _data(
+    checkpoint: Checkpoint,
+    shard: Shard,
+    written: int,
+    total: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> Iterator[memoryview]:
+    for info in shard.tensors:
+        for start in range(0, info.nbytes, _BLOCK):
+            block = memoryview(bytearray(min(_BLOCK, info.nbytes - start)))
+            checkpoint.read_into(info.name, start, block)
+            yield block
+            written += block.nbytes
+            if progress is not None:
+                progress("convert", written, total)
+
+
+def _refuse_as_output(checkpoint: Checkpoint, out: Path) -> None:
+    target = out.resolve()
+    if any(target == file.resolve() or target in file.resolve().parents for file in checkpoint.files):
+        raise InputError(f"the output {out} would replace the checkpoint that is converted; choose another output")

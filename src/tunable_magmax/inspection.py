@@ -1,0 +1,207 @@
+"""What a checkpoint holds, and for a merge who gave what: from headers and the report alone, no values are read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.checkpoints.card import REPORT
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.report import MergeReport
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The merged tensors of one layer: their number and elements, and how many each task gave (if there are owners)."""
+
+    name: str
+    tensors: int
+    elements: int
+    counts: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a checkpoint holds. `aliases` are further names of tied tensors; `report` is there if it is a merge."""
+
+    path: Path
+    format: str
+    files: Mapping[str, int]
+    """Weight files and their bytes."""
+    tensors: tuple[TensorInfo, ...]
+    aliases: Mapping[str, str]
+    report: MergeReport | None
+
+    @property
+    def elements(self) -> int:
+        return sum(info.numel for info in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of data, without headers."""
+        return sum(info.nbytes for info in self.tensors)
+
+    def dtypes(self) -> dict[str, tuple[int, int, int]]:
+        """Tensors, elements and bytes of each type, the type with most bytes first."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for info in self.tensors:
+            tensors, elements, size = found.get(info.dtype, (0, 0, 0))
+            found[info.dtype] = (tensors + 1, elements + info.numel, size + info.nbytes)
+        return dict(sorted(found.items(), key=lambda item: (-item[1][2], item[0])))
+
+    def largest(self, limit: int | None = None) -> list[TensorInfo]:
+        """The tensors with most bytes, equal ones by name; all if `limit` is None."""
+        return sorted(self.tensors, key=lambda info: (-info.nbytes, info.name))[:limit]
+
+    def layers(self) -> list[Layer]:
+        """The layers of a merge; nothing if there is no report."""
+        return [] if self.report is None else layers(self.report)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        dtypes = self.dtypes().items()
+        content: dict[str, Any] = {
+            "path": str(self.path),
+            "format": self.format,
+            "files": dict(self.files),
+            "elements": self.elements,
+            "bytes": self.bytes,
+            "dtypes": {code: {"tensors": n, "elements": d, "bytes": b} for code, (n, d, b) in dtypes},
+            "tied": dict(self.aliases),
+            "tensors": {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in self.tensors},
+        }
+        if self.report is not None:
+            report = self.report
+            content["merge"] = {
+                "method": report.method,
+                "tasks": report.tasks,
+                "elements": report.elements,
+                "scale": report.scale,
+                "seed": report.seed,
+                "options": dict(report.options),
+                "budget": report.budget,
+                "counts": report.counts,
+                "leftovers": report.leftovers,
+                "copied": list(report.copied),
+                "warnings": list(report.warnings),
+                "layers": {
+                    layer.name: {"tensors": layer.tensors, "elements": layer.elements, "counts": layer.counts}
+                    for layer in self.layers()
+                },
+            }
+        return content
+
+
+def inspect_checkpoint(path: str | Path) -> Inspection:
+    """Look into a safetensors or torch file, or a directory. A merge's report is read along if there is one.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> save_file({"w": torch.zeros(2, 3), "step": torch.tensor(7)}, folder / "model.safetensors")
+    >>> found = inspect_checkpoint(folder)
+    >>> found.format, found.elements, found.dtypes()
+    ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
+    """
+    path = Path(path)
+    with open_checkpoint(path) as checkpoint:
+        files = {file.name: file.stat().st_size for file in checkpoint.files}
+        kind = _kind(path, checkpoint.files)
+        tensors, aliases = tuple(checkpoint.tensors.values()), dict(checkpoint.aliases)
+    place = report_place(path)
+    return Inspection(path, kind, files, tensors, aliases, read_report(path) if place.is_file() else None)
+
+
+def _kind(path: Path, files: Sequence[Path]) -> str:
+    with open(files[0], "rb") as file:
+        what = "safetensors" if file.read(9)[8:] == b"{" else "torch"
+    if not path.is_dir():
+        return f"{what} file"
+    return f"directory with {f'a {what} file' if len(files) == 1 else f'{len(files)} {what} files'}"
+
+
+def report_place(path: Path) -> Path:
+    """Where a merge's report is: in the directory, or beside a single file."""
+    return path / REPORT if path.is_dir() else path.with_name(f"{path.name.removesuffix('.safetensors')}.report.json")
+
+
+def read_report(path: str | Path) -> MergeReport:
+    """The report of a merged checkpoint; that there is none, or that it is broken, is an `InputError`."""
+    path = Path(path)
+    place = report_place(path)
+    if not path.exists() and not place.exists():
+        raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
+    try:
+        text = place.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{place} cannot be read: {error}") from None
+    try:
+        report = MergeReport.from_json(text)
+        _check_types(report)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    return report
+
+
+def _check_types(report: MergeReport) -> None:
+    """JSON can hold anything anywhere; what follows relies on these."""
+    owners = [report.budget, report.counts, *(tensor.counts for tensor in report.tensors.values())]
+    numbers = [report.tasks, report.elements, report.seed, report.leftovers or 0]
+    numbers += [n for tensor in report.tensors.values() for n in tensor.shape]
+    numbers += [n for counts in owners if counts is not None for n in counts]
+    names = [report.method, *report.copied, *report.warnings, *report.files.values(), *report.inputs.values()]
+    lengths = [report.scale, report.last_length, report.merged_length]
+    if (
+        not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+        or not all(isinstance(name, str) for name in names)
+        or not all(isinstance(length, float | int) for length in lengths)
+        or not isinstance(report.options, Mapping)
+        or any(counts is not None and len(counts) != report.tasks for counts in owners)
+    ):
+        raise InputError("not a merge report: a number, a text or a list is not where one should be")
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: its name up to the first number, or else its first two parts.
+
+    >>> [layer_of(name) for name in ("encoder.layers.3.fc1.weight", "model.embeddings.word.weight", "head.bias", "w")]
+    ['encoder.layers.3', 'model.embeddings', 'head', 'w']
+    """
+    parts = name.split(".")
+    numbered = next((k for k, part in enumerate(parts) if part.isdecimal()), None)
+    if numbered is not None:
+        return ".".join(parts[: numbered + 1])
+    return ".".join(parts[: max(1, min(2, len(parts) - 1))])
+
+
+def layers(report: MergeReport) -> list[Layer]:
+    """The merged tensors of a report by layer, in the order a person counts in: layer 2 before layer 10.
+
+    >>> import torch, tunable_magmax as tmx
+    >>> base = {f"layers.{k}.weight": torch.zeros(2) for k in (2, 10)}
+    >>> tasks = [{name: tensor + t for name, tensor in base.items()} for t in (1, 2)]
+    >>> [(layer.name, layer.counts) for layer in layers(tmx.merge_state_dicts(base, tasks, method="magmax").report)]
+    [('layers.2', (0, 2)), ('layers.10', (0, 2))]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in report.tensors:
+        groups.setdefault(layer_of(name), []).append(name)
+    found = []
+    for layer, names in sorted(groups.items(), key=lambda item: _natural(item[0])):
+        tensors = [report.tensors[name] for name in names]
+        owned = [tensor.counts for tensor in tensors if tensor.counts is not None]
+        counts = tuple(map(sum, zip(*owned, strict=True))) if len(owned) == len(tensors) else None
+        found.append(Layer(layer, len(names), sum(math.prod(tensor.shape) for tensor in tensors), counts))
+    return found
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]

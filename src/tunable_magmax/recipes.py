@@ -1,0 +1,195 @@
+"""What to merge, as people write it: a run directory, or a YAML of the shape that users of mergekit know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.errors import InputError, closest
+
+RUN_FILE = "run.json"
+RUN_VERSION = 1
+
+_TOP_KEYS = ("merge_method", "base_model", "models", "parameters", "dtype")
+_MODEL_KEYS = ("model", "parameters")
+_PARAMETERS = {
+    "scale": "scale",
+    "lambda": "scale",
+    "weights": "weights",
+    "budget": "budget",
+    "scope": "scope",
+    "compare": "compare",
+    "keep": "keep",
+    "density": "density",
+    "seed": "seed",
+    "include": "include",
+    "exclude": "exclude",
+}
+_FOREIGN_BY_MODEL = {"density": "density by model (give one density in parameters)"}
+_FOREIGN = {
+    "slices": "merging by layer slices",
+    "modules": "merging by modules",
+    "tokenizer_source": "tokenizer merging",
+    "tokenizer": "tokenizer merging",
+    "chat_template": "chat templates",
+    "normalize": "normalize (weights are shares for tunable_magmax and average, plain factors for ties)",
+    "int8_mask": "int8_mask (not needed: masks are bits)",
+    "rescale": "rescale (use scale)",
+    "out_dtype": "out_dtype (use dtype)",
+    "epsilon": "epsilon",
+    "gamma": "gamma",
+    "t": "interpolation",
+    "filter_wise": "filter_wise",
+    "random_seed": "random_seed (use seed in parameters)",
+    "name": "names of merges",
+    "architecture": "architecture",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Base, tasks in training order, and options for `merge_checkpoints`."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
+    """What the tasks are called, if the run says so."""
+
+    def with_options(self, **given: Any) -> Recipe:
+        """The same with options set; None leaves what the recipe says."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        options = {**self.options, **chosen}
+        for one, other in (("budget", "weights"), ("weights", "budget")):
+            if one in chosen and other not in chosen:
+                options.pop(other, None)
+        return replace(self, options=options)
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """A run directory (holds run.json) or a YAML configuration."""
+    path = Path(path)
+    if path.is_dir():
+        return read_run(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; expected a run directory or a YAML configuration")
+    return read_config(path)
+
+
+def read_run(path: Path) -> Recipe:
+    """The checkpoints of a training run, from its run.json."""
+    file = path / RUN_FILE
+    if not file.is_file():
+        raise InputError(
+            f"{path} has no {RUN_FILE}, so it is not a run directory: name checkpoints with --base and --task instead"
+        )
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{file}: not a JSON file ({error})") from None
+    if not isinstance(run, dict) or run.get("version") != RUN_VERSION:
+        raise InputError(f"{file}: expected a run of version {RUN_VERSION}")
+    base, tasks = run.get("base"), run.get("tasks")
+    listed = isinstance(tasks, list) and all(
+        isinstance(t, dict) and isinstance(t.get("checkpoint"), str) for t in tasks
+    )
+    if not isinstance(base, str) or not listed:
+        raise InputError(f'{file}: expected "base" (a path) and "tasks" (a list of {{"name", "checkpoint"}})')
+    names = tuple(task.get("name") for task in run["tasks"])
+    named = all(isinstance(name, str) for name in names)
+    checkpoints = tuple(path / task["checkpoint"] for task in run["tasks"])
+    return Recipe(path / base, checkpoints, names=names if named else None)
+
+
+def read_config(path: Path) -> Recipe:
+    """A YAML configuration; relative paths count from its own directory."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: not a readable YAML file: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: expected a mapping with the keys {', '.join(_TOP_KEYS)}")
+    problems = [*_unknown(config, _TOP_KEYS, ""), *_missing(config)]
+    parameters = _mapping(config.get("parameters"), "parameters", problems)
+    problems += _unknown(parameters, tuple(_PARAMETERS), " in parameters")
+    if "scale" in parameters and "lambda" in parameters:
+        problems.append("parameters has both 'scale' and 'lambda', which are the same")
+    tasks, weights = _read_models(config, path.parent, problems)
+    options: dict[str, Any] = {_PARAMETERS[k]: v for k, v in parameters.items() if k in _PARAMETERS}
+    if weights:
+        if "weights" in options:
+            problems.append("weights are given both in parameters and for the models; give them once")
+        elif None in weights:
+            problems.append(
+                "some models have a weight and some have none; give one to each, 0 for those that do not matter"
+            )
+        options["weights"] = weights
+    if problems:
+        raise InputError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    options["method"] = config.get("merge_method", "tunable_magmax")
+    if config.get("dtype") is not None:
+        options["out_dtype"] = config["dtype"]
+    root = path.parent
+    return Recipe(root / config["base_model"], tuple(root / task for task in tasks), options)
+
+
+def _read_models(config: Mapping[str, Any], root: Path, problems: list[str]) -> tuple[list[str], list[Any] | None]:
+    """Checkpoints and their weights (None if no model has one), without the base itself, if it is listed."""
+
+    def same(one: str, other: Any) -> bool:
+        return isinstance(other, str) and (root / one).resolve() == (root / other).resolve()
+
+    tasks: list[str] = []
+    weights: list[Any] = []
+    models = config.get("models", [])
+    for k, entry in enumerate(models if isinstance(models, list) else [], start=1):
+        if isinstance(entry, str):
+            entry = {"model": entry}
+        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
+            problems.append(f"model {k}: expected a mapping with 'model', the path of a checkpoint")
+            continue
+        problems += _unknown(entry, _MODEL_KEYS, f" of model {k}")
+        parameters = _mapping(entry.get("parameters"), f"parameters of model {k}", problems)
+        problems += _unknown(parameters, ("weight",), f" in parameters of model {k}")
+        if isinstance(parameters.get("weight"), list | dict):
+            problems.append(f"weight of model {k}: weights by layer or by name are not supported; give one number")
+        if not same(entry["model"], config.get("base_model")):
+            tasks.append(entry["model"])
+            weights.append(parameters.get("weight"))
+    return tasks, None if all(weight is None for weight in weights) else weights
+
+
+def _mapping(value: Any, what: str, problems: list[str]) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{what}: expected a mapping, got {value!r}")
+        return {}
+    return value
+
+
+def _missing(config: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if not isinstance(config.get("base_model"), str):
+        problems.append("base_model is missing; it is the path of the pre-trained checkpoint")
+    if not isinstance(config.get("models"), list) or not config["models"]:
+        problems.append("models is missing; list the task checkpoints in training order")
+    return problems
+
+
+def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
+    problems = []
+    foreign = {**_FOREIGN, **_FOREIGN_BY_MODEL}
+    for key in given:
+        if key in known:
+            continue
+        if (why := foreign.get(key)) is not None:
+            problems.append(f"key {key!r}{where} is not supported: {why}")
+        else:
+            problems.append(f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}")
+    return problems

@@ -1,0 +1,330 @@
+"""Is this merged checkpoint what its report says? From the files alone, or by merging the inputs again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.inspection import read_report
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.sizes import parse_size
+
+if TYPE_CHECKING:
+    from tunable_magmax.engines.local import Inputs
+    from tunable_magmax.merging.options import Options
+    from tunable_magmax.merging.stream import Merge
+
+Progress = Callable[[str, int, int], None]
+
+_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
+_BLOCK = 1 << 22
+# What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
+_REDERIVED = (
+    "elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length", "tensors", "copied",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; `detail` says what was found."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The checks of a merged checkpoint; `ok` if all of them passed, `rederived` if its inputs were merged again."""
+
+    path: str
+    checks: tuple[Check, ...]
+    rederived: bool
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def verify_checkpoint(
+    path: str | Path,
+    base: str | Path | None = None,
+    tasks: Sequence[str | Path] | None = None,
+    *,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check a merged checkpoint against its report: digests, files, tensors, sums of counts.
+
+    With `base` and `tasks` the merge is done again as the report says, under the bound `memory`, and every byte is
+    compared. What does not fit is a failed check; no report, or inputs that cannot be merged, an `InputError`.
+
+    >>> import tempfile, torch, tunable_magmax as tmx
+    >>> from safetensors.torch import save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for k in range(3):
+    ...     save_file({"w": torch.full((4,), float(k))}, folder / f"{k}.safetensors")
+    >>> inputs = folder / "0.safetensors", [folder / "1.safetensors", folder / "2.safetensors"]
+    >>> report = tmx.merge_checkpoints(*inputs, folder / "merged.safetensors")
+    >>> verify_checkpoint(folder / "merged.safetensors", *inputs).ok
+    True
+    """
+    path = Path(path)
+    report = read_report(path)
+    if (base is None) != (not tasks):
+        raise InputError("to merge again, the base and all tasks are needed: give both or neither")
+    if tasks and len(tasks) != report.tasks:
+        raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
+    checks = [*_files(path, report, progress), *_sums(report)]
+    try:
+        checkpoint = open_checkpoint(path)
+    except InputError as error:
+        checks.append(Check("the checkpoint can be opened", False, str(error)))
+        return Verification(str(path), tuple(checks), False)
+    with checkpoint:
+        checks += _tensors(checkpoint, report)
+        if base is not None and tasks:
+            checks += _rederive(checkpoint, report, base, tasks, memory, threads, progress)
+    return Verification(str(path), tuple(checks), base is not None)
+
+
+# -- from the files alone ---------------------------------------------------------------------------------------------
+
+
+def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterator[Check]:
+    files = {name: path / name for name in report.files} if path.is_dir() else dict.fromkeys(report.files, path)
+    yield _none("the report lists files", [] if files else ["it lists none"], f"{len(files)} listed")
+    if not path.is_dir() and len(files) > 1:
+        yield Check("one file", False, f"the report lists {len(files)} files, found one")
+        return
+    outside = [f"{name!r} is not a plain file name" for name in files if Path(name).name != name]
+    if outside:
+        yield Check("SHA-256 of the files", False, "; ".join(outside))
+        return
+    wrong = []
+    total = sum(file.stat().st_size for file in files.values() if file.is_file())
+    done = 0
+    for name, file in files.items():
+        try:
+            digest = hashlib.sha256()
+            with open(file, "rb") as stream:
+                while block := stream.read(_BLOCK):
+                    digest.update(block)
+                    done += len(block)
+                    if progress is not None:
+                        progress("digest", done, total)
+        except FileNotFoundError:
+            wrong.append(f"{name} is missing")
+        except OSError as error:
+            wrong.append(f"{name} cannot be read ({error.strerror or error})")
+        else:
+            if digest.hexdigest() != report.files[name]:
+                wrong.append(f"{name} has {digest.hexdigest()}, the report says {report.files[name]}")
+    yield _none("SHA-256 of the files", wrong, f"{len(files)} as reported")
+    if path.is_dir():
+        present = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
+        extra = [f"{name} is not in the report" for name in present if name not in files]
+        yield _none("no other weight files", extra, f"{len(present)} there, all reported")
+
+
+def _sums(report: MergeReport) -> Iterator[Check]:
+    sizes = {name: math.prod(tensor.shape) for name, tensor in report.tensors.items()}
+    yield _equal("elements of the merged tensors", sum(sizes.values()), report.elements)
+    by_tensor = {name: tensor.counts for name, tensor in report.tensors.items()}
+    if report.counts is None:
+        owned = [
+            f"{name!r} has counts, the report has none" for name, counts in by_tensor.items() if counts is not None
+        ]
+        yield _none("no counts, as the method has no owners", owned, report.method)
+        return
+    wrong = [
+        f"{name!r} has {counts}, which should be {report.tasks} numbers that add up to {sizes[name]}"
+        for name, counts in by_tensor.items()
+        if counts is None or min(counts, default=0) < 0 or sum(counts) != sizes[name]
+    ]
+    yield _none("counts of each tensor add up to its elements", wrong, f"{len(by_tensor)} tensors")
+    sums = tuple(map(sum, zip(*(c for c in by_tensor.values() if c is not None), strict=True))) or (0,) * report.tasks
+    yield _equal("counts of the tensors add up to the counts", sums, report.counts)
+    yield _equal("counts add up to the elements", sum(report.counts), report.elements)
+    if report.budget is not None:
+        yield _equal("counts equal the budget", report.counts, report.budget)
+    if report.leftovers is not None:
+        fits = 0 <= report.leftovers <= report.elements
+        yield Check("leftovers are among the elements", fits, f"{report.leftovers} of {report.elements}")
+
+
+def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
+    held = checkpoint.tensors
+    reported = {*report.tensors, *report.copied}
+    strange = [f"{name!r} is not in the report" for name in held if name not in reported]
+    strange += [f"{name!r} is in the report, not in the files" for name in sorted(reported - held.keys())]
+    both = report.tensors.keys() & set(report.copied)
+    strange += [f"{name!r} is both merged and copied in the report" for name in sorted(both)]
+    yield _none("names of the tensors", strange, f"{len(held)} tensors")
+    wrong = []
+    for name, tensor in report.tensors.items():
+        info = held.get(name)
+        if info is not None and (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
+            wrong.append(f"{name!r} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}")
+    yield _none("types and shapes of the merged tensors", wrong, f"{len(report.tensors)} as reported")
+
+
+# -- by merging again -------------------------------------------------------------------------------------------------
+
+
+def _rederive(
+    checkpoint: Checkpoint,
+    report: MergeReport,
+    base: str | Path,
+    tasks: Sequence[str | Path],
+    memory: int | str | None,
+    threads: int | None,
+    progress: Progress | None,
+) -> list[Check]:
+    import torch
+
+    from tunable_magmax.engines.local import DEFAULT_MEMORY, Inputs, merge_of
+    from tunable_magmax.merging.kernels import kernels_for
+
+    options = _options(report)
+    bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
+    checks = []
+    with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, Inputs(base, tasks, options) as inputs:
+        if report.inputs:
+            found = inputs.digests()
+            wrong = [f"{name} differs" for name in sorted(report.inputs) if found.get(name) != report.inputs[name]]
+            checks.append(_none("SHA-256 of the inputs", wrong, f"{len(found)} as reported"))
+        spill = Path(folder) / "planes"
+        kernels = kernels_for(torch.device("cpu"))
+        with merge_of(inputs, options, kernels, threads, bound, spill, progress) as merge:
+            merge.survey()
+            merge.decide()
+            checks.append(_values(merge, inputs, checkpoint, report))
+            again = merge.report()
+    for name in _REDERIVED:
+        what = f"{name.replace('_', ' ')}, derived again"
+        if name == "tensors":
+            wrong = [
+                f"{key!r} differs"
+                for key in {**again.tensors, **report.tensors}
+                if not _same_tensor(again, report, key)
+            ]
+            checks.append(_none(what, wrong, f"{len(again.tensors)} as reported"))
+        elif name == "copied":
+            differ = sorted(set(again.copied) ^ set(report.copied))
+            checks.append(_none(what, [f"{key!r} differs" for key in differ], f"{len(again.copied)} as reported"))
+        else:
+            checks.append(_equal(what, getattr(again, name), getattr(report, name)))
+    return checks
+
+
+def _same_tensor(one: MergeReport, other: MergeReport, name: str) -> bool:
+    return name in one.tensors and one.tensors[name] == other.tensors.get(name)
+
+
+def _options(report: MergeReport) -> Options:
+    """The report's options as a merge reads them."""
+    from tunable_magmax.merging.options import Options
+
+    try:
+        return Options.read(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
+    except (InputError, TypeError) as error:
+        raise InputError(f"the options in the report are not those of a merge: {error}") from None
+
+
+def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
+    """Compare all values, merged and copied, with the checkpoint's. All are rendered: owners are counted on the way."""
+    from tunable_magmax.checkpoints.shards import plan_shards
+    from tunable_magmax.engines.local import output_tensors, shard_data
+
+    layout = merge.layout
+    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
+    [shard] = plan_shards(output_tensors(layout, merged, merge.options.out_dtype))
+    blocks = shard_data(merge, inputs, shard)
+    differing: list[str] = []
+    for info in shard.tensors:
+        held = checkpoint.tensors.get(info.name)
+        comparable = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape)
+        same, done = comparable, 0
+        while done < info.nbytes:  # a block never reaches into the next tensor
+            block = next(blocks)
+            if same:
+                stored = memoryview(bytearray(block.nbytes))
+                try:
+                    checkpoint.read_into(info.name, done, stored)
+                    same = stored == block.cast("B")
+                except StorageError:
+                    same = False
+            done += block.nbytes
+        if not same:
+            kind = "merged" if info.name in report.tensors else "copied"
+            what = "differs" if comparable else "is not there in this type and shape"
+            differing.append(f"{info.name!r} ({kind}) {what}")
+    for _ in blocks:
+        pass
+    total = sum(info.numel for info in shard.tensors)
+    return _none("values, derived again", differing, f"all {total:,} equal to the bit")
+
+
+def _none(what: str, faults: Sequence[str], fine: str) -> Check:
+    """A check that found `faults`, or none."""
+    shown = "; ".join(faults[:3]) + (f"; and {len(faults) - 3:,} more" if len(faults) > 3 else "")
+    return Check(what, not faults, shown if faults else fine)
+
+
+def _equal(what: str, found: object, reported: object) -> Check:
+    if found == reported:
+        return Check(what, True, _short(found))
+    return Check(what, False, f"{_short(found)}, but the report says {_short(reported)}")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        shown = ", ".join(map(str, value[:8]))
+        return shown if len(value) <= 8 else f"{shown}, ... ({len(value)} numbers)"
+    return str(value)
+
+
+# -- where the inputs were --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInputs:
+    """The inputs that a merge's log names."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+
+
+def logged_inputs(path: str | Path) -> KnownInputs | None:
+    """Base and tasks from the log beside a merge, if it speaks of these files and all of its inputs still exist."""
+    path = Path(path)
+    report = read_report(path)
+    try:
+        lines = path.with_name(f"{path.name}.log").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+            made = entry["files"].items() <= dict(report.files).items()
+            inputs = KnownInputs(Path(entry["base"]), tuple(map(Path, entry["tasks"])))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # a line cut short by a kill
+        if made and len(inputs.tasks) == report.tasks:
+            return inputs if all(place.exists() for place in (inputs.base, *inputs.tasks)) else None
+    return None

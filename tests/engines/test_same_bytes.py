@@ -1,0 +1,343 @@
+"""One seed, one result: SHA-256 over everything that must not show in the output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sequences import LARGE, SMALL, StateDict, digests, raw, save_sequence, sequence
+
+from tunable_magmax.engines import local
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging import ownership, state_dicts, stream
+from tunable_magmax.merging.kernels.native import MappedPlanes, NativeKernels
+from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.state_dicts import merge_state_dicts
+
+SHARD = 300_000
+GOLDEN = Path(__file__).parents[1] / "golden" / "merged-v1.json"
+WEIGHTS = (3, 0, 0.5, 2, 1)
+"""For five tasks, one of which has no share."""
+
+TUNABLE = [
+    {"scope": scope, "compare": compare, "keep": keep}
+    for scope, compare, keep in product(("model", "tensor"), ("all", "active"), ("random", "magnitude"))
+]
+METHODS = [
+    *({"method": "tunable_magmax", **options} for options in TUNABLE),
+    {"method": "magmax"},
+    {"method": "average"},
+    {"method": "random_mix"},
+    {"method": "ties"},
+    {"method": "ties", "density": 0.613},
+    {"method": "task_arithmetic"},
+    {"method": "last_task"},
+]
+CASES = [{**options, "scale": scale} for options in METHODS for scale in ("matched", 0.3)]
+
+
+def weighted(options: dict, tasks: int) -> dict:
+    """The options with weights, where the method takes some: repeated over the tasks, or none where T is 1."""
+    if tasks == 1 or options["method"] in ("magmax", "last_task"):
+        return options
+    return {**options, "weights": [WEIGHTS[t % len(WEIGHTS)] for t in range(tasks)]}
+
+
+def label(options: object) -> str | None:
+    return "-".join(map(str, options.values())) if isinstance(options, dict) else None
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[StateDict, list[StateDict]]:
+    return sequence(5)
+
+
+@pytest.fixture(scope="module")
+def files(models, tmp_path_factory) -> tuple[Path, list[Path]]:
+    return save_sequence(tmp_path_factory.mktemp("files"), *models)
+
+
+# -- memory, threads, files, processes ------------------------------------------------------------------------------
+
+
+def spilled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Let every plan keep its planes on disk; the list tells where they were."""
+    seen: list[Path] = []
+    plan = stream.plan_memory
+    monkeypatch.setattr(stream, "plan_memory", lambda *given, **named: replace(plan(*given, **named), spill=True, stash=0))
+    build = MappedPlanes.__init__
+
+    def note(self: MappedPlanes, rows: int, slots: int, path: Path) -> None:
+        seen.append(path)
+        build(self, rows, slots, path)
+
+    monkeypatch.setattr(MappedPlanes, "__init__", note)
+    return seen
+
+
+@pytest.mark.parametrize("options", CASES, ids=label)
+def test_every_way_of_running_a_method(files, tmp_path, monkeypatch, options) -> None:
+    options = weighted(options, 5)
+    base, tasks = files
+    merge_checkpoints(base, tasks, tmp_path / "plain", **options, shard_size=SHARD)
+    wanted = digests(tmp_path / "plain")
+    assert sum(name.endswith(".safetensors") for name in wanted) > 3
+    ways = {"threads-1": {"threads": 1}, "threads-4": {"threads": 4}, "small": {"memory": "4MiB", "threads": 1}}
+    for name, way in ways.items():
+        merge_checkpoints(base, tasks, tmp_path / name, **options, shard_size=SHARD, **way)
+        assert digests(tmp_path / name) == wanted, name
+    seen = spilled(monkeypatch)
+    monkeypatch.setattr(ownership, "SPAN", 1 << 12)
+    merge_checkpoints(base, tasks, tmp_path / "spilled", **options, shard_size=SHARD, threads=2)
+    assert digests(tmp_path / "spilled") == wanted
+    assert bool(seen) == (options["method"] in ("tunable_magmax", "ties"))
+
+
+@pytest.mark.parametrize("scope", ["model", "tensor"])
+def test_memory_bounds_of_the_plan(tmp_path, monkeypatch, scope) -> None:
+    # Two million elements, so that the planes outgrow the smallest bound by themselves.
+    base, tasks = sequence(5, {"a": (1201, 997), "b.frozen": (70_001,), "c": (1_100_003,), "d": (37,)})
+    paths = save_sequence(tmp_path / "in", base, tasks)
+    seen = []
+    plan = stream.plan_memory
+
+    def noted(*given, **named):
+        seen.append(plan(*given, **named))
+        return seen[-1]
+
+    monkeypatch.setattr(stream, "plan_memory", noted)
+    found, smallest = {}, {}
+    for threads in (1, 2, 4):
+        smallest[threads] = least_memory(paths, tmp_path, threads)
+        for memory in (smallest[threads], "24MiB", None):
+            out = tmp_path / f"out-{memory}-{threads}"
+            merge_checkpoints(*paths, out, weights=WEIGHTS, scope=scope, memory=memory, threads=threads, shard_size=10**6)
+            found[out.name] = digests(out)
+    assert len({json.dumps(value) for value in found.values()}) == 1
+    assert any(p.spill for p in seen)
+    assert any(not p.spill and not p.stash for p in seen)
+    assert any(p.stash for p in seen)
+    assert len({p.chunk for p in seen}) > 1
+
+
+def least_memory(paths: tuple[Path, list[Path]], folder: Path, threads: int) -> int:
+    """The smallest bound that is accepted, found by asking."""
+    low, high = 0, 1 << 28
+    options = local.Options.read(len(paths[1]))
+    with local.Inputs(*paths, options) as inputs:
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                stream.plan_memory(inputs.layout, options, NativeKernels(), threads, middle)
+                high = middle
+            except InputError:
+                low = middle
+    return high
+
+
+@pytest.mark.parametrize("types", ["f32", "f32+f64", "f32+bf16"])
+@pytest.mark.parametrize("options", [CASES[0], CASES[7], CASES[-5]], ids=label)
+def test_form_and_place_of_the_inputs(tmp_path, monkeypatch, options, types) -> None:
+    base, tasks = sequence(4, SMALL, types)
+    merged = merge_state_dicts(base, tasks, **options)
+    wanted = None
+    for k, form in enumerate(("file", "shards", "torch", "mixed")):
+        folder = tmp_path / f"{form} {k}" / "päth"
+        paths = save_sequence(folder, base, tasks, form)
+        monkeypatch.chdir(folder if k % 2 else tmp_path)
+        relative = [os.path.relpath(path) for path in (paths[0], *paths[1])]
+        merge_checkpoints(relative[0], relative[1:], f"out-{k}", **options, shard_size=2000)
+        found = digests(Path(f"out-{k}"))
+        wanted = wanted or found
+        assert found == wanted, form
+        merge_checkpoints(*paths, tmp_path / f"{k}.safetensors", **options)
+        assert raw(load_file(tmp_path / f"{k}.safetensors")) == raw(merged.state_dict), form
+        assert digests(tmp_path / f"{k}.safetensors") == digests(tmp_path / "0.safetensors"), form
+    report = json.loads(Path(f"out-{k}/tmx-report.json").read_text())
+    assert report["counts"] == (None if merged.report.counts is None else list(merged.report.counts))
+    text = "".join(path.read_text() for path in Path(f"out-{k}").iterdir() if path.suffix != ".safetensors")
+    assert str(tmp_path) not in text
+    assert "theta" not in text
+
+
+def test_in_memory_equals_streamed_on_large_tensors(models, files, tmp_path) -> None:
+    for k, options in enumerate(CASES):
+        options = weighted(options, 5)
+        out = tmp_path / f"{k}.safetensors"
+        merge_checkpoints(*files, out, **options, threads=1 + k % 3, memory="8MiB")
+        merged = merge_state_dicts(*models, **options, threads=1 + k % 2)
+        assert raw(load_file(out)) == raw(merged.state_dict), options
+        report = json.loads(out.with_name(f"{k}.report.json").read_text())
+        assert {**report, "files": {}} == json.loads(merged.report.to_json()), options
+
+
+SCRIPT = """
+import json, sys
+from tunable_magmax.engines.local import merge_checkpoints
+base, *tasks = sys.argv[2:]
+merge_checkpoints(base, tasks, sys.argv[1], weights=[3, 0, 0.5, 2, 1], keep="magnitude", shard_size=300_000)
+"""
+
+
+def test_two_processes_and_a_second_run(files, tmp_path) -> None:
+    processes = []
+    for k in range(2):
+        home = tmp_path / f"home {k}"
+        home.mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": str(k), "HOME": str(home), "TZ": ("UTC", "Asia/Tokyo")[k]}
+        arguments = [os.path.relpath(path, home) if k else str(path) for path in (files[0], *files[1])]
+        command = [sys.executable, "-W", "error", "-c", SCRIPT, "out", *arguments]
+        processes.append(subprocess.Popen(command, cwd=home, env=environment))
+    assert [process.wait() for process in processes] == [0, 0]
+    first, second = (digests(tmp_path / f"home {k}" / "out") for k in range(2))
+    assert first == second
+    for _ in range(2):
+        merge_checkpoints(
+            *files, tmp_path / "out", weights=WEIGHTS, keep="magnitude", shard_size=300_000, overwrite=True
+        )
+        assert digests(tmp_path / "out") == first
+
+
+def test_one_seed_one_result_and_another_seed_another(files, tmp_path) -> None:
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        merge_checkpoints(*files, tmp_path / f"{name}.safetensors", weights=WEIGHTS, seed=seed)
+    found = {name: digests(tmp_path / f"{name}.safetensors") for name in "abc"}
+    assert found["a"] == found["b"]
+    assert found["a"][".safetensors"] != found["c"][".safetensors"]
+
+
+def test_order_of_tensors_in_the_files(tmp_path) -> None:
+    base, tasks = sequence(3, SMALL)
+    turned = [dict(reversed(list(tensors.items()))) for tensors in (base, *tasks)]
+    torch.save(base, tmp_path / "base.pt")
+    torch.save(turned[0], tmp_path / "turned.pt")
+    others = save_sequence(tmp_path / "in", base, tasks)[1]
+    for name in ("base", "turned"):
+        merge_checkpoints(tmp_path / f"{name}.pt", others, tmp_path / f"out-{name}", shard_size=3000)
+    assert digests(tmp_path / "out-base") == digests(tmp_path / "out-turned")
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def by_kernels(monkeypatch: pytest.MonkeyPatch, kernels: object, base: StateDict, tasks: list[StateDict], options: dict):
+    with monkeypatch.context() as patch:
+        patch.setattr(state_dicts, "kernels_for", lambda device: kernels)
+        return merge_state_dicts(base, tasks, **options)
+
+
+@pytest.mark.parametrize("types", ["f32", "f64", "bf16", "f32+f64", "f32+bf16", "f16+bf16"])
+@pytest.mark.parametrize("tasks", [1, 5, 70])
+def test_native_and_portable_kernels(monkeypatch, tasks, types) -> None:
+    base, checkpoints = sequence(tasks, SMALL, types, seed=tasks)
+    portable, native = PortableKernels(torch.device("cpu")), NativeKernels()
+    portable.chunk, native.chunk = 256, 128
+    for options in CASES:
+        options = weighted(options, tasks)
+        ours = by_kernels(monkeypatch, native, base, checkpoints, options)
+        theirs = by_kernels(monkeypatch, portable, base, checkpoints, options)
+        assert raw(ours.state_dict) == raw(theirs.state_dict), options
+        assert ours.report == theirs.report, options
+
+
+@pytest.mark.parametrize("options", [CASES[k] for k in (0, 2, 8, 10, 20, 24)], ids=label)
+def test_native_and_portable_kernels_on_large_tensors(models, files, tmp_path, monkeypatch, options) -> None:
+    options = weighted(options, 5)
+    merge_checkpoints(*files, tmp_path / "native", **options)
+    monkeypatch.setattr(local, "kernels_for", PortableKernels)
+    merge_checkpoints(*files, tmp_path / "portable", **options)
+    assert digests(tmp_path / "native") == digests(tmp_path / "portable")
+
+
+@pytest.mark.parametrize("types", ["f32", "f32+f64"])
+def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
+    base, tasks = sequence(5, SMALL, types)
+    for options in CASES[::2]:
+        options = weighted(options, 5)
+        wanted = merge_state_dicts(base, tasks, **options)
+        for chunk, span in ((64, 64), (64, 1 << 22), (192, 128), (1 << 17, 64), (1024, 1024)):
+            native = NativeKernels()
+            native.chunk = chunk
+            with monkeypatch.context() as patch:
+                patch.setattr(ownership, "SPAN", span)
+                found = by_kernels(patch, native, base, tasks, options)
+            assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
+            assert found.report == wanted.report, (options, chunk, span)
+
+
+@pytest.mark.parametrize("keep", ["random", "magnitude"])
+@pytest.mark.parametrize("compare", ["all", "active"])
+def test_unchanged_tensors_between_merged_ones(monkeypatch, keep, compare) -> None:
+    # Their candidates are marked, but they take no part: every one of them could be counted by mistake.
+    shapes = {f"{k}.{kind}": (100 + k,) for k in range(6) for kind in ("merged", "frozen")}
+    base, tasks = sequence(6, shapes)
+    frozen = {name: values for name, values in base.items() if "frozen" in name}
+    for weights in (None, [9, 0.1, 0.1, 0.1, 0.1, 0.1], [1, 2, 0, 0, 5, 1]):
+        merged = merge_state_dicts(base, tasks, weights=weights, keep=keep, compare=compare)
+        assert merged.report.counts == merged.report.budget
+        assert raw({name: merged.state_dict[name] for name in frozen}) == raw(frozen)
+
+
+# -- golden -------------------------------------------------------------------------------------------------------------
+
+
+def integer_sequence() -> tuple[StateDict, list[StateDict]]:
+    """A sequence in which every value is a small integer over a power of two: no generator, no rounding."""
+    shapes = {"block.0.weight": (29, 31), "block.0.bias": (29,), "block.1.weight": (700,), "norm.frozen": (17,), "scalar": ()}
+    base: StateDict = {}
+    tasks: list[StateDict] = [{} for _ in range(4)]
+    for k, (name, shape) in enumerate(shapes.items()):
+        index = torch.arange(max(1, torch.Size(shape).numel()))
+        values = ((index * 37 + 11 * k) % 101 - 50) / 64
+        base[name] = values.reshape(shape)
+        for t, task in enumerate(tasks, start=1):
+            move = ((index * (17 + 6 * t) + 29 * t + k) % 97 - 48) / 256
+            task[name] = (values if "frozen" in name else values + move).reshape(shape)
+    for checkpoint in (base, *tasks):
+        checkpoint["ids"] = torch.arange(9)
+    return base, tasks
+
+
+def golden_cases() -> dict[str, dict]:
+    cases = {}
+    for options in CASES:
+        named = {name: value for name, value in options.items() if name != "method"}
+        title = " ".join([options["method"], *(f"{name}={value}" for name, value in named.items())])
+        if options["method"] not in ("magmax", "last_task"):
+            options = {**options, "weights": [3, 1, 0, 2]}
+        cases[title] = options
+    return cases
+
+
+def test_golden(tmp_path) -> None:
+    """A change of the lottery, the arithmetic or the file format shows here; if it is meant, it is a new version."""
+    paths = save_sequence(tmp_path / "in", *integer_sequence())
+    found = {}
+    for title, options in golden_cases().items():
+        out = tmp_path / "out.safetensors"
+        merge_checkpoints(*paths, out, **options, seed=7, overwrite=True)
+        found[title] = hashlib.sha256(out.read_bytes()).hexdigest()
+    assert found == json.loads(GOLDEN.read_text())
+
+
+def test_golden_cases_differ() -> None:
+    hashes = json.loads(GOLDEN.read_text())
+    tunable = [value for title, value in hashes.items() if title.startswith("tunable")]
+    assert len(set(hashes.values())) > 20
+    assert len(set(tunable)) == len(tunable)
+
+
+def test_large_models_have_what_they_are_for() -> None:
+    sizes = [torch.Size(shape).numel() for shape in LARGE.values()]
+    assert max(sizes) > NativeKernels.chunk
+    assert 300_000 < sum(sizes) < 1_000_000

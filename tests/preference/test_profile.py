@@ -1,0 +1,203 @@
+"""The profile and its file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load, save
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.profile import METADATA, Profile, choose_rows, histogram, require_one_classifier
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
+
+EXAMPLE = Profile(
+    task="birds",
+    classes=("finch", "owl"),
+    label_counts=(6, 2),
+    samples=8,
+    features=np.array([[0.5, -1.0, 2.0], [0.25, 0.0, 1.5]], dtype=np.float32),
+    encoder="sha256:00ff",
+    classifier="sha256:abcd",
+    classifier_classes=("finch", "owl", "tram"),
+    predicted=(1, 0, 1),
+    posterior=np.array([0.5, 0.25, 0.25], dtype=np.float32),
+)
+BARE = Profile("birds", ("finch",), (1,), 1, np.ones((1, 2), dtype=np.float32), "sha256:00ff")
+
+
+def same(first: Profile, second: Profile) -> bool:
+    return first.to_bytes() == second.to_bytes()
+
+
+def test_the_file_is_the_golden_one(tmp_path: Path) -> None:
+    EXAMPLE.save(tmp_path / "a.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == GOLDEN.read_bytes()
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    loaded = Profile.load(GOLDEN)
+    assert same(loaded, EXAMPLE)
+    assert loaded.label_table == {"finch": 6, "owl": 2}
+    assert loaded.predicted_table == {"finch": 1, "owl": 0, "tram": 1}
+    assert loaded.width == 3
+    np.testing.assert_array_equal(loaded.features, EXAMPLE.features)
+    BARE.save(tmp_path / "bare.safetensors")
+    bare = Profile.load(tmp_path / "bare.safetensors")
+    assert same(bare, BARE)
+    assert (bare.classifier, bare.predicted, bare.posterior) == (None, None, None)
+
+
+def test_the_file_is_plain_safetensors_as_the_docs_say() -> None:
+    tensors = load(GOLDEN.read_bytes())
+    assert {name: (array.dtype.name, array.shape) for name, array in tensors.items()} == {
+        "features": ("float32", (2, 3)),
+        "label_counts": ("int64", (2,)),
+        "predicted": ("int64", (3,)),
+        "posterior": ("float32", (3,)),
+    }
+
+
+def test_equal_content_equal_bytes_whatever_it_came_from() -> None:
+    from_torch = replace(EXAMPLE, features=torch.tensor(EXAMPLE.features, dtype=torch.float64))  # type: ignore[arg-type]
+    assert same(from_torch, EXAMPLE)
+    assert not same(replace(EXAMPLE, samples=9), EXAMPLE)
+
+
+def test_the_features_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        EXAMPLE.features[0, 0] = 1
+
+
+def test_another_encoder_or_classifier_is_refused() -> None:
+    EXAMPLE.require(encoder="sha256:00ff", classifier="sha256:abcd")
+    with pytest.raises(InputError) as error:
+        EXAMPLE.require(encoder="sha256:1111")
+    assert "'birds' belongs to another encoder: sha256:00ff, expected sha256:1111; its numbers cannot" in str(
+        error.value
+    )
+    with pytest.raises(InputError, match="belongs to another classifier: sha256:abcd, expected x"):
+        EXAMPLE.require(classifier="x")
+    with pytest.raises(InputError, match="belongs to another classifier: None, expected x"):
+        BARE.require(classifier="x")
+
+
+def test_one_classifier_for_all() -> None:
+    assert require_one_classifier([EXAMPLE, replace(EXAMPLE, task="cars")]) == "sha256:abcd"
+    with pytest.raises(
+        InputError, match="the profiles of tasks 'birds' and 'cars' hold predictions of different classif"
+    ):
+        require_one_classifier([EXAMPLE, replace(EXAMPLE, task="cars", classifier="x")])
+    with pytest.raises(InputError, match="the profile of task 'birds' holds no predictions, which label-shift"):
+        require_one_classifier([BARE])
+    with pytest.raises(InputError, match="no profiles: give one per task"):
+        require_one_classifier([])
+
+
+def test_profiles_feed_every_source() -> None:
+    other = replace(EXAMPLE, task="cars", classes=("tram",), label_counts=(5,), predicted=(0, 0, 9))
+    profiles = [EXAMPLE, other]
+    assert Preference.from_labels([p.label_table for p in profiles], ["tram"]).weights == (0, 1)
+    assert Preference.from_predictions([p.predicted_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
+    target = [EXAMPLE.features + 1] * 2
+    assert Preference.from_features([p.features for p in profiles], target).weights == (0.5, 0.5)
+
+
+def test_predictions_are_counted() -> None:
+    added = BARE.with_predictions("sha256:abcd", ["a", "b", "c"], torch.tensor([2, 2, 0]))
+    assert added.predicted == (1, 0, 2)
+    assert histogram(iter([1, 1]), 2) == (0, 2)
+    for bad in ([3], [-1], [0.5]):
+        with pytest.raises(InputError, match="predictions must be class indices from 0 to 2"):
+            histogram(bad, 3)  # type: ignore[arg-type]
+
+
+def test_rows_are_a_seeded_draw() -> None:
+    rows = choose_rows(2000)
+    assert len(set(rows)) == 500
+    assert rows == sorted(rows) == choose_rows(2000)
+    assert rows != choose_rows(2000, seed=1)
+    assert choose_rows(2, 5) == [0, 1]
+    with pytest.raises(
+        InputError, match="a profile needs at least one sample and one row; found 0 samples and 500 rows"
+    ):
+        choose_rows(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": ""}, "'task' must be a non-empty text, not ''"),
+        ({"encoder": None}, "'encoder' must be a non-empty text, not None"),
+        ({"classes": ("owl", "owl")}, "classes: 'owl' named twice; class names must differ"),
+        ({"classes": ["owl", "a"]}, "classes must be a tuple of class names"),
+        ({"label_counts": (1,)}, "label_counts holds 1 counts for 2 classes"),
+        ({"label_counts": (1, -1)}, "label_counts must be a tuple of whole numbers >= 0"),
+        ({"label_counts": (0, 0)}, "label_counts are all 0: a profile needs at least one sample"),
+        ({"samples": 1}, "samples is 1, fewer than the 2 rows of features"),
+        ({"features": np.zeros((0, 3))}, "features: no samples; give at least one"),
+        ({"features": np.array([[math.nan]])}, "features: 1 of 1 rows hold NaN or infinity"),
+        ({"classifier": None}, "predictions without the classifier's digest; give 'classifier'"),
+        ({"classifier": ""}, "'classifier' must be a non-empty text, not ''"),
+        ({"predicted": None}, "a classifier but no predictions; give 'predicted'"),
+        ({"classifier_classes": ("a", "a", "b")}, "classifier_classes: 'a' named twice"),
+        ({"posterior": np.ones(2)}, "posterior must hold one probability for each of the classifier's classes"),
+        ({"posterior": np.array([2.0, 0, 0])}, "posterior must hold one probability for each"),
+    ],
+)
+def test_bad_content(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replace(EXAMPLE, **change)
+    assert message in str(error.value)
+
+
+def test_features_beyond_float32() -> None:
+    with pytest.raises(InputError, match="features exceed float32; scale the encoder's output"):
+        replace(EXAMPLE, features=np.array([[1e300]]))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "message"),
+    [
+        (None, {}, "not a profile: the metadata has no 'tunable_magmax_profile'"),
+        ("{", {}, "the profile's metadata is not JSON"),
+        ("[]", {}, "the profile's metadata must be a JSON object with a 'version'"),
+        ({"version": 9}, {}, "profile version 9 is newer than this program reads (1): upgrade tunable-magmax"),
+        ({"clases": []}, {}, "unknown key 'clases' (did you mean 'classes'?); a profile has version, task"),
+        ({}, {"feature": np.ones(1)}, "unknown tensor 'feature' (did you mean 'features'?); a profile has features"),
+        ({"encoder": ...}, {}, "the key 'encoder' is missing; the profile is incomplete"),
+        ({}, {"features": ...}, "the tensor 'features' is missing; the profile is incomplete"),
+        ({"classes": "owl"}, {}, "'classes' must be a list of names"),
+        ({"samples": 1}, {}, "samples is 1, fewer than the 2 rows of features"),
+    ],
+)
+def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], message: str) -> None:
+    content: dict[str, Any] = {**load(GOLDEN.read_bytes()), **tensors}
+    record: Any = metadata
+    if isinstance(metadata, dict):
+        header = json.loads(GOLDEN.read_bytes()[8 : 8 + int.from_bytes(GOLDEN.read_bytes()[:8], "little")])
+        record = {**json.loads(header["__metadata__"][METADATA]), **metadata}
+        record = json.dumps({key: value for key, value in record.items() if value is not ...})
+    file = tmp_path / "bad.safetensors"
+    kept = {name: array for name, array in content.items() if array is not ...}
+    file.write_bytes(save(kept, metadata=None if record is None else {METADATA: record}))
+    with pytest.raises(InputError) as error:
+        Profile.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert message in str(error.value)
+
+
+def test_files_that_are_no_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file; `tmx profile` makes profiles"):
+        Profile.load(tmp_path / "none")
+    (tmp_path / "cut").write_bytes(GOLDEN.read_bytes()[:-4])
+    with pytest.raises(InputError, match="not a readable safetensors file"):
+        Profile.load(tmp_path / "cut")

@@ -6,25 +6,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tunable_magmax.conversion import convert_checkpoint as convert_checkpoint
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
+    from tunable_magmax.engines.plan import plan_merge as plan_merge
     from tunable_magmax.errors import TmxError as TmxError
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
+    from tunable_magmax.merging.running import RunningMagmax as RunningMagmax
     from tunable_magmax.merging.state_dicts import Merged as Merged
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
+    from tunable_magmax.verification import verify_checkpoint as verify_checkpoint
 
 __version__ = "0.1.0"
 
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
+    "convert_checkpoint": "tunable_magmax.conversion",
+    "plan_merge": "tunable_magmax.engines.plan",
+    "verify_checkpoint": "tunable_magmax.verification",
     "budget": "tunable_magmax.merging.budget",
     "merge_checkpoints": "tunable_magmax.engines.local",
     "merge_state_dicts": "tunable_magmax.merging.state_dicts",
     "Merged": "tunable_magmax.merging.state_dicts",
     "MergeReport": "tunable_magmax.merging.report",
     "METHODS": "tunable_magmax.merging.methods",
+    "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
     "TmxError": "tunable_magmax.errors",
 }

@@ -15,6 +15,8 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
 
+_NO_REPORT = "not a merge report: a number, a text or a list is not where one should be"
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -148,6 +150,8 @@ def read_report(path: str | Path) -> MergeReport:
         _check_types(report)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
+    except (TypeError, AttributeError):
+        raise InputError(f"{place}: {_NO_REPORT}") from None
     return report
 
 
@@ -166,7 +170,7 @@ def _check_types(report: MergeReport) -> None:
         or not isinstance(report.options, Mapping)
         or any(counts is not None and len(counts) != report.tasks for counts in owners)
     ):
-        raise InputError("not a merge report: a number, a text or a list is not where one should be")
+        raise InputError(_NO_REPORT)
 
 
 def layer_of(name: str) -> str:

@@ -61,9 +61,10 @@ def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colour
         widths = [100 * row.counts[t] / row.elements if row.counts else 0.0 for row in rows]
         axes.barh(places, widths, left=left, height=0.82, color=colour, edgecolor="white", linewidth=0.4)
         for place, start, width in zip(places, left, widths, strict=True):
-            ink = "white" if _is_dark(colour) else "black"
-            text = _inscription(t + 1, width, len(colours))
-            axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=7, color=ink)
+            if text := _inscription(t + 1, width, len(colours)):
+                ink = "white" if _is_dark(colour) else "black"
+                drawn = axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=7, color=ink)
+                drawn.set_in_layout(False)  # it lies inside; asking a thousand of them for their size takes long
         left = [start + width for start, width in zip(left, widths, strict=True)]
 
 

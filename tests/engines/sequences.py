@@ -16,12 +16,12 @@ StateDict = dict[str, Tensor]
 
 # Odd sizes, some beyond a chunk of 2**17 elements; sorted by name, the frozen tensors lie between merged ones.
 LARGE = {
-    "embed.weight": (331, 257),
+    "embed.weight": (231, 257),
     "h.0.bias": (97,),
-    "h.0.weight": (577, 391),
+    "h.0.weight": (401, 331),
     "h.1.frozen": (63, 5),
     "h.1.scale": (),
-    "h.1.weight": (140_001,),
+    "h.1.weight": (110_001,),
     "h.2.empty": (0, 7),
     "h.2.frozen": (129,),
     "h.2.weight": (3, 11, 19),
@@ -37,6 +37,7 @@ SMALL = {
     "d.empty": (0,),
     "d.weight": (769,),
 }
+TINY = {"a": (333,), "b.frozen": (70,), "c": (5, 13), "d": ()}
 TYPES: dict[str, tuple[torch.dtype, ...]] = {
     "f32": (torch.float32,),
     "f64": (torch.float64,),
@@ -88,7 +89,9 @@ def save_sharded(folder: Path, tensors: StateDict, shards: int) -> Path:
     return folder
 
 
-def save_sequence(folder: Path, base: StateDict, tasks: Sequence[StateDict], form: str = "file") -> tuple[Path, list[Path]]:
+def save_sequence(
+    folder: Path, base: StateDict, tasks: Sequence[StateDict], form: str = "file"
+) -> tuple[Path, list[Path]]:
     """Write base and tasks into a folder: as "file", "shards", "torch" or "mixed" (each in turn)."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -121,9 +124,10 @@ def digests(out: Path) -> dict[str, str]:
 
 
 def raw(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], str]]:
-    """Type, shape and a digest of the bytes of each tensor: equal means the same to the bit, signs of zeros included."""
+    """Type, shape and a digest of the bytes of each tensor: equal means the same to the bit, signs of zeros too."""
     return {
-        name: (value.dtype, tuple(value.shape), hashlib.sha256(data_of(value)).hexdigest()) for name, value in tensors.items()
+        name: (value.dtype, tuple(value.shape), hashlib.sha256(data_of(value)).hexdigest())
+        for name, value in tensors.items()
     }
 
 

@@ -159,6 +159,8 @@ def test_a_preference_keeps_its_own_copy_of_the_provenance() -> None:
 
 def test_budget_and_names() -> None:
     assert Preference.from_weights([1, 9]).budget(10) == [1, 9]
+    assert Preference.from_alpha(1e-3, 3).budget(100) == [1, 0, 99]  # so peaked that a task gets nothing
+    assert Preference.from_alpha(0, 3).budget(7) == [0, 0, 7]
     assert Preference.equal(2).named(["a", "b"]).tasks == ("a", "b")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def effective_config(options: Mapping[str, Any], method: str, tasks: int, base: 
     models: list[dict[str, Any]] = [{"model": f"task-{t}"} for t in range(1, tasks + 1)]
     if weights is not None:
         for model, weight in zip(models, weights, strict=True):
-            model["parameters"] = {"weight": float(weight)}
+            model["parameters"] = {"weight": float(Fraction(weight))}
     kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value

@@ -29,6 +29,7 @@ app = App(
     version=tunable_magmax.__version__,
     help_epilogue="Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.",
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_said),
 )
 COMMANDS: tuple[Callable[..., Any], ...] = (merge, plan, inspect, verify, convert, demo)

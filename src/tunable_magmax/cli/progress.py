@@ -6,7 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PHASES = {"survey": "reading", "measure": "measuring", "merge": "merging", "digest": "hashing", "convert": "writing"}
+PHASES = {
+    "train": "training",
+    "survey": "reading",
+    "measure": "measuring",
+    "merge": "merging",
+    "digest": "hashing",
+    "convert": "writing",
+}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,12 +36,12 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, buil
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import Kernels, kernels_for
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, cast_copied
+from tunable_magmax.merging.stream import Merge, Progress, cast_copied, plan_memory, read_threads
 from tunable_magmax.sizes import parse_size
 
 DEFAULT_MEMORY = 1 << 30
@@ -222,7 +222,9 @@ def merge_checkpoints(
             "base_model": base_model,
             "inputs": inputs.identity(),
         }
-        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
+        # Here, because what is asked for must not cost the finished shards of an earlier run.
+        plan_memory(inputs.layout, options, kernels, read_threads(threads) if kernels.threads else 1, bound)
+        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, _resumable(output):
             try:
                 spill = output.scratch("planes")
                 with merge_of(inputs, options, kernels, threads, bound, spill, progress) as merge:
@@ -233,12 +235,26 @@ def merge_checkpoints(
                 output.discard()
                 raise
             report = replace(report, inputs=inputs.digests() if digest_inputs else {})
-            _write_sidecars(report, inputs, output, base_model)
+            report = _write_sidecars(report, inputs, output, base_model)
             output.commit()
         _log(target, inputs, report, started)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
+
+
+@contextmanager
+def _resumable(output: Output) -> Iterator[None]:
+    """Failures to read or write, whatever raised them, are `StorageError`s that say where the finished work is kept."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError) and str(output.partial) in str(error):
+            raise
+        raise StorageError(
+            f"{error}. Finished shards are kept in {output.partial}: put that right and run the same command again "
+            "to continue"
+        ) from error
 
 
 def merge_of(
@@ -362,11 +378,11 @@ def _names(shard: Shard) -> set[str]:
     return {info.name for info in shard.tensors}
 
 
-def _write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> None:
+def _write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> MergeReport:
     """The report, and in a directory also the base's own files, the configuration and a model card."""
     if output.out.name.endswith(".safetensors"):
         output.write_file("report.json", report.to_json().encode())
-        return
+        return report
     digests = dict(report.files)
     for path in tag_along(inputs.paths[0]):
         changed = retyped_config(path, report.options["out_dtype"])
@@ -377,7 +393,9 @@ def _write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mo
     config = yaml.safe_dump(effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
     digests[CONFIG] = output.write_file(CONFIG, config.encode())
     digests[CARD] = output.write_file(CARD, model_card(name, report.method, _shares(report), config).encode())
-    output.write_file(REPORT, replace(report, files=digests).to_json().encode())
+    report = replace(report, files=digests)
+    output.write_file(REPORT, report.to_json().encode())
+    return report
 
 
 def _shares(report: MergeReport) -> list[tuple[str, str]]:
@@ -406,5 +424,6 @@ def _log(out: Path, inputs: Inputs, report: MergeReport, started: float) -> None
         "out": str(out.resolve()),
         "files": dict(report.files),
     }
-    with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
+    # The output is complete, so a full disk must not make it look as if it were not.
+    with suppress(OSError), open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
         log.write(json.dumps(entry) + "\n")

@@ -86,7 +86,7 @@ def merge_state_dicts(
         values = _render(merge)
         report = merge.report()
     if not report.elements:
-        warnings.warn(report.warnings[0], stacklevel=2)
+        warnings.warn(report.warnings[-1], stacklevel=2)
     return Merged(_assemble(base, layout, values, options), report)
 
 

@@ -81,11 +81,11 @@ def plan_memory(
         # Each thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
         return threads * chunk * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
 
-    chunk = kernels.chunk
-    while workspace(chunk) > memory // 4 and chunk > SMALLEST_CHUNK:
-        chunk //= 2
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
+    chunk = kernels.chunk
+    while workspace(chunk) > min(memory // 4, memory - span) and chunk > SMALLEST_CHUNK:
+        chunk //= 2
     least = workspace(chunk) + span
     if least > memory:
         raise InputError(
@@ -118,9 +118,7 @@ class Merge:
         self.layout, self.vectors, self.options, self.kernels, self.labels = layout, vectors, options, kernels, labels
         self.tasks = len(labels) - 1
         self.method = METHODS[options.method](options, self.tasks)
-        self.threads = default_threads() if threads is None else threads
-        if not kernels.threads:
-            self.threads = 1
+        self.threads = read_threads(threads) if kernels.threads else 1
         self.memory = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
@@ -167,9 +165,10 @@ class Merge:
                 while len(ahead) < 2 * self.threads and k + len(ahead) < len(todo):
                     ahead.append(self._pool.submit(work, todo[k + len(ahead)]))
                 result = ahead.popleft().result()
-            yield piece, result
+            # Before the yield: a consumer that has what it wants does not come back after its last piece.
             self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
             self.progress(phase, self._done[phase], total)
+            yield piece, result
 
     def _scratch(self, name: str, row: int, size: int, dtype: torch.dtype) -> Tensor:
         """A buffer of this thread, kept for the next chunk."""
@@ -393,7 +392,7 @@ class Merge:
     def _options_used(self) -> dict[str, Any]:
         options = self.options
         used: dict[str, Any] = {
-            "weights": None if options.weights is None else [str(_decimal(weight)) for weight in options.weights],
+            "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
             "budget": options.budget,
             "scale": "matched" if options.scale is None else options.scale,
             "out_dtype": options.out_dtype,
@@ -402,7 +401,7 @@ class Merge:
         }
         for name in self.method.reads:
             value = getattr(options, name)
-            used[name] = str(_decimal(value)) if isinstance(value, Fraction) else value
+            used[name] = _decimal(value) if isinstance(value, Fraction) else value
         return used
 
     def _warnings(self) -> Iterator[str]:
@@ -448,12 +447,21 @@ def _significant(value: float) -> float:
     return float(f"{value:.5e}")
 
 
-def _decimal(value: Fraction) -> float | int:
-    return int(value) if value.denominator == 1 else float(value)
+def _decimal(value: Fraction) -> str:
+    """A number that reads back as exactly this value: short if it can be, else as a fraction."""
+    short = str(int(value) if value.denominator == 1 else float(value))
+    return short if Fraction(short) == value else str(value)
 
 
 def _padded(size: int) -> int:
     return -(-size // SLOTS) * SLOTS
+
+
+def read_threads(threads: int | None) -> int:
+    """The number of threads asked for, or one for each core; less than one is an `InputError`."""
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}, expected at least 1")
+    return default_threads() if threads is None else threads
 
 
 def default_threads() -> int:

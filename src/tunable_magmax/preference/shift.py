@@ -21,7 +21,7 @@ from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude,
 Method: TypeAlias = Literal["shift", "em", "least_squares", "pseudo"]
 METHODS = ("shift", "em", "least_squares", "pseudo")
 SOLVERS: dict[str, Callable[[Floats, Floats], Floats]] = {"em": likeliest, "least_squares": closest_mixture}
-# Half a sample per class (Jeffreys); on simulated confusions it beat 0.01 by 0.01 to 0.02 in half-L1 error.
+# Half a sample per class (Jeffreys); on five simulated settings EM's half-L1 error was 0.006 to 0.021 below 0.01's.
 SMOOTHING = 0.5
 # With many classes and few samples the added ones would drown the counts.
 MOST_ADDED = 0.2

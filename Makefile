@@ -1,0 +1,41 @@
+# Everything lives in .venv; `make demo` and `make test` set it up on first use and reinstall only if its inputs change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint bench stress clean
+
+demo: $(VENV)/.core
+	$(BIN)/tmx demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not stress"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/merge.py --methods --files
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/prefer.py
+
+stress: $(VENV)/.dev
+	$(BIN)/python -m pytest -m stress
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tunable-magmax needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,123 @@
+"""`tmx convert`: any readable checkpoint as safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.conversion import convert_checkpoint
+
+
+def to_bytes(tensor):
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert to_bytes(found[name]) == to_bytes(tensor)
+
+
+@pytest.fixture
+def tensors():
+    return {
+        "b.weight": torch.randn(5, 7),
+        "b.half": torch.randn(9).to(torch.bfloat16),
+        "a.double": torch.randn(3, dtype=torch.float64),
+        "mask": torch.tensor([True, False, True]),
+        "step": torch.tensor(12),
+        "empty": torch.zeros(0, 3),
+        "strided": torch.randn(4, 6).t(),
+        "odd": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+
+
+@pytest.mark.parametrize("key", [None, "state_dict", "model"])
+def test_a_torch_file_to_one_safetensors_file(tmx, tmp_path, tensors, key):
+    torch.save(tensors if key is None else {key: tensors, "epoch": 3}, tmp_path / "old.pt")
+    result = tmx("convert", tmp_path / "old.pt", "-o", tmp_path / "new.safetensors")
+    assert result.code == 0, result.err
+    assert "8 tensors" in result.out
+    assert_same(load_file(tmp_path / "new.safetensors"), tensors)
+    with safe_open(tmp_path / "new.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_shards_and_back_give_the_same_bytes(tmx, tmp_path, tensors):
+    torch.save(tensors, tmp_path / "old.pt")
+    assert tmx("convert", tmp_path / "old.pt", "-o", tmp_path / "one.safetensors", "-q").out == ""
+    assert tmx("convert", tmp_path / "one.safetensors", "-o", tmp_path / "many", "--shard-size", "100").code == 0
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == tensors.keys()
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in tensors.values())
+    assert tmx("convert", tmp_path / "many", "-o", tmp_path / "back.safetensors").code == 0
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "back.safetensors").read_bytes()
+
+
+def test_tied_tensors_are_written_once_and_stay_tied(tmx, tmp_path):
+    weight = torch.randn(4, 2)
+    torch.save({"wte.weight": weight, "lm_head.weight": weight}, tmp_path / "old.bin")
+    found = json.loads(tmx("convert", tmp_path / "old.bin", "-o", tmp_path / "new.safetensors", "--json").out)
+    assert found["tied"] == {"lm_head.weight": "wte.weight"}
+    assert found["elements"] == 8
+    with open_checkpoint(tmp_path / "new.safetensors") as checkpoint:
+        assert list(checkpoint.tensors) == ["wte.weight"]
+        assert dict(checkpoint.aliases) == {"lm_head.weight": "wte.weight"}
+
+
+def test_configuration_and_tokenizer_go_along(tmx, tmp_path, tensors):
+    (tmp_path / "old").mkdir()
+    torch.save(tensors, tmp_path / "old" / "pytorch_model.bin")
+    for name in ("config.json", "tokenizer.json", "vocab.txt", "training_args.bin", "optimizer.pt"):
+        (tmp_path / "old" / name).write_text("{}")
+    assert tmx("convert", tmp_path / "old", "-o", tmp_path / "new").code == 0
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"model.safetensors", "config.json", "tokenizer.json", "vocab.txt"}
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_pickle_that_carries_code_is_refused_and_not_run(tmx, tmp_path):
+    torch.save({"w": torch.zeros(1), "x": Payload(tmp_path / "run")}, tmp_path / "evil.pt")
+    result = tmx("convert", tmp_path / "evil.pt", "-o", tmp_path / "out.safetensors")
+    assert result.code == 2
+    assert "nothing was run" in result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"evil.pt"}
+
+
+def test_refusals(tmx, sequence):
+    assert "-o OUT" in tmp(tmx("convert", sequence.base))
+    assert "would replace" in tmp(tmx("convert", sequence.base, "--overwrite", "-o", sequence.base))
+    assert "already exists" in tmp(tmx("convert", sequence.base, "-o", sequence.tasks[0]))
+    assert "does not exist" in tmp(tmx("convert", sequence.folder / "nowhere", "-o", sequence.folder / "x"))
+    assert "shard size" in tmp(tmx("convert", sequence.base, "--shard-size", "big", "-o", sequence.folder / "x"))
+    before = sequence.tasks[0].read_bytes()
+    assert tmx("convert", sequence.base, "--overwrite", "-o", sequence.tasks[0]).code == 0
+    assert sequence.tasks[0].read_bytes() != before
+
+
+def tmp(result):
+    assert result.code == 2
+    return result.err
+
+
+def test_progress_ends_at_the_total(sequence):
+    calls = []
+    convert_checkpoint(
+        sequence.base, sequence.folder / "out", shard_size=100, progress=lambda *call: calls.append(call)
+    )
+    assert calls[-1] == ("convert", 492, 492)

@@ -1,0 +1,75 @@
+"""The help texts, and that they come without heavy imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tunable_magmax
+from tunable_magmax.cli.app import COMMANDS, app
+
+OPTIONS = {
+    "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
+    "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
+    "--base-name --dry-run --quiet -q --json",
+    "plan": "SOURCE --out -o --base --task --weights --memory --shard-size --json",
+    "inspect": "PATH --tensors --shares --plot --json",
+    "verify": "PATH --base --task --memory --threads --quiet -q --json",
+    "convert": "SOURCE --out -o --shard-size --overwrite --fresh --quiet -q --json",
+    "demo": "--out -o --json",
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_command_names_its_options(tmx, command):
+    result = tmx(command, "--help")
+    assert result.code == 0
+    assert not result.err
+    words = result.out.split()
+    assert [option for option in OPTIONS[command].split() if option not in words] == []
+    assert "--no-" not in result.out
+    assert "[default: False]" not in result.out
+
+
+def test_every_command_is_listed_with_a_summary(tmx):
+    result = tmx("--help")
+    assert result.code == 0
+    assert [c.__name__ for c in COMMANDS] == list(OPTIONS)
+    for command in COMMANDS:
+        assert command.__name__ in result.out
+        assert command.__doc__
+        assert command.__doc__.split()[0] in result.out
+    assert tmx().out == result.out
+
+
+def test_version(tmx):
+    assert tmx("--version").out.strip() == tunable_magmax.__version__
+
+
+def test_an_unknown_command(tmx):
+    result = tmx("mrege")
+    assert result.code == 2
+    assert "mrege" in result.err
+    assert "merge" in result.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["merge", "--help"], ["verify", "--help"], ["--version"]])
+def test_help_needs_no_heavy_imports(arguments):
+    code = f"""
+import sys
+from tunable_magmax.cli.app import main
+try:
+    main({arguments!r})
+except SystemExit as stopped:
+    assert not stopped.code
+heavy = {{"torch", "numpy", "numba", "yaml", "safetensors", "transformers", "matplotlib", "rich.progress"}}
+print("heavy:", *sorted(heavy & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "heavy:"
+
+
+def test_no_command_is_without_a_test():
+    assert {name for name in app if not name.startswith("-")} == OPTIONS.keys()

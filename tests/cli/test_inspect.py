@@ -1,0 +1,200 @@
+"""`tmx inspect`: what a checkpoint holds, and who gave what to a merge."""
+
+from __future__ import annotations
+
+import builtins
+import json
+
+import pytest
+import torch
+
+from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.cli.tables import wrapped_table
+from tunable_magmax.inspection import inspect_checkpoint, layer_of, layers
+from tunable_magmax.merging.report import MergeReport, TensorReport
+from tunable_magmax.picture import save_picture
+
+
+@pytest.fixture
+def merge(tmx, sequence):
+    """A merge in a directory."""
+    out = sequence.folder / "merged"
+    assert tmx("merge", *sequence.arguments, "--weights", "3,1,0", "-o", out).code == 0
+    return out
+
+
+def big_report(tasks, depth):
+    shares = [1 + t % 4 for t in range(tasks)]
+    counts = tuple(100 * share for share in shares)
+    tensors = {f"encoder.layers.{k}.weight": TensorReport((sum(counts),), "F32", counts) for k in range(depth)}
+    totals = tuple(depth * n for n in counts)
+    return MergeReport(
+        method="tunable_magmax",
+        tasks=tasks,
+        elements=sum(totals),
+        budget=totals,
+        counts=totals,
+        leftovers=0,
+        scale=0.5,
+        seed=0,
+        options={},
+        last_length=1.0,
+        merged_length=2.0,
+        tensors=tensors,
+        copied=(),
+    )
+
+
+def test_a_plain_checkpoint(tmx, sequence):
+    result = tmx("inspect", sequence.base)
+    assert result.code == 0
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert lines[0] == f"{sequence.base}: safetensors file"
+    assert "10 tensors, 121 elements, 492 B" in lines
+    assert "F32 9 119 476 B" in lines
+    assert "I64 1 2 16 B" in lines
+    assert "embed.weight F32 11 x 4 176 B" in lines
+    assert "a merge of" not in result.out
+
+
+def test_only_the_largest_tensors_unless_asked(tmx, sequence):
+    assert "steps" not in tmx("inspect", sequence.base).out
+    everything = tmx("inspect", sequence.base, "--tensors").out
+    assert all(name in everything for name in sequence.state_dicts[0])
+
+
+def test_tied_names_and_torch_files(tmx, tmp_path):
+    weight = torch.zeros(3, 2)
+    torch.save({"wte.weight": weight, "head.weight": weight, "scalar": torch.tensor(1.5)}, tmp_path / "model.pt")
+    result = tmx("inspect", tmp_path / "model.pt")
+    assert "torch file" in result.out
+    assert "head.weight is wte.weight" in result.out
+    assert "scalar" in result.out
+    found = json.loads(tmx("inspect", tmp_path / "model.pt", "--json").out)
+    assert found["tied"] == {"head.weight": "wte.weight"}
+    assert found["elements"] == 7
+
+
+def test_headers_only(sequence, merge, monkeypatch):
+    reads = []
+    original = PositionedFile.read_into
+
+    def spy(self, offset, buffer):
+        reads.append((self.path, offset + buffer.nbytes))
+        original(self, offset, buffer)
+
+    monkeypatch.setattr(PositionedFile, "read_into", spy)
+    inspect_checkpoint(merge)
+    for path, end in reads:
+        with open(path, "rb") as file:
+            assert end <= max(64, 8 + int.from_bytes(file.read(8), "little"))
+
+
+def test_a_merge_shows_what_each_task_gave_to_each_layer(tmx, merge):
+    report = MergeReport.from_json((merge / "tmx-report.json").read_text())
+    result = tmx("inspect", merge)
+    assert "a merge of 3 tasks by tunable_magmax" in result.out
+    words = [line.split() for line in result.out.splitlines()]
+    for layer in ("embed", "layers.0", "layers.1", "layers.10", "head"):
+        counts = [sum(report.tensors[n].counts[t] for n in report.tensors if layer_of(n) == layer) for t in range(3)]
+        assert [layer, str(sum(counts)), *map(str, counts)] in words
+    names = [line[0] for line in words if line]
+    assert names.index("layers.1") < names.index("layers.10")
+    assert "100.00%" not in result.out
+    assert "%" in tmx("inspect", merge, "--shares").out.split("by layer and task")[1]
+
+
+def test_json_holds_the_layers(tmx, merge):
+    found = json.loads(tmx("inspect", merge, "--json").out)
+    per_layer = found["merge"]["layers"].values()
+    assert [sum(layer["counts"][t] for layer in per_layer) for t in range(3)] == found["merge"]["counts"]
+    assert found["merge"]["counts"][2] == 0
+
+
+def test_a_single_merged_file_is_recognised_by_the_report_beside_it(tmx, sequence):
+    out = sequence.folder / "merged.safetensors"
+    assert tmx("merge", *sequence.arguments, "--method", "average", "-o", out).code == 0
+    result = tmx("inspect", out)
+    assert "a merge of 3 tasks by average" in result.out
+    assert "elements have no owners" in result.out
+    refused = tmx("inspect", out, "--plot", sequence.folder / "p.png")
+    assert (refused.code, refused.out) == (2, "")
+    assert "no owners to draw" in refused.err
+
+
+def test_a_broken_report_is_refused(tmx, merge):
+    (merge / "tmx-report.json").write_text('{"version": 1, "counts": "many"}')
+    result = tmx("inspect", merge)
+    assert result.code == 2
+    assert "tmx-report.json: not a merge report" in result.err
+
+
+def test_wide_tables_are_wrapped_and_nothing_is_lost():
+    rows = [["layer", "elements", *(f"task {t}" for t in range(1, 51))], ["a", "5", *map(str, range(1000, 1050))]]
+    lines = wrapped_table(rows, fixed=2, width=80)
+    assert max(map(len, lines)) <= 82
+    words = " ".join(lines).split()
+    assert all(str(n) in words for n in range(1000, 1050))
+
+
+def test_output_in_a_pipe_is_plain(tmx, merge):
+    assert "\x1b" not in tmx("inspect", merge).out
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_plot(tmx, merge, tmp_path, suffix):
+    target = tmp_path / f"picture{suffix}"
+    result = tmx("inspect", merge, "--plot", target)
+    assert result.code == 0, result.err
+    assert target.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+    assert str(target) in result.out
+
+
+@pytest.mark.parametrize(("tasks", "depth"), [(1, 1), (10, 3), (11, 2), (50, 24)])
+def test_pictures_of_any_size(tmp_path, tasks, depth):
+    report = big_report(tasks, depth)
+    assert len(layers(report)) == depth
+    save_picture(report, tmp_path / "picture.svg")
+    text = (tmp_path / "picture.svg").read_text()
+    assert text.count("<!-- encoder.layers.") == depth
+
+
+def test_names_are_not_taken_for_formulas(tmp_path):
+    report = big_report(2, 1)
+    odd = {"$x^{.0.\U0001f600": next(iter(report.tensors.values()))}
+    save_picture(
+        MergeReport(**{f: getattr(report, f) for f in report.__slots__} | {"tensors": odd}), tmp_path / "p.png"
+    )
+
+
+def test_plot_refusals(tmx, merge, sequence, tmp_path, monkeypatch):
+    assert "not a merge" in tmx("inspect", sequence.base, "--plot", tmp_path / "p.png").err
+    assert ".png, .svg, .pdf" in tmx("inspect", merge, "--plot", tmp_path / "p.xyz").err
+    assert "cannot be written" in tmx("inspect", merge, "--plot", tmp_path / "no" / "p.png").err
+    real = builtins.__import__
+
+    def without_matplotlib(name, *rest, **named):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    result = tmx("inspect", merge, "--plot", tmp_path / "p.png")
+    assert result.code == 2
+    assert 'pip install "tunable-magmax[report]"' in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("bert.encoder.layer.11.output.dense.weight", "bert.encoder.layer.11"),
+        ("transformer.h.0.attn.c_attn.weight", "transformer.h.0"),
+        ("vision_model.embeddings.patch_embedding.weight", "vision_model.embeddings"),
+        ("lm_head.weight", "lm_head"),
+        ("logit_scale", "logit_scale"),
+        ("0.weight", "0"),
+        ("", ""),
+    ],
+)
+def test_layers_by_name(name, layer):
+    assert layer_of(name) == layer

@@ -1,0 +1,133 @@
+"""A merged Hugging Face directory loads with `from_pretrained`, and computes what the merged state dict computes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tunable_magmax
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+PIXELS = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24
+    )
+    return transformers.BertForMaskedLM(config), {"input_ids": TOKENS}
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config), {"input_ids": TOKENS}
+
+
+def clip():
+    config = transformers.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    return transformers.CLIPVisionModelWithProjection(config), {"pixel_values": PIXELS}
+
+
+def answer(model, inputs):
+    model.eval()
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+def save(model, folder, kind):
+    """As transformers saves it; `bin`: as `torch.save` of the state dict, where tied tensors have all their names."""
+    model.save_pretrained(folder)
+    if kind == "bin":
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a base and two tasks: the last model, the folders, their state dicts, and inputs to compute with."""
+
+    def make(build, kind):
+        torch.manual_seed(0)
+        model, inputs = build()
+        state_dicts = []
+        for k in range(3):
+            if k:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter += 0.05 * torch.randn_like(parameter)
+            save(model, tmp_path / str(k), kind)
+            state_dicts.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return model, [tmp_path / str(k) for k in range(3)], state_dicts, inputs
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("build", [bert, gpt2, clip])
+def test_a_merge_loads_and_computes_what_it_should(tmx, tmp_path, saved, build, kind):
+    model, folders, state_dicts, inputs = saved(build, kind)
+    tasks = [part for folder in folders[1:] for part in ("--task", folder)]
+    out = tmp_path / "merged"
+    done = tmx("merge", "--base", folders[0], *tasks, "--weights", "3,1", "--shard-size", "8KB", "-o", out)
+    assert done.code == 0, done.err
+    assert (out / "model.safetensors.index.json").exists()
+
+    # The oracle merges the parameters, where tied tensors are one and the same, and loads them into the model.
+    model.tie_weights()
+    names = {name for name, _ in model.named_parameters()}
+    base, *others = [{n: t for n, t in state_dict.items() if n in names} for state_dict in state_dicts]
+    expected = tunable_magmax.merge_state_dicts(base, others, weights=[3, 1]).state_dict
+    loaded, report = type(model).from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    for name, tensor in loaded.named_parameters():
+        assert torch.equal(tensor, expected[name]), name
+    model.load_state_dict(expected, strict=False)
+    assert torch.equal(answer(loaded, inputs), answer(model, inputs))
+    assert not torch.equal(answer(loaded, inputs), answer(type(model).from_pretrained(folders[2]), inputs))
+
+
+def test_tied_tensors_keep_their_first_name_and_stay_tied(tmx, tmp_path, saved):
+    _, folders, _, _ = saved(gpt2, "bin")
+    out = tmp_path / "merged"
+    assert tmx("merge", "--base", folders[0], "--task", folders[1], "--task", folders[2], "-o", out).code == 0
+    found = json.loads(tmx("inspect", out, "--json").out)
+    assert found["tied"] == {"lm_head.weight": "transformer.wte.weight"}
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(out)
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_mixed_formats_merge_to_the_same_bytes(tmx, tmp_path, saved):
+    _, folders, _, _ = saved(gpt2, "safetensors")
+    tasks = ["--task", folders[1], "--task", folders[2]]
+    assert tmx("merge", "--base", folders[0], *tasks, "-o", tmp_path / "one").code == 0
+    model = transformers.GPT2LMHeadModel.from_pretrained(folders[1])
+    (folders[1] / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folders[1] / "pytorch_model.bin")
+    assert tmx("merge", "--base", folders[0], *tasks, "-o", tmp_path / "two").code == 0
+    name = "model.safetensors"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_narrower_type_is_what_the_configuration_says(tmx, tmp_path, saved):
+    _, folders, _, _ = saved(bert, "safetensors")
+    tasks = ["--task", folders[1], "--task", folders[2]]
+    assert tmx("merge", "--base", folders[0], *tasks, "--dtype", "bfloat16", "-o", tmp_path / "out").code == 0
+    loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+
+
+def test_a_converted_directory_loads(tmx, tmp_path, saved):
+    model, folders, _, inputs = saved(gpt2, "bin")
+    assert tmx("convert", folders[2], "-o", tmp_path / "out").code == 0
+    assert torch.equal(answer(type(model).from_pretrained(tmp_path / "out"), inputs), answer(model, inputs))

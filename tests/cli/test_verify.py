@@ -1,0 +1,223 @@
+"""`tmx verify`: any difference between a merged checkpoint, its report and its inputs is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tunable_magmax.verification import logged_inputs, verify_checkpoint
+
+METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task"]
+
+
+def failed(path, *inputs):
+    return [check.what for check in verify_checkpoint(path, *inputs).checks if not check.ok]
+
+
+def edit_report(path, change):
+    place = path / "tmx-report.json" if path.is_dir() else path.with_name(f"{path.stem}.report.json")
+    report = json.loads(place.read_text())
+    change(report)
+    place.write_text(json.dumps(report))
+
+
+@pytest.fixture
+def merge(tmx, sequence):
+    """A sharded merge with weights that leave rational traces."""
+    out = sequence.folder / "merged"
+    options = ["--weights", "0.3,0.1,0.7", "--seed", 5, "--shard-size", "200B"]
+    assert tmx("merge", *sequence.arguments, *options, "-o", out).code == 0
+    return out
+
+
+def test_a_good_merge(tmx, sequence, merge):
+    result = tmx("verify", merge)
+    assert (result.code, result.err) == (0, "")
+    assert f"{merge} is what its report says" in result.out
+    assert "FAILED" not in result.out
+    again = tmx("verify", merge, *sequence.arguments)
+    assert again.code == 0, again
+    assert "equal to the bit" in again.out
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("single", [False, True])
+def test_every_method_is_derived_again(tmx, sequence, method, single):
+    out = sequence.folder / ("m.safetensors" if single else "m")
+    weights = [] if method in ("magmax", "last_task") else ["--weights", "0.1,2,0.7"]
+    options = ["--dtype", "bfloat16"] if single else ["--exclude", "head.*", "--scale", "0.3", "--density", "0.4"]
+    assert tmx("merge", *sequence.arguments, "--method", method, *weights, *options, "-o", out).code == 0
+    found = verify_checkpoint(out, sequence.base, sequence.tasks, memory="64MiB")
+    assert found.ok, [check for check in found.checks if not check.ok]
+    assert found.rederived
+    assert json.loads(json.dumps(found.to_dict()))["ok"] is True
+
+
+@pytest.mark.parametrize(
+    "options", [["--scope", "tensor"], ["--keep", "magnitude"], ["--compare", "active", "--weights", "1,0,2"]]
+)
+def test_every_option_is_derived_again(tmx, sequence, tmp_path, options):
+    assert tmx("merge", *sequence.arguments, *options, "--digest-inputs", "-o", tmp_path / "m").code == 0
+    found = verify_checkpoint(tmp_path / "m", sequence.base, sequence.tasks)
+    assert found.ok
+    assert "SHA-256 of the inputs" in [check.what for check in found.checks]
+
+
+def test_one_flipped_bit(tmx, sequence, merge):
+    shard = sorted(merge.glob("*.safetensors"))[1]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    result = tmx("verify", merge)
+    assert result.code == 1
+    assert "FAILED" in result.out
+    assert shard.name in result.out
+    assert result.err.startswith("error: ")
+    assert failed(merge, sequence.base, sequence.tasks) == ["SHA-256 of the files", "values, derived again"]
+
+
+def test_quiet_prints_failures_only(tmx, merge):
+    assert tmx("verify", merge, "--quiet").out == ""
+    (merge / "tmx-config.yaml").write_text("merge_method: ties\n")
+    result = tmx("verify", merge, "--quiet")
+    assert (result.code, result.out) == (1, "")
+    assert "tmx-config.yaml has" in result.err
+
+
+def test_a_report_that_was_adjusted_to_other_weights(sequence, merge):
+    """Digests can be forged; the merge itself cannot."""
+    import hashlib
+
+    shard = sorted(merge.glob("*.safetensors"))[0]
+    tensors = load_file(shard)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] + 1
+    save_file(tensors, shard)
+    edit_report(
+        merge, lambda report: report["files"].update({shard.name: hashlib.sha256(shard.read_bytes()).hexdigest()})
+    )
+    assert failed(merge) == []
+    assert failed(merge, sequence.base, sequence.tasks) == ["values, derived again"]
+
+
+def test_a_cut_file(merge):
+    shard = sorted(merge.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert failed(merge) == ["SHA-256 of the files", "the checkpoint can be opened"]
+
+
+def test_a_missing_file(merge):
+    sorted(merge.glob("*.safetensors"))[0].unlink()
+    assert failed(merge) == ["SHA-256 of the files", "the checkpoint can be opened"]
+
+
+def test_a_weight_file_that_the_report_does_not_know(sequence, merge):
+    shutil.copy(sequence.base, merge / "model.safetensors")  # which loaders would prefer to the shards
+    assert failed(merge) == ["no other weight files"]
+
+
+def shift(counts):
+    counts[0], counts[1] = counts[0] + 1, counts[1] - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "whats"),
+    [
+        (lambda r: shift(r["counts"]), {"counts of the tensors add up to the counts", "counts equal the budget"}),
+        (lambda r: shift(r["budget"]), {"counts equal the budget"}),
+        (lambda r: shift(r["tensors"]["embed.weight"]["counts"]), {"counts of the tensors add up to the counts"}),
+        (lambda r: r.update(elements=1), {"elements of the merged tensors", "counts add up to the elements"}),
+        (lambda r: r["tensors"]["embed.weight"].update(shape=[4, 11]), {"types and shapes of the merged tensors"}),
+        (lambda r: r["tensors"]["embed.weight"].update(dtype="F16"), {"types and shapes of the merged tensors"}),
+        (lambda r: r.update(copied=[]), {"names of the tensors"}),
+        (lambda r: r.update(copied=["steps", "ghost"]), {"names of the tensors"}),
+        (lambda r: r.update(files={}), {"the report lists files", "no other weight files"}),
+        (lambda r: r["files"].update({"../x": "0"}), {"SHA-256 of the files"}),
+    ],
+)
+def test_an_edited_report(merge, change, whats):
+    edit_report(merge, change)
+    assert whats <= set(failed(merge))
+
+
+@pytest.mark.parametrize(
+    ("change", "whats"),
+    [
+        (lambda r: r.update(leftovers=r["leftovers"] + 1), {"leftovers, derived again"}),
+        (lambda r: r.update(scale=0.25), {"scale, derived again"}),
+        (lambda r: r["options"].update(seed=6), {"values, derived again"}),
+        (lambda r: r["options"].update(weights=["1", "1", "1"]), {"values, derived again", "counts, derived again"}),
+        (lambda r: r["options"].update(exclude=["head.*"]), {"copied, derived again", "tensors, derived again"}),
+    ],
+)
+def test_an_edited_report_against_the_inputs(sequence, merge, change, whats):
+    edit_report(merge, change)
+    assert failed(merge) == []
+    assert whats <= set(failed(merge, sequence.base, sequence.tasks))
+
+
+def test_tasks_in_another_order(tmx, sequence, merge):
+    one, two, three = sequence.tasks
+    assert "values, derived again" in failed(merge, sequence.base, [two, one, three])
+    result = tmx("verify", merge, "--base", sequence.base, "--task", two, "--task", one, "--task", three)
+    assert result.code == 1
+    assert "not its inputs in training order" in result.err
+
+
+def test_another_base(sequence, merge):
+    changed = dict(sequence.state_dicts[0])
+    changed["steps"] = torch.tensor([5, 7])
+    save_file(changed, sequence.folder / "other.safetensors")
+    [check] = [
+        c for c in verify_checkpoint(merge, sequence.folder / "other.safetensors", sequence.tasks).checks if not c.ok
+    ]
+    assert check.detail == "'steps' (copied) differs"
+
+
+def test_unusable_input_is_exit_code_2(tmx, sequence, merge):
+    no_report = tmx("verify", sequence.base)
+    assert (no_report.code, no_report.out) == (2, "")
+    assert "has no merge report" in no_report.err
+    assert tmx("verify", sequence.folder / "nowhere").code == 2
+    few = tmx("verify", merge, "--base", sequence.base, "--task", sequence.tasks[0])
+    assert few.code == 2
+    assert "a merge of 3 tasks, but 1 were given" in few.err
+    assert "give both or neither" in tmx("verify", merge, "--base", sequence.base).err
+    (merge / "tmx-report.json").write_text("{}")
+    assert tmx("verify", merge).code == 2
+
+
+def test_damaged_reports_never_crash(tmx, merge):
+    report = json.loads((merge / "tmx-report.json").read_text())
+    for key in report:
+        for value in (None, 7, "x", [1, "x"], {"x": 1}, [[]]):
+            (merge / "tmx-report.json").write_text(json.dumps({**report, key: value}))
+            result = tmx("verify", merge)
+            assert result.code in (0, 1, 2)
+            assert "should not happen" not in result.err, (key, value, result.err)
+
+
+def test_json(tmx, merge):
+    (merge / "README.md").write_text("mine")
+    result = tmx("verify", merge, "--json")
+    found = json.loads(result.out)
+    assert (result.code, found["ok"]) == (1, False)
+    assert [check["what"] for check in found["checks"] if not check["ok"]] == ["SHA-256 of the files"]
+
+
+def test_the_log_tells_how_to_merge_again(tmx, sequence, merge):
+    out = tmx("verify", merge).out
+    assert "merge them again" in out
+    command = out.splitlines()[-1].split()
+    assert command[:2] == ["tmx", "verify"]
+    assert tmx(*command[1:]).code == 0
+    known = logged_inputs(merge)
+    assert known is not None
+    assert list(known.tasks) == sequence.tasks
+    sequence.tasks[0].unlink()
+    assert logged_inputs(merge) is None
+    assert "merge them again" not in tmx("verify", merge).out

@@ -1,0 +1,509 @@
+"""Kills, full disks and vanishing inputs: there is no output or the whole right one, and a rerun ends with the right bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sequences import StateDict, digests, save_sequence, sequence
+
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.merging import stream
+from tunable_magmax.merging.kernels.native import NativeKernels
+
+SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,), "layer.3.frozen": (500,)}
+SHARD = 10_000
+KILLS = int(os.environ.get("TMX_KILLS", "1000"))
+
+
+class Victim:
+    """A process that merges in forked children, and what their merges must give."""
+
+    def __init__(self, folder: Path) -> None:
+        script = Path(__file__).with_name("victim.py")
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        self.base, self.tasks = save_sequence(folder / "in", *sequence(3, SHAPES))
+        self.folder = folder
+        self.kills = 0
+        self._wanted: dict[str, dict[str, str]] = {}
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def merge(self, out: Path, options: dict[str, Any], **how: Any) -> dict[str, Any]:
+        paths = {"base": str(self.base), "tasks": [str(path) for path in self.tasks], "out": str(out)}
+        answer = self.ask(**paths, options={"shard_size": SHARD, **options}, **how)
+        assert "crashed" not in answer
+        self.kills += "killed" in answer
+        assert answer.get("killed", signal.SIGKILL) == signal.SIGKILL
+        return answer
+
+    def wanted(self, options: dict[str, Any], name: str = "wanted") -> dict[str, str]:
+        """The bytes of the merge when nothing happens."""
+        plain = {key: value for key, value in options.items() if key in ("seed", "scale", "method")}
+        key = f"{plain}{Path(name).suffix}"
+        if key not in self._wanted:
+            out = self.folder / "plain" / f"{len(self._wanted)}{Path(name).suffix}"
+            merge_checkpoints(self.base, self.tasks, out, shard_size=SHARD, **plain)
+            self._wanted[key] = digests(out)
+        return self._wanted[key]
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory) -> Iterator[Victim]:
+    victim = Victim(tmp_path_factory.mktemp("victim"))
+    yield victim
+    assert victim.process.stdin is not None
+    victim.process.stdin.close()
+    victim.process.wait()
+    assert victim.process.stdout is not None
+    victim.process.stdout.close()
+
+
+def state(out: Path, *complete: dict[str, str]) -> int | None:
+    """Which of the complete outputs is there, None for none; anything else fails."""
+    if not out.exists():
+        return None
+    found = digests(out)
+    assert found in complete, sorted(found)
+    return complete.index(found)
+
+
+MODES = {
+    "directory": ("out", {}),
+    "one thread, planes on disk": ("out", {"threads": 1, "spill": True}),
+    "one file": ("out.safetensors", {}),
+    "overwrite": ("out", {"overwrite": True}),
+    "overwrite one file": ("out.safetensors", {"overwrite": True}),
+}
+
+
+def prepare(
+    victim: Victim, folder: Path, mode: str
+) -> tuple[Path, dict[str, Any], dict[str, Any], list[dict[str, str]]]:
+    """The output's path (with an old output if it is to be replaced), options, how, and the outputs that may be there."""
+    name, given = MODES[mode]
+    options = {key: value for key, value in given.items() if key != "spill"}
+    out = folder / name
+    complete = [victim.wanted({"seed": 1}, name)]
+    if options.get("overwrite"):
+        merge_checkpoints(victim.base, victim.tasks, out, shard_size=SHARD, seed=2)
+        complete.append(digests(out))
+        assert complete[0] != complete[1]
+    return out, {"seed": 1, **options}, {"spill": "spill" in given}, complete
+
+
+def finish(
+    victim: Victim, out: Path, options: dict[str, Any], how: dict[str, Any], complete: list[dict[str, str]]
+) -> None:
+    """One more run, undisturbed: the right bytes, and nothing left over."""
+    answer = victim.merge(out, options, **how)
+    assert answer.get("done") or ("already exists" in answer["message"] and not options.get("overwrite"))
+    assert state(out, *complete) == 0
+    left = {path.name for path in out.parent.iterdir()} - {out.name, f"{out.name}.log", "out.report.json"}
+    assert not left
+
+
+def may_be_absent(out: Path, options: dict[str, Any]) -> None:
+    """Where an old output is replaced, it may be aside for a moment: then the next run brings it or the new one back."""
+    if options.get("overwrite"):
+        assert out.with_name(f"{out.name}.partial").is_dir()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kill_at_every_step(victim, tmp_path, mode) -> None:
+    """Before and after each system call that changes the disk (every third one here, all of them in `make stress`)."""
+    kill_at_steps(victim, tmp_path, mode, every=3)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("mode", MODES)
+def test_kill_at_all_steps(victim, tmp_path, mode) -> None:
+    kill_at_steps(victim, tmp_path, mode, every=1)
+
+
+def kill_at_steps(victim: Victim, folder: Path, mode: str, every: int) -> None:
+    states = set()
+    kills = 0
+    for step in count(1, every):
+        place = folder / str(step)
+        place.mkdir()
+        out, options, how, complete = prepare(victim, place, mode)
+        answer = victim.merge(out, options, deadly=step, **how)
+        if answer.get("done"):
+            break
+        kills += 1
+        found = state(out, *complete)
+        states.add(found)
+        if found is None:
+            may_be_absent(out, options)
+        finish(victim, out, options, how, complete)
+        shutil.rmtree(place)
+    assert kills > 20 / every
+    assert 0 in states
+    assert (1 if options.get("overwrite") else None) in states
+
+
+def kill_at_random(victim: Victim, folder: Path, mode: str, kills: int, seed: int) -> None:
+    """Kill, rerun, kill, rerun ... until a run gets through; then begin anew, until there were enough kills."""
+    dice = random.Random(seed)
+    before = victim.kills
+    for k in count():
+        place = folder / str(k)
+        place.mkdir()
+        out, options, how, complete = prepare(victim, place, mode)
+        undisturbed = victim.merge(folder / "timing" / f"{k}{out.suffix}", {"seed": 3}, pause=0.0005)
+        assert undisturbed["done"]
+        while True:
+            pause = dice.choice([0, 0.0005, 0.002])
+            delay = dice.random() * undisturbed["seconds"] * (1.2 if dice.random() < 0.8 else 0.1)
+            answer = victim.merge(out, options, delay=delay, pause=pause, **how)
+            found = state(out, *complete)
+            if found is None:
+                may_be_absent(out, options)
+            if answer.get("done") or (found == 0 and not options.get("overwrite")):
+                break
+            if victim.kills - before >= kills:
+                break
+        finish(victim, out, options, how, complete)
+        shutil.rmtree(place)
+        shutil.rmtree(folder / "timing")
+        if victim.kills - before >= kills:
+            return
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kill_at_random_moments(victim, tmp_path, mode) -> None:
+    kill_at_random(victim, tmp_path, mode, kills=12, seed=1)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("mode", MODES)
+def test_kill_many_times_at_random_moments(victim, tmp_path, mode) -> None:
+    kill_at_random(victim, tmp_path, mode, kills=-(-KILLS // len(MODES)), seed=2)
+
+
+# -- full disks -------------------------------------------------------------------------------------------------------
+
+
+def command(victim: Victim, out: Path, *more: str) -> list[str]:
+    tasks = [part for path in victim.tasks for part in ("--task", str(path))]
+    return [
+        "merge",
+        "--base",
+        str(victim.base),
+        *tasks,
+        "-o",
+        str(out),
+        "--shard-size",
+        str(SHARD),
+        "--seed",
+        "1",
+        *more,
+    ]
+
+
+def check_failure(answer: dict[str, Any], out: Path, problem: str) -> None:
+    """One paragraph on stderr that says what happened, where the work is, and what to do."""
+    assert answer["code"] == 1, answer
+    message = answer["errors"]
+    assert problem in message
+    assert f"{out}.partial" in message
+    assert "run the same command again" in message
+    assert "Traceback" not in message
+    assert "should not happen" not in message
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("spill", [False, True])
+def test_files_that_may_not_grow(victim, tmp_path, spill) -> None:
+    failures = 0
+    for limit in (0, 100, 600, 3000, 9000, 9900, 30_000, 10**6):
+        out = tmp_path / str(limit)
+        answer = victim.ask(command=command(victim, out), largest_file=limit, spill=spill)
+        if answer["code"] == 0:
+            assert digests(out) == victim.wanted({"seed": 1})
+            break
+        check_failure(answer, out, "File too large")
+        failures += 1
+        answer = victim.ask(command=command(victim, out), spill=spill)
+        assert answer["code"] == 0, answer
+        assert digests(out) == victim.wanted({"seed": 1})
+        assert not out.with_name(f"{limit}.partial").exists()
+    assert failures >= 5
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = sys.platform == "linux" and shutil.which("mount") is not None
+    if mounted:
+        tried = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder], capture_output=True, text=True
+        )
+        mounted = tried.returncode == 0
+    if not mounted:
+        pytest.skip("a small tmpfs cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def resize(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+
+@pytest.mark.parametrize("spill", [False, True])
+def test_full_disk(victim, small_disk, spill) -> None:
+    out = small_disk / "out"
+    failures, kept = 0, set()
+    for size in count(16, 12):  # the disk grows a little each time, and each run goes on from the last one's work
+        resize(small_disk, f"{size}k")
+        answer = victim.ask(command=command(victim, out), spill=spill)
+        if answer["code"] == 0:
+            break
+        check_failure(answer, out, "No space left on device")
+        shards = {path.name: path.stat().st_ino for path in small_disk.glob("out.partial/output/*.safetensors")}
+        assert kept <= set(shards.items())
+        kept = set(shards.items())
+        failures += 1
+    assert failures >= 5
+    assert len(kept) > 3
+    assert digests(out) == victim.wanted({"seed": 1})
+    assert {(path.name, path.stat().st_ino) for path in out.glob("*.safetensors")} >= kept
+    assert not (small_disk / "out.partial").exists()
+
+
+def test_no_room_for_the_planes(victim, small_disk) -> None:
+    out = small_disk / "out"
+    answer = victim.ask(command=command(victim, out), spill=True)
+    check_failure(answer, out, "No space left on device")
+    assert sum(path.stat().st_blocks for path in small_disk.rglob("*") if path.is_file()) * 512 < 16 << 10
+
+
+# -- inputs that go away ----------------------------------------------------------------------------------------------
+
+
+class Sequence:
+    """Files that a test may spoil, and a merge of them that can be stopped half-way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models: tuple[StateDict, list[StateDict]] = sequence(3, SHAPES)
+        self.base, self.tasks = save_sequence(folder / "in", *self.models)
+        self.out = folder / "out"
+        self.partial = folder / "out.partial"
+
+    def merge(self, out: Path | None = None, **options: Any) -> dict[str, str]:
+        out = out or self.out
+        merge_checkpoints(self.base, self.tasks, out, **{"shard_size": SHARD, **options})
+        return digests(out)
+
+    def stop(self, share: float = 0.6, **options: Any) -> dict[str, tuple[int, int]]:
+        """Interrupt the merge; returns inode and time of the shards that are finished."""
+
+        def interrupt(phase: str, done: int, total: int) -> None:
+            if phase == "merge" and done > share * total:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.merge(**options, progress=interrupt)
+        return self.finished()
+
+    def finished(self, folder: Path | None = None) -> dict[str, tuple[int, int]]:
+        files = (folder or self.partial / "output").glob("*.safetensors")
+        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture
+def files(tmp_path) -> Sequence:
+    return Sequence(tmp_path)
+
+
+@pytest.mark.parametrize("source", [0, 2])
+def test_input_cut_short_in_mid_merge(files, source) -> None:
+    wanted = files.merge(files.folder / "wanted")
+    path = [files.base, *files.tasks][source]
+    content, status = path.read_bytes(), path.stat()
+
+    def cut(phase: str, done: int, total: int) -> None:
+        if phase == "merge" and done > total // 2:
+            os.truncate(path, 1000)
+
+    with pytest.raises(StorageError, match=path.name) as caught:
+        files.merge(progress=cut, scale=0.4, threads=1)
+    assert str(files.partial) in str(caught.value)
+    assert not files.out.exists()
+    kept = files.finished()
+    assert len(kept) > 2
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    files.merge(scale=0.4)
+    assert kept.items() <= files.finished(files.out).items()
+    assert digests(files.out) == files.merge(files.folder / "other", scale=0.4) != wanted
+
+
+def test_input_that_cannot_be_read(files, monkeypatch) -> None:
+    def failing(*given: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error") as caught:
+        patch.setattr(os, "preadv", failing)
+        patch.setattr("tunable_magmax.checkpoints.source.PositionedFile.read_into", lambda *given: None, raising=False)
+        merge_checkpoints(files.base, files.tasks, files.out, progress=None)
+    assert "run the same command again" in str(caught.value)
+
+
+def test_bad_values_leave_nothing(files) -> None:
+    spoiled = {name: values.clone() for name, values in files.models[1][-1].items()}
+    last = max(name for name, values in spoiled.items() if values.is_floating_point())
+    spoiled[last].view(-1)[-1] = float("nan")
+    save_file(spoiled, files.tasks[-1])
+    with pytest.raises(InputError, match=last):
+        files.merge()
+    assert [path.name for path in files.folder.iterdir()] == ["in"]
+
+
+def test_result_that_does_not_fit_leaves_nothing(files) -> None:
+    """It is found in the last shard, when others are finished."""
+    for path, tensors in zip([files.base, *files.tasks], [files.models[0], *files.models[1]], strict=True):
+        save_file({**tensors, "z": torch.full((5,), 1000.0 + path.stat().st_ino % 2)}, path)
+    save_file({**files.models[1][-1], "z": torch.full((5,), 60_000.0)}, files.tasks[-1])
+    with pytest.raises(InputError, match="'z'.*float16"):
+        files.merge(method="last_task", scale=2, out_dtype="float16")
+    assert [path.name for path in files.folder.iterdir()] == ["in"]
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", ["matched", 0.5])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scope": "tensor", "keep": "magnitude"}, {"method": "magmax"}, {"method": "average"}, {"method": "ties"}],
+    ids=str,
+)
+def test_resumed_merge_gives_the_same_files(files, options, scale) -> None:
+    options = {**options, "scale": scale}
+    wanted = files.merge(files.folder / "wanted", **options)
+    kept = files.stop(**options)
+    assert 2 < len(kept) < sum(name.endswith(".safetensors") for name in wanted)
+    more = files.stop(0.8, **options, threads=1)
+    assert kept.items() < more.items()
+    assert files.merge(**options, memory="8MiB", threads=3) == wanted
+    assert more.items() <= files.finished(files.out).items()
+    assert not files.partial.exists()
+
+
+def test_work_of_another_merge_is_refused(files) -> None:
+    kept = files.stop()
+    for other in ({"seed": 1}, {"scale": 0.5}, {"shard_size": SHARD + 1}, {"exclude": ["layer.0.*"]}):
+        with pytest.raises(InputError, match="--fresh"):
+            files.merge(**other)
+        assert files.finished() == kept
+    wanted = files.merge(files.folder / "wanted", seed=1)
+    assert files.merge(seed=1, fresh=True) == wanted
+    assert not set(kept.values()) & set(files.finished(files.out).values())
+
+
+def test_work_on_other_inputs_is_refused(files) -> None:
+    kept = files.stop()
+    os.utime(files.tasks[1])
+    with pytest.raises(InputError, match="inputs"):
+        files.merge()
+    files.tasks.reverse()
+    with pytest.raises(InputError, match="inputs"):
+        files.merge()
+    assert files.finished() == kept
+
+
+def test_options_that_cannot_work_do_not_cost_finished_shards(files) -> None:
+    kept = files.stop()
+    for wrong in ({"memory": 1000}, {"threads": 0}, {"memory": "?"}, {"weights": [1]}):
+        with pytest.raises(InputError):
+            files.merge(**wrong)
+        assert files.finished() == kept
+
+
+def test_damaged_shard_is_made_again(files) -> None:
+    wanted = files.merge(files.folder / "wanted")
+    kept = files.stop()
+    damaged, shorter, gone, *_ = sorted(kept)
+    path = files.partial / "output" / damaged
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.truncate(files.partial / "output" / shorter, 100)
+    (files.partial / "output" / gone).unlink()
+    assert files.merge() == wanted
+
+
+def test_one_process_at_a_time(files) -> None:
+    messages = []
+
+    def meanwhile(phase: str, done: int, total: int) -> None:
+        if not messages:
+            with pytest.raises(InputError) as caught:
+                files.merge()
+            messages.append(str(caught.value))
+
+    wanted = files.merge(files.folder / "wanted")
+    assert files.merge(progress=meanwhile) == wanted
+    assert "another process" in messages[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("operation", ["tally", "split", "survey", "gather", "step"])
+def test_interrupt_inside_a_kernel(files, monkeypatch, operation, threads) -> None:
+    """With planes on disk, an error in the middle of the work must not be hidden by the closing of their file."""
+    plan = stream.plan_memory
+    kernel = getattr(NativeKernels, operation)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        kernel(*given, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "plan_memory", lambda *given, **named: replace(plan(*given, **named), spill=True))
+        patch.setattr(NativeKernels, operation, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            files.merge(threads=threads)
+    assert not list(files.partial.glob("scratch/*"))
+    assert files.merge() == files.merge(files.folder / "other")
+
+
+def test_progress_reaches_its_end(files) -> None:
+    last: dict[str, tuple[int, int]] = {}
+    files.merge(progress=lambda phase, done, total: last.update({phase: (done, total)}))
+    assert set(last) == {"survey", "measure", "merge"}
+    assert all(done == total for done, total in last.values())
+
+
+def test_log_that_cannot_be_written_does_not_spoil_a_finished_merge(files) -> None:
+    wanted = files.merge(files.folder / "wanted")
+    files.folder.joinpath("out.log").mkdir()
+    assert files.merge() == wanted

@@ -1,0 +1,111 @@
+"""A warmed-up process that forks a child for every merge it is asked for, to be killed, starved of disk space, or left alone.
+
+One JSON object a line on stdin, one answer a line on stdout. Importing torch costs seconds, a fork milliseconds, so that a
+thousand kills are affordable. Nothing in here starts a thread before the fork.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tunable_magmax.cli.app import main
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import TmxError
+from tunable_magmax.merging import stream
+
+STEPS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "write", "posix_fallocate")
+
+
+class Steps:
+    """Counts the system calls that change the disk; kills this process before or after the n-th, or slows them all down."""
+
+    def __init__(self, deadly: int | None, pause: float) -> None:
+        self.count, self.deadly, self.pause = 0, deadly, pause
+        for name in STEPS:
+            setattr(os, name, self.counted(getattr(os, name)))
+
+    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*given: Any, **named: Any) -> Any:
+            self.step()
+            result = call(*given, **named)
+            self.step()
+            return result
+
+        return counting
+
+    def step(self) -> None:
+        self.count += 1
+        if self.count == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.pause:
+            time.sleep(self.pause)
+
+
+def work(order: dict[str, Any]) -> dict[str, Any]:
+    """In the child: do it and say how it went."""
+    if order.get("spill"):
+        plan = stream.plan_memory
+        stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), spill=True)
+    if order.get("largest_file") is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
+    if "command" in order:
+        output, errors = io.StringIO(), io.StringIO()
+        with redirect_stdout(output), redirect_stderr(errors):
+            try:
+                main(order["command"])
+                code = 0
+            except SystemExit as leaving:
+                code = leaving.code
+        return {"code": code, "errors": errors.getvalue()}
+    steps = Steps(order.get("deadly"), order.get("pause", 0))
+    try:
+        merge_checkpoints(order["base"], order["tasks"], order["out"], **order["options"])
+    except TmxError as error:
+        return {"error": type(error).__name__, "message": str(error), "steps": steps.count}
+    return {"done": True, "steps": steps.count}
+
+
+def serve(order: dict[str, Any]) -> dict[str, Any]:
+    answers, writing = os.pipe()
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            os.close(answers)
+            answer = json.dumps(work(order)).encode()
+            with open(writing, "wb") as pipe:
+                pipe.write(answer)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    if order.get("delay") is not None:
+        time.sleep(order["delay"])
+        os.kill(child, signal.SIGKILL)
+    with open(answers, "rb") as pipe:
+        content = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    seconds = time.monotonic() - started
+    if os.WIFSIGNALED(status):
+        return {"killed": os.WTERMSIG(status), "seconds": seconds}
+    return {"seconds": seconds, **(json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)})}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(serve(json.loads(line))) + "\n")
+        sys.stdout.flush()

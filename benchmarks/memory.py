@@ -57,11 +57,12 @@ def main() -> None:
             for memory in options.memory:
                 command = [memory, str(folder / "out"), str(folder / "base.safetensors"), *map(str, paths)]
                 start = time.perf_counter()
-                found = subprocess.run([sys.executable, "-c", CHILD, *command], check=True, capture_output=True, text=True)
+                child = [sys.executable, "-c", CHILD, *command]
+                found = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True)
                 seconds = time.perf_counter() - start
                 imports, peak = (int(kib) / 1024 for kib in found.stdout.split())
                 beyond = peak - imports
-                print(f"T = {tasks}, memory {memory}: peak RSS {peak:.0f} MiB, {beyond:.0f} beyond imports, {seconds:.1f} s")
+                print(f"T = {tasks}, {memory}: peak RSS {peak:.0f} MiB, {beyond:.0f} beyond imports, {seconds:.1f} s")
     finally:
         shutil.rmtree(folder)
 

@@ -1,4 +1,4 @@
-"""Kills, full disks and vanishing inputs: there is no output or the whole right one, and a rerun ends with the right bytes."""
+"""Kills, full disks and vanishing inputs: no output or the whole right one, and a rerun ends with the right bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Victim:
         self.base, self.tasks = save_sequence(folder / "in", *sequence(3, SHAPES))
         self.folder = folder
         self.kills = 0
-        self._wanted: dict[str, dict[str, str]] = {}
+        self._outputs: dict[str, Path] = {}
 
     def ask(self, **order: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -62,15 +62,21 @@ class Victim:
         assert answer.get("killed", signal.SIGKILL) == signal.SIGKILL
         return answer
 
-    def wanted(self, options: dict[str, Any], name: str = "wanted") -> dict[str, str]:
-        """The bytes of the merge when nothing happens."""
-        plain = {key: value for key, value in options.items() if key in ("seed", "scale", "method")}
-        key = f"{plain}{Path(name).suffix}"
-        if key not in self._wanted:
-            out = self.folder / "plain" / f"{len(self._wanted)}{Path(name).suffix}"
-            merge_checkpoints(self.base, self.tasks, out, shard_size=SHARD, **plain)
-            self._wanted[key] = digests(out)
-        return self._wanted[key]
+    def output(self, options: dict[str, Any], suffix: str = "") -> Path:
+        """The merge when nothing happens."""
+        key = f"{options}{suffix}"
+        if key not in self._outputs:
+            self._outputs[key] = self.folder / "plain" / f"{len(self._outputs)}" / f"out{suffix}"
+            merge_checkpoints(self.base, self.tasks, self._outputs[key], shard_size=SHARD, **options)
+        return self._outputs[key]
+
+    def wanted(self, options: dict[str, Any], suffix: str = "") -> dict[str, str]:
+        return digests(self.output(options, suffix))
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +111,13 @@ MODES = {
 def prepare(
     victim: Victim, folder: Path, mode: str
 ) -> tuple[Path, dict[str, Any], dict[str, Any], list[dict[str, str]]]:
-    """The output's path (with an old output if it is to be replaced), options, how, and the outputs that may be there."""
+    """The output's path (an old output is there if it is to be replaced), options, how, and what may be found there."""
     name, given = MODES[mode]
     options = {key: value for key, value in given.items() if key != "spill"}
     out = folder / name
-    complete = [victim.wanted({"seed": 1}, name)]
+    complete = [victim.wanted({"seed": 1}, out.suffix)]
     if options.get("overwrite"):
-        merge_checkpoints(victim.base, victim.tasks, out, shard_size=SHARD, seed=2)
+        shutil.copytree(victim.output({"seed": 2}, out.suffix).parent, folder, dirs_exist_ok=True)
         complete.append(digests(out))
         assert complete[0] != complete[1]
     return out, {"seed": 1, **options}, {"spill": "spill" in given}, complete
@@ -129,7 +135,7 @@ def finish(
 
 
 def may_be_absent(out: Path, options: dict[str, Any]) -> None:
-    """Where an old output is replaced, it may be aside for a moment: then the next run brings it or the new one back."""
+    """Where an old output is replaced, it may be aside for a moment: the next run brings it or the new one back."""
     if options.get("overwrite"):
         assert out.with_name(f"{out.name}.partial").is_dir()
 
@@ -368,13 +374,17 @@ def test_input_cut_short_in_mid_merge(files, source) -> None:
 
 
 def test_input_that_cannot_be_read(files, monkeypatch) -> None:
-    def failing(*given: Any) -> int:
-        raise OSError(5, "Input/output error")
+    real = os.preadv
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error") as caught:
-        patch.setattr(os, "preadv", failing)
-        patch.setattr("tunable_magmax.checkpoints.source.PositionedFile.read_into", lambda *given: None, raising=False)
-        merge_checkpoints(files.base, files.tasks, files.out, progress=None)
+    def failing(*given: Any) -> int:
+        if files.partial.exists():  # headers are read before
+            raise OSError(5, "Input/output error")
+        return real(*given)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(StorageError, match="Input/output error") as caught:
+        files.merge()
+    assert str(files.partial) in str(caught.value)
     assert "run the same command again" in str(caught.value)
 
 
@@ -393,7 +403,7 @@ def test_result_that_does_not_fit_leaves_nothing(files) -> None:
     for path, tensors in zip([files.base, *files.tasks], [files.models[0], *files.models[1]], strict=True):
         save_file({**tensors, "z": torch.full((5,), 1000.0 + path.stat().st_ino % 2)}, path)
     save_file({**files.models[1][-1], "z": torch.full((5,), 60_000.0)}, files.tasks[-1])
-    with pytest.raises(InputError, match="'z'.*float16"):
+    with pytest.raises(InputError, match=r"'z'.*float16"):
         files.merge(method="last_task", scale=2, out_dtype="float16")
     assert [path.name for path in files.folder.iterdir()] == ["in"]
 

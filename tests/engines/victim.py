@@ -1,7 +1,8 @@
-"""A warmed-up process that forks a child for every merge it is asked for, to be killed, starved of disk space, or left alone.
+"""A warmed-up process that forks a child for every merge it is asked for, to be killed or starved of disk space.
 
-One JSON object a line on stdin, one answer a line on stdout. Importing torch costs seconds, a fork milliseconds, so that a
-thousand kills are affordable. Nothing in here starts a thread before the fork.
+One JSON object a line on stdin, one answer a line on stdout. Importing torch costs seconds, a fork milliseconds, so
+that a thousand kills are affordable. Nothing in here starts a thread before the fork. Nothing waits for the disk: what a
+killed process has written is there without it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STEPS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "write", "pos
 
 
 class Steps:
-    """Counts the system calls that change the disk; kills this process before or after the n-th, or slows them all down."""
+    """Counts the system calls that change the disk; kills this process before or after the n-th, or slows them down."""
 
     def __init__(self, deadly: int | None, pause: float) -> None:
         self.count, self.deadly, self.pause = 0, deadly, pause
@@ -55,6 +56,7 @@ class Steps:
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """In the child: do it and say how it went."""
+    os.fsync = lambda descriptor: None
     if order.get("spill"):
         plan = stream.plan_memory
         stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), spill=True)

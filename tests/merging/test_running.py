@@ -10,12 +10,19 @@ from tunable_magmax.errors import InputError
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
-@given(st.integers(1, 12), st.integers(0, 2**32), st.sampled_from([0.5, "matched"]), st.sampled_from([torch.float32, torch.float64]))
+@given(
+    st.integers(1, 12),
+    st.integers(0, 2**32),
+    st.sampled_from([0.5, "matched"]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
 def test_a_running_merge_equals_the_merge_of_all_tasks(tasks, seed, scale, dtype):
     random = torch.Generator().manual_seed(seed)
 
     def walk(state):
-        steps = {name: torch.randint(-2, 3, v.shape, generator=random) / 4 for name, v in state.items() if name != "frozen"}
+        steps = {
+            name: torch.randint(-2, 3, v.shape, generator=random) / 4 for name, v in state.items() if name != "frozen"
+        }
         return {name: v + steps.get(name, 0) for name, v in state.items()}
 
     base = {"a": torch.zeros(5, 7, dtype=dtype), "b": torch.ones(13, dtype=dtype), "frozen": torch.ones(3)}

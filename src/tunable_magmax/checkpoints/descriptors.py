@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tunable_magmax.errors import InputError, StorageError
@@ -46,7 +44,8 @@ class PositionedFile:
 
     def read_into(self, position: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes, writable) from `position` on, or raise `StorageError`."""
-        with self._descriptor() as descriptor:
+        descriptor = self._acquire()
+        try:
             done = 0
             while done < buffer.nbytes:
                 try:
@@ -62,6 +61,8 @@ class PositionedFile:
                         "opened: it was cut short meanwhile; restore it and run the same command again"
                     )
                 done += count
+        finally:
+            self._release()
 
     def close(self) -> None:
         with _lock:
@@ -69,8 +70,8 @@ class PositionedFile:
             if not _users.get(self):
                 _close(self)
 
-    @contextmanager
-    def _descriptor(self) -> Iterator[int]:
+    def _acquire(self) -> int:
+        """A descriptor that stays open until `_release`."""
         with _lock:
             if self._closed:
                 raise ValueError(f"{self.path}: the checkpoint is closed")
@@ -79,21 +80,19 @@ class PositionedFile:
                 descriptor = _open[self] = self._reopen()
             _open.move_to_end(self)
             _users[self] = _users.get(self, 0) + 1
-            idle = [file for file in _open if file not in _users]
-            for file in idle[: max(0, len(_open) - LIMIT)]:
-                _close(file)
-        try:
-            yield descriptor
-        finally:
-            with _lock:
-                self._release()
+            if len(_open) > LIMIT:
+                idle = [file for file in _open if file not in _users]
+                for file in idle[: len(_open) - LIMIT]:
+                    _close(file)
+        return descriptor
 
     def _release(self) -> None:
-        _users[self] -= 1
-        if not _users[self]:
-            del _users[self]
-            if self._closed:
-                _close(self)
+        with _lock:
+            _users[self] -= 1
+            if not _users[self]:
+                del _users[self]
+                if self._closed:
+                    _close(self)
 
     def _reopen(self) -> int:
         try:

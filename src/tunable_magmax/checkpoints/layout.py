@@ -26,7 +26,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Mergeable:
-    """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` is its first element's index."""
+    """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` its first element's index."""
 
     name: str
     infos: tuple[TensorInfo, ...]

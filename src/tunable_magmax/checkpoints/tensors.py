@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _TORCH_NAMES: dict[str, str] = {
 _CODES = {f"torch.{name}": code for code, name in _TORCH_NAMES.items()}
 
 
+@cache
 def torch_dtype(code: str) -> torch.dtype | None:
     """The torch type of a safetensors code, or None if this torch has no such type (all sub-byte types).
 

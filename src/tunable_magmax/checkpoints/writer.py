@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -198,12 +199,13 @@ class Output:
         try:
             with self._partial.storing(finished):
                 file = open(unfinished, "wb", buffering=0)  # noqa: SIM115 - closed below, where errors are told apart
-            with file:
+            with file, ThreadPoolExecutor(1) as hasher:
                 for piece in pieces:  # may itself fail, which is not about this file
                     data = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")
+                    hashing = hasher.submit(digest.update, data)
                     with self._partial.storing(finished):
                         _write_all(file.fileno(), data)
-                    digest.update(data)
+                    hashing.result()
                 with self._partial.storing(finished):
                     os.fsync(file.fileno())
             with self._partial.storing(finished):

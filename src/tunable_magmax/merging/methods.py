@@ -1,7 +1,7 @@
 """The methods, each a small class behind one interface, and the table of them. To add one: write it and list it.
 
-The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the merged
-task vector of each chunk, in any order and in several threads.
+The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the
+merged task vector of each chunk, in any order and in several threads.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One merged tensor: its shape, its type in the output, and what each task gave (None if elements have no owner)."""
+    """One merged tensor: its shape, its type in the output, and what each task gave (None without owners)."""
 
     shape: tuple[int, ...]
     dtype: str

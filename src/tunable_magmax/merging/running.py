@@ -51,7 +51,7 @@ class RunningMagmax:
             if not bool(difference.isfinite().all()):
                 if bool(((after == before) | (after.isnan() & before.isnan())).all()):
                     continue
-                raise InputError(f"{tensor.name!r}: the new task or the base holds NaN or infinity, which can't be merged")
+                raise InputError(f"{tensor.name!r}: the new task or the base holds NaN or infinity: it can't be merged")
             fresh[tensor.name] = difference
         self.last_length = math.sqrt(math.fsum(float(v.double().square().sum()) for v in fresh.values()))
         for name, difference in fresh.items():

@@ -78,7 +78,7 @@ def plan_memory(
         return MemoryPlan(kernels.chunk, 0, planes, False, stash)
 
     def workspace(chunk: int) -> int:
-        # Each thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
+        # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
         return threads * chunk * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
 
     # Spilled planes are mapped a span at a time.
@@ -172,13 +172,11 @@ class Merge:
 
     def _scratch(self, name: str, row: int, size: int, dtype: torch.dtype) -> Tensor:
         """A buffer of this thread, kept for the next chunk."""
-        key = f"{name}{row}{dtype}"
-        if not hasattr(self._local, "buffers"):
-            self._local.buffers = {}
-        buffers: dict[str, Tensor] = self._local.buffers
-        if key not in buffers:
-            buffers[key] = self.kernels.empty(self.memory.chunk, dtype)
-        return buffers[key][:size]
+        buffers: dict[Any, Tensor] = self._local.__dict__
+        buffer = buffers.get((name, row, dtype))
+        if buffer is None:
+            buffer = buffers[name, row, dtype] = self.kernels.empty(self.memory.chunk, dtype)
+        return buffer[:size]
 
     def _read(self, source: int, piece: Piece) -> Tensor:
         tensor = self.layout.mergeable[piece.stretch.tensor]

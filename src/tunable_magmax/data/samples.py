@@ -1,0 +1,93 @@
+"""Samples of a data set: labels known at once, inputs read when they are asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tunable_magmax.errors import InputError, closest
+
+Kind: TypeAlias = Literal["image", "text"]
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An input that could not be read: its name and the reason."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """`size` inputs of one kind; `labels` (one index into `classes` for each) is None where there are none.
+
+    `load` takes ascending positions and yields, for each, a PIL image or a text, or an `Unreadable`.
+    """
+
+    origin: str
+    kind: Kind
+    size: int
+    load: Callable[[Sequence[int]], Iterator[Any]]
+    classes: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def positions_of(self, wanted: Sequence[str] | None) -> list[int]:
+        """The positions of the samples of some classes (names or indices); of all samples if None."""
+        if wanted is None:
+            return list(range(self.size))
+        if self.labels is None:
+            raise InputError(f"{self.origin} holds no labels, so it cannot be restricted to classes")
+        kept = {self._index(name) for name in wanted}
+        found = [position for position, label in enumerate(self.labels) if label in kept]
+        if not found:
+            raise InputError(f"{self.origin} holds no sample of {', '.join(map(repr, wanted))}")
+        return found
+
+    def _index(self, name: str) -> int:
+        if name in self.classes:
+            return self.classes.index(name)
+        if name.isdigit() and int(name) < len(self.classes):
+            return int(name)
+        raise InputError(
+            f"{self.origin} has no class {name!r}{closest(name, self.classes)}; "
+            f"it has {len(self.classes)} classes, such as {', '.join(map(repr, self.classes[:SHOWN]))}"
+        )
+
+    def batches(
+        self, positions: Sequence[int], size: int, failed: dict[int, Unreadable]
+    ) -> Iterator[tuple[list[int], list[Any]]]:
+        """Readable inputs with their positions, `size` at a time; the others are put into `failed`."""
+        where: list[int] = []
+        inputs: list[Any] = []
+        for position, value in zip(positions, self.load(positions), strict=True):
+            if isinstance(value, Unreadable):
+                failed[position] = value
+                continue
+            where.append(position)
+            inputs.append(value)
+            if len(inputs) == size:
+                yield where, inputs
+                where, inputs = [], []
+        if inputs:
+            yield where, inputs
+
+
+def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> None:
+    """One warning that counts and names what could not be read; an error if that is everything."""
+    if not failed:
+        return
+    first = list(failed.values())[:SHOWN]
+    names = ", ".join(f"{item.name} ({item.why})" for item in first)
+    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    if len(failed) == tried:
+        raise InputError(f"{origin}: none of the {tried} samples can be read: {names}{more}")
+    warnings.warn(
+        f"{origin}: {len(failed)} of {tried} samples could not be read and were left out: {names}{more}", stacklevel=3
+    )

@@ -1,0 +1,70 @@
+"""Open a data set, whatever it is, and read labels, wherever they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunable_magmax.data.clinc150 import open_clinc150
+from tunable_magmax.data.image_folder import open_image_folder
+from tunable_magmax.data.parquet import open_parquet
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.tables import SUFFIXES, open_table, read_labels
+from tunable_magmax.errors import InputError
+
+
+def open_samples(
+    path: str | Path, split: str | None = None, text_column: str | None = None, label_column: str | None = None
+) -> Samples:
+    """A folder of images or of class folders, parquet, CLINC150's JSON, or a table of texts; by what is there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "site.csv")
+    ...     _ = file.write_text("text,label\\nhello there,greeting\\nbye,parting\\n")
+    ...     samples = open_samples(file)
+    >>> samples.kind, samples.classes, samples.labels, list(samples.load([1]))
+    ('text', ('greeting', 'parting'), (0, 1), ['bye'])
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
+    if path.is_dir():
+        if split is not None and (path / split).is_dir():
+            path = path / split
+        if any(path.glob("*.parquet")):
+            return open_parquet(path, split, text_column, label_column)
+        return open_image_folder(path)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return open_parquet(path, split, text_column, label_column)
+    if suffix == ".json":
+        return open_clinc150(path, split)
+    if suffix in SUFFIXES:
+        return open_table(path, text_column, label_column)
+    known = ".parquet, .json, " + ", ".join(sorted(SUFFIXES))
+    raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
+
+
+def open_labels(path: str | Path, split: str | None = None, label_column: str | None = None) -> list[str]:
+    """Labels as names, or as the numbers that the file holds: of a table, an .npy vector, or a labelled data set."""
+    path = Path(path)
+    if path.suffix.lower() in SUFFIXES:
+        return read_labels(path, label_column)
+    if path.suffix.lower() == ".npy":
+        return _vector(path)
+    samples = open_samples(path, split, None, label_column)
+    if samples.labels is None:
+        raise InputError(f"{path} holds inputs without labels; --inputs takes them")
+    return [samples.classes[label] for label in samples.labels]
+
+
+def _vector(path: Path) -> list[str]:
+    import numpy as np
+
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable .npy file ({error})") from None
+    if values.ndim != 1 or values.dtype.kind not in "iuU" or not values.size:
+        raise InputError(f"{path}: expected a vector of class indices or names, found {values.dtype} {values.shape}")
+    return [str(value) for value in values.tolist()]

@@ -1,0 +1,200 @@
+"""What a user has of the target, as the arrays that preferences are made from. Read when first asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunable_magmax.data.features import holds_features, read_task_features
+from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.data.source import open_labels, open_samples
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.profile import Profile, choose_rows, require_one_classifier
+from tunable_magmax.profiling import Progress, RunProfiles
+
+MOST_SAMPLES = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Files about the target, for a run. `limit`: of more inputs than that a seeded draw is used."""
+
+    run: RunProfiles
+    labels_file: Path | None = None
+    inputs: Path | None = None
+    predictions_file: Path | None = None
+    head: Path | None = None
+    classifier_checkpoint: Path | None = None
+    split: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    limit: int = MOST_SAMPLES
+    seed: int = 0
+    device: str | None = None
+    progress: Progress | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What was read, for the provenance."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the inputs are features already."""
+        return self.inputs is not None and holds_features(self.inputs)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether the fixed classifier's predictions on the target are at hand or can be made."""
+        profiled = all(profile is not None and profile.predicted is not None for profile in self.run.profiles)
+        if self.predictions_file is not None:
+            return True
+        return profiled and self.inputs is not None and not self.ready and self.head_file is not None
+
+    @property
+    def head_file(self) -> Path | None:
+        return self.head or self.run.head
+
+    @cached_property
+    def labels(self) -> list[Any]:
+        """The target's labels, in the names of the tasks' classes."""
+        assert self.labels_file is not None
+        given = open_labels(self.labels_file, self.split, self.label_column)
+        self.facts["labels_file"] = self.labels_file.name
+        lists = [profile.classes for profile in self.run.require_profiles("--labels")]
+        classifiers = [profile.classifier_classes for profile in self.run.profiles if profile is not None]
+        return by_name(given, lists, classifiers, self.labels_file)
+
+    @cached_property
+    def predictions(self) -> list[str]:
+        """The class that the fixed classifier gives each of the target's samples."""
+        profiles = self.run.require_profiles("label-shift estimation")
+        require_one_classifier(profiles)
+        classes = profiles[0].classifier_classes
+        if self.predictions_file is not None:
+            self.facts["predictions_file"] = self.predictions_file.name
+            given = open_labels(self.predictions_file, None, self.label_column)
+            return by_name(given, [classes], [classes], self.predictions_file)
+        classifier = self._classifier()
+        for profile in profiles:
+            profile.require(classifier=classifier.digest)
+        found: list[str] = []
+
+        def predict(inputs: Sequence[Any]) -> None:
+            indices = classifier.probabilities(inputs).argmax(axis=1)
+            found.extend(classes[index] for index in indices.tolist())
+
+        self._each_batch(predict, "classifying", 1, 1)
+        return found
+
+    @cached_property
+    def features(self) -> list[Any]:
+        """The target's features under each task's encoder."""
+        profiles = self.run.require_profiles("comparing inputs")
+        assert self.inputs is not None
+        if self.ready:
+            return self._ready_features(profiles)
+        from tunable_magmax.models.encoder import load_encoder
+
+        tables = []
+        for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True), 1):
+            encoder = load_encoder(path, self.device, assets=self.run.base)
+            profile.require(encoder=encoder.digest)
+            parts: list[Any] = []
+            embed = _appending(encoder.embed, parts)
+            self._each_batch(embed, "embedding", t, len(profiles))
+            tables.append(np.concatenate(parts))
+        return tables
+
+    def _ready_features(self, profiles: Sequence[Profile]) -> list[Any]:
+        assert self.inputs is not None
+        found = read_task_features(self.inputs, self.run.labels, [profile.encoder for profile in profiles])
+        for profile, features in zip(profiles, found, strict=True):
+            if features.encoder is not None:
+                profile.require(encoder=features.encoder)
+            if features.values.shape[1] != profile.width:
+                raise InputError(
+                    f"{features.origin}: the features have width {features.values.shape[1]}, but the profile of task "
+                    f"{profile.task!r} has width {profile.width}; embed the target with that task's checkpoint"
+                )
+        self.facts["inputs"] = self.inputs.name
+        return [features.values for features in found]
+
+    @cached_property
+    def _samples(self) -> tuple[Samples, list[int]]:
+        assert self.inputs is not None
+        samples = open_samples(self.inputs, self.split, self.text_column, self.label_column)
+        positions = choose_rows(len(samples), self.limit, self.seed)
+        self.facts["inputs"] = self.inputs.name
+        self.facts["given_inputs"] = len(samples)
+        if samples.labels is not None and self.labels_file is None:
+            self.facts["unused_labels"] = True
+        return samples, positions
+
+    def _each_batch(self, use: Callable[[Sequence[Any]], None], phase: str, part: int, parts: int) -> None:
+        """Read the inputs and hand them on in batches. What cannot be read is told once, however often it is tried."""
+        samples, positions = self._samples
+        failed: dict[int, Unreadable] = {}
+        done = 0
+        for _, inputs in samples.batches(positions, 64, failed):
+            use(inputs)
+            done += len(inputs)
+            if self.progress is not None:
+                self.progress(phase, (part - 1) * len(positions) + done, parts * len(positions))
+        with warnings.catch_warnings():
+            if self.facts.get("unreadable"):
+                warnings.simplefilter("ignore")
+            warn_unreadable(samples.origin, failed, len(positions))
+        if failed:
+            self.facts["unreadable"] = len(failed)
+
+    def _classifier(self) -> Any:
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.head import Classifier, load_head
+
+        if self.head_file is None:
+            raise InputError(
+                "label-shift estimation needs the fixed classifier: give its head with --classifier (and its encoder "
+                "with --classifier-checkpoint, by default the run's base), or its predictions with --predictions"
+            )
+        if self.inputs is None or self.ready:
+            raise InputError(
+                "the fixed classifier needs the inputs themselves (images or texts), not ready features; give "
+                "--predictions FILE, the classes it predicted for them, or use --method ot"
+            )
+        head = load_head(self.head_file)
+        checkpoint = self.classifier_checkpoint or self.run.classifier_checkpoint or self.run.base
+        return Classifier(load_encoder(checkpoint, self.device, assets=self.run.base), head)
+
+
+def by_name(
+    given: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
+) -> list[Any]:
+    """Labels in class names: as they are, unless none is a name and all are numbers, which are indices then.
+
+    An index counts in the one list of classes that all profiles share, or else in the classifier's.
+
+    >>> by_name(["1", "0"], [("cat", "dog")], [()], Path("labels.txt"))
+    ['dog', 'cat']
+    """
+    known = {name for names in lists for name in names}
+    if any(label in known for label in given) or not all(label.isdigit() for label in given):
+        return list(given)
+    shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
+    if not shared:
+        raise InputError(
+            f"{origin}: the labels are indices, but the profiles of the tasks list different classes, so an index "
+            "could mean several; give class names"
+        )
+    # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
+    return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in given]
+
+
+def _appending(embed: Callable[[Sequence[Any]], Any], parts: list[Any]) -> Callable[[Sequence[Any]], None]:
+    def use(inputs: Sequence[Any]) -> None:
+        parts.append(embed(inputs))
+
+    return use

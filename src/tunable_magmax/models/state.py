@@ -1,0 +1,73 @@
+"""A checkpoint's tensors, and the digest that says which checkpoint it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunable_magmax.checkpoints.source import Checkpoint, open_checkpoint
+from tunable_magmax.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 1 << 24
+
+
+def checkpoint_digest(path: str | Path) -> str:
+    """SHA-256 over the stored tensors in sorted order of names: the same however the files are sharded.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"w": torch.tensor([1.0, 2.0])}, f"{folder}/model.safetensors")
+    ...     checkpoint_digest(folder)[:15]
+    'sha256:26650dfd'
+    """
+    digest = hashlib.sha256()
+    with open_checkpoint(path) as checkpoint:
+        for name in sorted(checkpoint.tensors):
+            digest.update(_heading(checkpoint, name))
+            for part in _chunks(checkpoint, name):
+                digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
+    """All tensors of a checkpoint, tied names included, and its digest: in one read."""
+    import torch
+
+    from tunable_magmax.checkpoints.tensors import torch_dtype
+
+    digest = hashlib.sha256()
+    state: dict[str, Tensor] = {}
+    with open_checkpoint(path) as checkpoint:
+        for name in sorted(checkpoint.tensors):
+            info = checkpoint.tensors[name]
+            dtype = torch_dtype(info.dtype)
+            if dtype is None:
+                raise InputError(f"{path}: {name!r} has type {info.dtype}, which torch cannot compute in; convert it")
+            data = bytearray(info.nbytes)
+            checkpoint.read_into(name, 0, memoryview(data))
+            digest.update(_heading(checkpoint, name))
+            digest.update(data)
+            tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            state[name] = tensor.reshape(info.shape)
+        state |= {alias: state[kept] for alias, kept in checkpoint.aliases.items()}
+    return state, f"sha256:{digest.hexdigest()}"
+
+
+def _heading(checkpoint: Checkpoint, name: str) -> bytes:
+    info = checkpoint.tensors[name]
+    return f"{name}\n{info.dtype}\n{','.join(map(str, info.shape))}\n".encode()
+
+
+def _chunks(checkpoint: Checkpoint, name: str) -> Iterator[memoryview]:
+    size = checkpoint.tensors[name].nbytes
+    buffer = memoryview(bytearray(min(size, CHUNK)))
+    for start in range(0, size, CHUNK):
+        part = buffer[: min(CHUNK, size - start)]
+        checkpoint.read_into(name, start, part)
+        yield part

@@ -1,0 +1,80 @@
+"""README's promises: its Python runs, its commands exist and work, its configuration is read."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tunable_magmax as tmx
+from tunable_magmax.cli.app import app, main
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands():
+    """Lines that call tmx, without comments."""
+    return [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    tmx ")]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with the checkpoints that README speaks of."""
+    monkeypatch.chdir(tmp_path)
+    values = {"base": 0.0, "task1": 1.0, "task2": 2.0}
+    for name, value in values.items():
+        Path(name).mkdir()
+        save_file({"w": torch.full((8,), value)}, f"{name}/model.safetensors")
+    return tmp_path
+
+
+def run(line):
+    with pytest.raises(SystemExit) as exit_:
+        main(shlex.split(line)[1:])
+    assert exit_.value.code in (0, None), line
+
+
+def test_the_python_example_prints_what_it_says(capsys):
+    [code] = blocks("python")
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("(2, 4)")
+
+
+def test_the_first_form_of_merge_and_what_comes_after(folder):
+    run("tmx merge --base base/ --task task1/ --task task2/ --weights 3,1 -o site-model/")
+    assert tmx.MergeReport.from_json(Path("site-model/tmx-report.json").read_text()).counts == (6, 2)
+    run("tmx inspect site-model/")
+    run("tmx verify site-model/")
+    torch.save({"state_dict": {"w": torch.ones(3)}}, "model.bin")
+    run("tmx convert model.bin -o out/")
+    assert load_file("out/model.safetensors")["w"].tolist() == [1, 1, 1]
+
+
+def test_the_configuration_of_the_third_form(folder):
+    [config] = blocks("yaml")
+    Path("config.yml").write_text(config)
+    run("tmx merge config.yml -o site-model/")
+    assert load_file("site-model/model.safetensors")["w"].dtype == torch.bfloat16
+    assert tmx.MergeReport.from_json(Path("site-model/tmx-report.json").read_text()).seed == 7
+
+
+def test_every_command_in_readme_exists():
+    known = {name for name in app if not name.startswith("-")}
+    assert {line.split()[1] for line in commands()} <= known
+
+
+def test_the_methods_table_is_complete():
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(tmx.METHODS)
+
+
+def test_the_make_targets_of_readme_exist():
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

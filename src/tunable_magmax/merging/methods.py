@@ -109,11 +109,13 @@ class TunableMagmax(Method):
     reads = ("scope", "compare", "keep", "seed")
     owns = True
 
-    def __init__(self, options: Options, tasks: int) -> None:
+    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
+        """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
         super().__init__(options, tasks)
-        wanted = [n > 0 for n in options.budget or self.shares()]
+        wanted = [reusable or n > 0 for n in options.budget or self.shares()]
         self._rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
-        self._spare = SpareRows.after(sum(wanted), options.keep == "magnitude")
+        by_magnitude = reusable or options.keep == "magnitude"
+        self._spare = SpareRows.after(sum(wanted), by_magnitude, tasks if reusable else 0)
         self.plane_rows = self._spare.stop
         self._active: list[bool] | None = None
         self._planes: Planes | None = None
@@ -130,7 +132,7 @@ class TunableMagmax(Method):
 
     def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         if self.options.compare == "all":
-            last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)
+            last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)  # nobody later matters
             return [t <= last for t in range(self.tasks)], self._rows
         active = [n > 0 for n in self.expected_budget(size)] if self.options.scope == "tensor" else self._active
         assert active is not None

@@ -70,23 +70,27 @@ def pieces(stretches: Iterable[Stretch], chunk: int) -> list[Piece]:
 class SpareRows:
     """Rows of the planes that selection works in: what is free, what was just won, and two for equal magnitudes.
 
-    Selection by lottery alone does not need the latter two.
+    Selection by lottery alone does not need the latter two. With `extra` rows, one for each task, the tasks' own rows
+    stay as they are, for another auction.
     """
 
     free: int
     won: int
     level: int = -1
     drawn: int = -1
+    extra: tuple[int, ...] = ()
 
     @classmethod
-    def after(cls, rows: int, by_magnitude: bool) -> SpareRows:
+    def after(cls, rows: int, by_magnitude: bool, extra: int = 0) -> SpareRows:
         """Spare rows behind the given number of rows."""
-        return cls(rows, rows + 1, rows + 2, rows + 3) if by_magnitude else cls(rows, rows + 1)
+        first = rows + (4 if by_magnitude else 2)
+        further = tuple(range(first, first + extra))
+        return cls(rows, rows + 1, *((rows + 2, rows + 3) if by_magnitude else (-1, -1)), further)
 
     @property
     def stop(self) -> int:
         """The number of rows in all."""
-        return max(self.won, self.drawn) + 1
+        return max(self.won, self.drawn, *self.extra) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Selection:
     ) -> None:
         self.kernels, self.planes, self.each, self.pair, self.wide = kernels, planes, each, pair, wide
         self.free, self.won, self.level, self.drawn = spare.free, spare.won, spare.level, spare.drawn
+        self._extra = list(spare.extra)
         self.stretches = stretches
         self._spans = _spans(stretches)
         self._pieces = pieces(stretches, chunk)
@@ -161,7 +166,7 @@ class Selection:
     def settle(self, row: int) -> int:
         """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
         self._over(self.kernels.retire, self.free, self.won)
-        self.won, owned = row, self.won
+        owned, self.won = self.won, self._extra.pop() if self._extra else row
         return owned
 
     def keep(self, row: int) -> int:

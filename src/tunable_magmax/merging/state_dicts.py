@@ -83,11 +83,11 @@ def merge_state_dicts(
     with torch.no_grad(), Merge(layout, vectors, options, kernels, labels=labels, threads=threads) as merge:
         merge.survey()
         merge.decide()
-        values = _render(merge)
+        values = render(merge)
         report = merge.report()
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(_assemble(base, layout, values, options), report)
+    return Merged(assemble(base, layout, values, options), report)
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:
@@ -135,7 +135,8 @@ class MemoryVectors:
         return scratch.copy_(values)
 
 
-def _render(merge: Merge) -> dict[str, Tensor]:
+def render(merge: Merge) -> dict[str, Tensor]:
+    """The merged tensors, by name, in memory of their own."""
     out: dict[int, Tensor] = {}
     for stretch in merge.stretches:
         dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[stretch.tensor]))
@@ -147,7 +148,7 @@ def _render(merge: Merge) -> dict[str, Tensor]:
     return {mergeable[k].name: tensor.reshape(mergeable[k].shape) for k, tensor in out.items()}
 
 
-def _assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
+def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
     """The output in the base's order: merged tensors, copies of the others, tied names sharing one tensor."""
     result: dict[str, Tensor] = {}
     for name, tensor in base.items():

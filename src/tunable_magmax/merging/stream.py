@@ -26,7 +26,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
-from tunable_magmax.merging.methods import METHODS, Counts, Field
+from tunable_magmax.merging.methods import METHODS, Counts, Field, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport, TensorReport
@@ -114,10 +114,11 @@ class Merge:
         spill: Path | None = None,
         progress: Progress | None = None,
         notes: tuple[str, ...] = (),
+        method: Method | None = None,
     ) -> None:
         self.layout, self.vectors, self.options, self.kernels, self.labels = layout, vectors, options, kernels, labels
         self.tasks = len(labels) - 1
-        self.method = METHODS[options.method](options, self.tasks)
+        self.method = method or METHODS[options.method](options, self.tasks)
         self.threads = read_threads(threads) if kernels.threads else 1
         self.memory = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
@@ -212,7 +213,19 @@ class Merge:
         self._unchanged = [t + 1 for t in range(self.tasks) if not changed[:, t].any()]
         self._last_square = math.fsum(squares[stretch.tensor] for stretch in self.stretches)
         if self.method.assume(self.elements):
-            deque(self._walk("survey", self._survey_piece, self.stretches), maxlen=0)
+            self._mark()
+
+    def _mark(self) -> None:
+        """Mark candidates anew."""
+        deque(self._walk("survey", self._survey_piece, self.stretches), maxlen=0)
+
+    def restart(self, options: Options, method: Method, mark: bool) -> None:
+        """Take up another merge of what was surveyed; `mark` says that other tasks are compared than before."""
+        self.options, self.method = options, method
+        self._counts, self._merged_squares, self._measured, self._stash = {}, [], set(), {}
+        self.method.assume(self.elements)
+        if mark:
+            self._mark()
 
     def _survey_piece(self, piece: Piece) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
         chunk = self._chunk(piece)

@@ -1,0 +1,43 @@
+"""A session gives what single merges give."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import models
+
+from tunable_magmax import METHODS, MergeSession, merge_state_dicts
+from tunable_magmax.errors import InputError
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(models(tasks=st.integers(1, 9), only_merged=True), st.data())
+@pytest.mark.filterwarnings("ignore:no task changed")
+def test_every_merge_of_a_session_equals_a_merge_of_its_own(drawn, data):
+    tasks = len(drawn.tasks)
+    with MergeSession(drawn.base, drawn.tasks) as session:
+        for _ in range(4):
+            options = {
+                "method": data.draw(st.sampled_from(["tunable_magmax"] * 4 + sorted(METHODS))),
+                "scale": data.draw(st.sampled_from([0.5, "matched"])),
+                "scope": data.draw(st.sampled_from(["model", "tensor"])),
+                "compare": data.draw(st.sampled_from(["all", "active"])),
+                "keep": data.draw(st.sampled_from(["random", "magnitude"])),
+                "seed": data.draw(st.integers(0, 3)),
+            }
+            if options["method"] not in ("magmax", "last_task"):
+                weights = st.lists(st.sampled_from([0, 0.1, 1, 3]), min_size=tasks, max_size=tasks).filter(any)
+                options["weights"] = data.draw(weights)
+            found = session.merge(**options)
+            expected = merge_state_dicts(drawn.base, drawn.tasks, **options)
+            assert found.report == expected.report
+            for name, tensor in expected.state_dict.items():
+                assert torch.equal(found.state_dict[name], tensor), (name, options)
+
+
+def test_patterns_are_fixed():
+    with (
+        MergeSession({"w": torch.zeros(2)}, [{"w": torch.ones(2)}]) as session,
+        pytest.raises(InputError, match="fixed"),
+    ):
+        session.merge(exclude=["w"])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tunable_magmax.models.head import Classifier
 
 BATCH = 64
+HEAD_FILE = "classifier-head.safetensors"
 Progress = Callable[[str, int, int], None]
 
 
@@ -99,6 +100,11 @@ def register_profiles(
     for t, path in profiles.items():
         record["tasks"][t]["profile"] = _relative(path, run)
     if head is not None and checkpoint is not None:
+        if not head.absolute().is_relative_to(run.absolute()):
+            # The run must be whole when it is moved to where it is deployed.
+            own = run / HEAD_FILE
+            write_atomic(own, head.read_bytes())
+            head = own
         record["classifier"] = {"head": _relative(head, run), "checkpoint": _relative(checkpoint, run)}
     write_atomic(file, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 

@@ -1,7 +1,7 @@
 """A warmed-up process that forks a child for every merge it is asked for, to be killed or starved of disk space.
 
 One JSON object a line on stdin, one answer a line on stdout. Importing torch costs seconds, a fork milliseconds, so
-that a thousand kills are affordable. Nothing in here starts a thread before the fork. Nothing waits for the disk: what a
+that a thousand kills are affordable. No thread is started before the fork. Nothing waits for the disk: what a
 killed process has written is there without it.
 """
 
@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from tunable_magmax.cli.app import main
 from tunable_magmax.engines.local import merge_checkpoints
@@ -106,8 +108,18 @@ def serve(order: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, **(json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)})}
 
 
-if __name__ == "__main__":
+def warm_up() -> None:
+    """Load all that a merge needs, which the children then have."""
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for k, name in enumerate(("base", "one", "two")):
+            save_file({"w": torch.arange(99.0) ** (k / 2)}, f"{folder}/{name}.safetensors")
+        paths = [f"{folder}/{name}.safetensors" for name in ("base", "one", "two")]
+        merge_checkpoints(paths[0], paths[1:], f"{folder}/out", threads=1)
+
+
+if __name__ == "__main__":
+    warm_up()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(serve(json.loads(line))) + "\n")
         sys.stdout.flush()

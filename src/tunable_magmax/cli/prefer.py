@@ -77,7 +77,9 @@ class Finding:
         float | None, Parameter(help="Sharpness of ot, cosine, mmd. Default: 100, 50, 100.", allow_leading_hyphen=True)
     ] = None
     debias: Annotated[bool, Parameter(help="ot: take off each side's transport onto itself.")] = False
-    regularisation: Annotated[float | None, Parameter(help="ot: of the transport. Default: 0.1.", allow_leading_hyphen=True)] = None
+    regularisation: Annotated[
+        float | None, Parameter(help="ot: of the transport. Default: 0.1.", allow_leading_hyphen=True)
+    ] = None
     iterations: Annotated[int | None, Parameter(help="ot: at most so many. Default: 100.")] = None
     bandwidth: Annotated[
         Literal["pooled", "authors"] | None, Parameter(help="mmd: one kernel, or the authors' three. Default: pooled.")

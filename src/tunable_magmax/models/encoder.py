@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean"]
 BATCH = 64
 PROCESSOR_FILE = "preprocessor_config.json"
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +54,6 @@ class Encoder:
     dim: int
     digest: str
     path: Path
-    assets: Path
     image_processor: Any = None
     tokenizer: Any = None
     text_length: int | None = None
@@ -58,7 +65,8 @@ class Encoder:
         if self.image_processor is None:
             raise InputError(f"{self.path} encodes texts, not images")
         with _quiet():
-            pixels: Tensor = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+            coloured = [image.convert("RGB") for image in images]
+            pixels: Tensor = self.image_processor(images=coloured, return_tensors="pt")["pixel_values"]
         return pixels.to(self._device())
 
     def prepare_texts(self, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -149,8 +157,8 @@ class Encoder:
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
     """Load the encoder of a checkpoint: a directory with config.json and weights, or a weights file beside config.json.
 
-    Configuration, image processor and tokenizer come from the first of the checkpoint's own directory and `assets`
-    that has a config.json. Weights are computed in float32. `device`: by default the GPU if there is one.
+    Configuration, image processor and tokenizer each come from the checkpoint's own directory if they are there, else
+    from `assets`. Everything is computed in float32. `device`: by default the GPU if there is one.
     """
     try:
         import torch
@@ -158,7 +166,8 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     except ImportError:
         raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
     path = Path(path)
-    home = _home(path, None if assets is None else Path(assets))
+    homes = _homes(path, None if assets is None else Path(assets))
+    home = homes[0]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with _quiet():
         try:
@@ -178,31 +187,34 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
             raise InputError(f"{path}: {model_class.__name__} takes neither images nor texts")
         return Encoder(
             module=module,
-            pooling=_pooling(module, images, missing, home),
+            pooling=_pooling(module, images, missing, homes),
             dim=_width(module, config, home),
             digest=digest,
             path=path,
-            assets=home,
-            image_processor=_image_processor(transformers, home) if images else None,
-            tokenizer=_tokenizer(transformers, home, required=not images) if texts else None,
-            text_length=_text_length(config, home) if texts else None,
+            image_processor=_image_processor(transformers, homes) if images else None,
+            tokenizer=_tokenizer(transformers, homes, required=not images) if texts else None,
+            text_length=_text_length(config, homes) if texts else None,
         )
 
 
-def _home(path: Path, assets: Path | None) -> Path:
-    """The directory with config.json and its companions."""
+def _homes(path: Path, assets: Path | None) -> list[Path]:
+    """Directories in which to look for config.json, image processor and tokenizer; the first has a config.json."""
     tried = [path if path.is_dir() else path.parent]
     if assets is not None:
         tried.append(assets if assets.is_dir() else assets.parent)
-    for folder in tried:
-        if (folder / "config.json").is_file():
-            return folder
+    if any((folder / "config.json").is_file() for folder in tried):
+        return tried if (tried[0] / "config.json").is_file() else tried[1:]
     if not path.exists():
         raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
     raise InputError(
         f"{' and '.join(map(str, dict.fromkeys(tried)))}: no config.json, so the model's architecture is unknown; put "
         "the model's config.json (and its processor or tokenizer files) beside the weights, or give ready features"
     )
+
+
+def _holding(homes: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first directory that holds one of these files."""
+    return next((home for home in homes if any((home / name).is_file() for name in names)), None)
 
 
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:
@@ -246,13 +258,14 @@ def _filled(model_class: Any, config: Any, state: dict[str, Tensor], path: Path)
     return module, missing
 
 
-def _pooling(module: Any, images: bool, missing: Sequence[str], home: Path) -> Pooling:
+def _pooling(module: Any, images: bool, missing: Sequence[str], homes: Sequence[Path]) -> Pooling:
     if _family(module) == "clip" or hasattr(module, "visual_projection"):
         return "projected"
     if images:
         lacks_pooler = any(name.startswith("pooler.") for name in missing)
         return "first" if lacks_pooler or getattr(module, "pooler", True) is None else "pooled"
-    return "first" if _json(home / "1_Pooling" / "config.json").get("pooling_mode_cls_token") is True else "mean"
+    told = _json(homes, "1_Pooling/config.json")
+    return "first" if told.get("pooling_mode_cls_token") is True else "mean"
 
 
 def _width(module: Any, config: Any, home: Path) -> int:
@@ -266,9 +279,10 @@ def _width(module: Any, config: Any, home: Path) -> int:
     return sizes
 
 
-def _image_processor(transformers: Any, home: Path) -> Any:
-    if not (home / PROCESSOR_FILE).is_file() and not (home / "processor_config.json").is_file():
-        raise InputError(f"{home}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
+def _image_processor(transformers: Any, homes: Sequence[Path]) -> Any:
+    home = _holding(homes, (PROCESSOR_FILE, "processor_config.json"))
+    if home is None:
+        raise InputError(f"{homes[0]}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
     # Pillow's resizing wherever there is a choice: embeddings must not depend on what else is installed.
     options = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
     try:
@@ -279,7 +293,13 @@ def _image_processor(transformers: Any, home: Path) -> Any:
         raise InputError(f"{home}: the image processor cannot be loaded ({_first_line(error)})") from None
 
 
-def _tokenizer(transformers: Any, home: Path, required: bool) -> Any:
+def _tokenizer(transformers: Any, homes: Sequence[Path], required: bool) -> Any:
+    # Without any of these, transformers makes an empty tokenizer and says nothing.
+    home = _holding(homes, VOCABULARIES)
+    if home is None:
+        if not required:
+            return None
+        raise InputError(f"{homes[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
     try:
         return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
     except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
@@ -288,12 +308,12 @@ def _tokenizer(transformers: Any, home: Path, required: bool) -> Any:
         raise InputError(f"{home}: the tokenizer cannot be loaded ({_first_line(error)}); add its files") from None
 
 
-def _text_length(config: Any, home: Path) -> int:
+def _text_length(config: Any, homes: Sequence[Path]) -> int:
     text = getattr(config, "text_config", config)
     longest = int(getattr(text, "max_position_embeddings", 512))
     if text.model_type in ("roberta", "xlm-roberta", "mpnet"):
         longest -= 2  # their positions start behind the padding's
-    told = _json(home / "sentence_bert_config.json").get("max_seq_length")
+    told = _json(homes, "sentence_bert_config.json").get("max_seq_length")
     return min(longest, told) if isinstance(told, int) and told > 0 else longest
 
 
@@ -307,9 +327,10 @@ def _tensor(value: Any) -> Tensor:
     return found
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
+    home = _holding(homes, [name])
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = {} if home is None else json.loads((home / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

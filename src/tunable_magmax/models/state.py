@@ -24,7 +24,7 @@ def checkpoint_digest(path: str | Path) -> str:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file({"w": torch.tensor([1.0, 2.0])}, f"{folder}/model.safetensors")
     ...     checkpoint_digest(folder)[:15]
-    'sha256:26650dfd'
+    'sha256:9ed77913'
     """
     digest = hashlib.sha256()
     with open_checkpoint(path) as checkpoint:

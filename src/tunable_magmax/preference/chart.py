@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import Preference
+
+LONGEST_NAME = 24
 
 
 def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
@@ -14,25 +17,61 @@ def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("a chart needs matplotlib: pip install 'tunable-magmax[report]'") from None
+        raise InputError('a chart needs matplotlib: pip install "tunable-magmax[report]"') from None
     weights = preference.weights
-    names = preference.tasks or tuple(str(t) for t in range(1, len(weights) + 1))
-    figure = Figure(figsize=(max(4.0, 0.28 * len(weights) + 1.5), 3.2), layout="constrained")
+    names = [_shown(name) for name in preference.tasks or [str(t) for t in range(1, len(weights) + 1)]]
+    inches = max(4.6, 0.26 * len(weights) + 1.4)
+    fits = max(map(len, names)) * 0.09 < 0.85 * (inches - 1) / len(weights)
+    height = 3.4 if fits else 3.1 + 0.07 * max(map(len, names))
+    figure = Figure(figsize=(inches, height), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     places = range(len(weights))
-    axes.bar(places, weights, color="#4878a8")
+    axes.bar(places, weights, width=0.7, color="#6b9ac4", zorder=2)
+    top = max(weights)
     if preference.intervals is not None:
         # Drawn as spans, not as error bars: an interval need not contain the weight.
         lows, highs = zip(*preference.intervals, strict=True)
-        axes.vlines(places, lows, highs, color="black", linewidth=1.2)
-    axes.set_xticks(list(places), names, rotation=90 if max(map(len, names)) > 3 else 0)
-    axes.set_xlabel("task")
+        top = max(top, *highs)
+        axes.vlines(places, lows, highs, color="#1d3557", linewidth=1.5, zorder=3, clip_on=False)
+        for ends in (lows, highs):
+            # Nothing to see where a task has no weight and no sample gave it any.
+            drawn = [k for k in places if highs[k] > 0]
+            axes.plot(drawn, [ends[k] for k in drawn], "_", color="#1d3557", markersize=7, zorder=3, clip_on=False)
+    axes.set_xticks(list(places), names, rotation=0 if fits else 90, fontsize=9 if len(weights) <= 12 else 8)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(weights) - 0.4)
+    axes.set_ylim(0, min(1.0, 1.08 * top))
     axes.set_ylabel("weight")
-    axes.set_ylim(0, 1 if max(weights) > 0.5 else None)
-    axes.set_title(preference.method)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(_title(preference), loc="left", fontsize=10)
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of characters in names that the font lacks
+            figure.savefig(target)
     except ValueError as error:
         raise InputError(f"{target}: cannot draw this kind of file ({error})") from error
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror or error}): choose another place") from None
+
+
+def _title(preference: Preference) -> str:
+    samples = preference.provenance.get("samples")
+    parts = [preference.method]
+    if isinstance(samples, int):
+        parts.append(f"{samples:,} sample{'' if samples == 1 else 's'}")
+    if preference.intervals is not None:
+        facts = preference.provenance.get("bootstrap")
+        level = facts.get("level") if isinstance(facts, dict) else None
+        parts.append(f"lines: {level:.0%} intervals" if isinstance(level, float) else "lines: intervals")
+    return _plain(", ".join(parts))
+
+
+def _shown(name: str) -> str:
+    return _plain(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}...")
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")  # which would start a formula

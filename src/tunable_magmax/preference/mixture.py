@@ -30,6 +30,8 @@ def likeliest(emissions: Floats, counts: Floats, iterations: int = ITERATIONS, t
         # The likelihood is concave: its maximum exceeds the present value by at most max_t gain_t - 1.
         if gain.max() - 1 <= tolerance:
             break
+    # EM approaches 0 but never arrives: what is left below the tolerance is no evidence for a task.
+    weights = np.where(weights > tolerance, weights, 0.0)
     normalised: Floats = weights / weights.sum(axis=1, keepdims=True)
     return normalised
 

@@ -96,7 +96,7 @@ class PortableKernels:
         torch.sub(values, base, out=out)
 
     def square(self, vector: Tensor) -> float:
-        return float(vector.double().square_().sum())
+        return float(vector.double().square().sum())
 
     def fill(self, plane: Tensor, elements: int) -> None:
         plane[:elements] = True

@@ -1,0 +1,395 @@
+"""`tmx prefer`: from what is known of the target to weights, intervals and a budget."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file as save_arrays
+
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.profile import Profile
+
+NAMES = ("birds", "cars", "flowers")
+CLASSES = ("crow", "owl", "bus", "van", "rose", "lily")
+CENTRES = np.array([[4.0, 0, 0], [0, 4.0, 0], [0, 0, 4.0]])
+CONFUSION = np.full((3, 6), 4) + 36 * np.repeat(np.eye(3, dtype=int), 2, axis=1)
+
+
+def cloud(task, n, seed=0):
+    return (CENTRES[task] + np.random.default_rng(seed).normal(0, 0.5, (n, 3))).astype(np.float32)
+
+
+@pytest.fixture
+def run(sequence):
+    """A run of three tasks with profiles; no data, no encoder."""
+    folder = sequence.folder
+    tasks = []
+    for t, name in enumerate(NAMES):
+        counts = [0] * 6
+        counts[2 * t] = counts[2 * t + 1] = 50
+        profile = Profile(
+            name,
+            CLASSES,
+            tuple(counts),
+            100,
+            cloud(t, 40, t),
+            f"encoder {t}",
+            "c",
+            CLASSES,
+            tuple(CONFUSION[t].tolist()),
+        )
+        profile.save(folder / "profiles" / f"{name}.safetensors")
+        tasks.append(
+            {"name": name, "checkpoint": f"task{t + 1}.safetensors", "profile": f"profiles/{name}.safetensors"}
+        )
+    (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base.safetensors", "tasks": tasks}))
+    return folder
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Files about a site that is three quarters cars and one quarter flowers."""
+    folder = tmp_path / "site"
+    (folder / "features").mkdir(parents=True)
+    labels = ["bus"] * 15 + ["van"] * 15 + ["rose"] * 5 + ["lily"] * 5
+    (folder / "labels.txt").write_text("\n".join(labels) + "\n")
+    (folder / "labels.csv").write_text("id,label\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels)))
+    (folder / "indices.jsonl").write_text("".join(f'{{"label": {CLASSES.index(label)}}}\n' for label in labels))
+    for name in NAMES:
+        np.save(folder / "features" / f"{name}.npy", np.concatenate([cloud(1, 30, 7), cloud(2, 10, 8)]))
+    return folder
+
+
+def weights(path):
+    return Preference.load(path).weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "method"),
+    [
+        ("--weights 3,1,0", (0.75, 0.25, 0), "weights"),
+        ("--alpha 0", (0, 0, 1), "alpha"),
+        ("--alpha 0.5", (1 / 7, 2 / 7, 4 / 7), "alpha"),
+        ("--equal", (1 / 3, 1 / 3, 1 / 3), "equal"),
+    ],
+)
+def test_without_samples(tmx, run, tmp_path, arguments, expected, method):
+    out = tmp_path / "new" / "site.json"
+    result = tmx("prefer", run, *arguments.split(), "-o", out)
+    assert result.code == 0, result.err
+    found = Preference.load(out)
+    assert found.weights == pytest.approx(expected)
+    assert (found.method, found.tasks, found.intervals) == (method, NAMES, None)
+    assert result.err == ""
+    assert f"wrote {out}" in result.out
+
+
+def test_the_table(tmx, run):
+    result = tmx("prefer", run, "--weights", "3,1,0")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["task", "weight", "elements"] in lines
+    assert ["birds", "0.7500", "90"] in lines  # 119 elements: 89 and the remainder of 1
+    assert ["flowers", "0.0000", "0"] in lines
+    assert "budget of 119 elements, counted from headers: approximate" in result.out
+    assert "nothing written" in result.out
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "labels.csv", "indices.jsonl"])
+@pytest.mark.parametrize("similarity", ["inner", "count"])
+def test_labels(tmx, run, site, tmp_path, name, similarity):
+    out = tmp_path / "site.json"
+    result = tmx("prefer", run, "--labels", site / name, "--similarity", similarity, "-o", out)
+    assert result.code == 0, result.err
+    found = Preference.load(out)
+    assert found.weights == pytest.approx((0, 0.75, 0.25))
+    assert found.provenance["samples"] == 40
+    assert found.intervals[1][0] < 0.75 < found.intervals[1][1]
+    assert "90% interval" in result.out
+
+
+@pytest.mark.parametrize("method", ["ot", "cosine", "mmd", "auto"])
+def test_ready_features(tmx, run, site, method):
+    result = tmx("prefer", run, "--inputs", site / "features", "--method", method, "--json")
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert np.argmax(told["preference"]["weights"]) == 1
+    assert told["preference"]["provenance"]["read"] == {"inputs": "features"}
+    assert sum(told["budget"]) == told["elements"] == 119
+    if method == "auto":
+        assert told["preference"]["method"] == "ot"
+        assert told["preference"]["provenance"]["auto"]["reason"] == "only features are given"
+
+
+@pytest.fixture
+def predictions(site):
+    mixed = 0.75 * CONFUSION[1] + 0.25 * CONFUSION[2]
+    names = [name for name, share in zip(CLASSES, mixed, strict=True) for _ in range(round(share))]
+    path = site / "predicted.txt"
+    path.write_text("\n".join(names) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("method", ["auto", "shift", "em", "least_squares", "pseudo"])
+def test_predictions(tmx, run, predictions, method):
+    result = tmx("prefer", run, "--predictions", predictions, "--method", method, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["preference"]
+    tolerance = 0.2 if method == "pseudo" else 0.03
+    assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=tolerance)
+    if method == "auto":
+        assert found["method"] == "shift"
+
+
+def test_predictions_and_labels_share_one_likelihood(tmx, run, site, predictions):
+    result = tmx("prefer", run, "--predictions", predictions, "--labels", site / "labels.txt", "--json")
+    found = json.loads(result.out)["preference"]
+    assert found["method"] == "shift+label"
+    assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
+    assert found["provenance"]["auto"]["reason"] == "labels and predictions are given: one likelihood for both"
+
+
+def test_features_and_labels_are_combined(tmx, run, site):
+    result = tmx("prefer", run, "--inputs", site / "features", "--labels", site / "labels.txt")
+    assert result.code == 0, result.err
+    assert "combined" in result.out
+    assert "label, 40 samples (1 / (bias^2 + 1 / samples))" in result.out
+    told = tmx("prefer", run, "--equal", "--labels", site / "labels.txt", "--strengths", "1,1", "--json")
+    assert json.loads(told.out)["preference"]["weights"] == pytest.approx([1 / 6, 13 / 24, 7 / 24])
+
+
+def test_shrinkage_and_seed(tmx, run, site):
+    def found(*more):
+        return json.loads(tmx("prefer", run, "--labels", site / "labels.txt", "--json", *more).out)["preference"]
+
+    assert found("--shrink", "1")["weights"] == pytest.approx([1 / 3] * 3)
+    assert 0 < found("--shrink", "auto")["provenance"]["shrinkage"] < 0.5
+    assert found("--seed", "1") == found("--seed", "1") != found("--seed", "2")
+
+
+def test_a_chart(tmx, run, site, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
+    result = tmx("prefer", run, "--labels", site / "labels.txt", "--plot", tmp_path / "new" / "chart.png")
+    assert result.code == 0, result.err
+    assert (tmp_path / "new" / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "chart: " in result.out
+
+
+def test_a_preference_merges(tmx, run, site, tmp_path):
+    assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", tmp_path / "s.json", "--quiet").out == ""
+    result = tmx("merge", run, "--preference", tmp_path / "s.json", "-o", tmp_path / "m.safetensors", "--json")
+    assert json.loads(result.out)["counts"] == [0, 90, 29]
+
+
+def test_unknown_labels_are_named(tmx, run, tmp_path):
+    (tmp_path / "l.txt").write_text("bus\nzebra\n")
+    result = tmx("prefer", run, "--labels", tmp_path / "l.txt")
+    assert result.code == 0
+    assert result.err == "warning: 1 ('zebra') of 2 labels belong to no task and were left out\n"
+
+
+def test_a_starved_task_is_named(tmx, run):
+    result = tmx("prefer", run, "--weights", "1000,0.001,0")
+    assert result.code == 0
+    assert "the weight of cars is above 0 but too small for one of 119 elements" in result.err
+    assert "birds" not in result.err
+
+
+def test_one_task(tmx, run, tmp_path):
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "tasks": record["tasks"][:1]}))
+    np.save(tmp_path / "x.npy", cloud(2, 5))
+    for arguments in (("--alpha", "0.5"), ("--inputs", tmp_path / "x.npy")):
+        found = json.loads(tmx("prefer", run, *arguments, "--json").out)
+        assert found["preference"]["weights"] == [1.0]
+
+
+def test_identical_features_give_equal_weights_and_a_warning(tmx, run, site):
+    for name in NAMES:
+        path = run / "profiles" / f"{name}.safetensors"
+        profile = Profile.load(path)
+        Profile(name, CLASSES, profile.label_counts, 100, np.ones((5, 3)), profile.encoder).save(path)
+        np.save(site / "features" / f"{name}.npy", np.ones((4, 3)))
+    result = tmx("prefer", run, "--inputs", site / "features", "--json")
+    assert json.loads(result.out)["preference"]["weights"] == pytest.approx([1 / 3] * 3)
+    assert "all features are identical" in result.err
+
+
+def test_huge_distances(tmx, run, site):
+    for name in NAMES:
+        np.save(site / "features" / f"{name}.npy", 1e6 + cloud(1, 10, 3))
+    found = json.loads(
+        tmx("prefer", run, "--inputs", site / "features", "--method", "cosine", "--gamma", "1e9", "--json").out
+    )
+    assert sum(found["preference"]["weights"]) == pytest.approx(1)
+
+
+def test_without_checkpoints_there_is_no_budget_but_a_preference(tmx, run, site):
+    (run / "task2.safetensors").unlink()
+    result = tmx("prefer", run, "--labels", site / "labels.txt", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["budget"] is None
+    assert "the budget is not known" in result.err
+
+
+def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
+    record = json.loads((run / "run.json").read_text())
+    del record["tasks"][1]["profile"]
+    (run / "run.json").write_text(json.dumps(record))
+    result = tmx("prefer", run, "--labels", site / "labels.txt")
+    assert result.code == 2
+    assert "--labels needs the tasks' profiles, and 'cars' has none" in result.err
+    assert f"tmx profile {run} --task NAME --data DATA" in result.err
+
+
+def bad_features(folder, change):
+    for name in NAMES:
+        path = folder / "features" / f"{name}.npy"
+        np.save(path, change(np.load(path)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prepare", "says"),
+    [
+        ("", None, "what is known of the target?"),
+        ("--weights 1,1", None, "2 weights for 3 tasks"),
+        ("--weights 1,x,1", None, "expected numbers with commas"),
+        ("--weights 0,0,0", None, "all weights are 0"),
+        ("--weights=-1,0,0", None, "must not be negative"),
+        ("--alpha nan", None, "alpha must be a finite number"),
+        ("--alpha 1 --equal", None, "give one of them"),
+        ("--equal --labels {site}/labels.txt", None, "--strengths"),
+        ("--equal --method ot", None, "needs samples of the target"),
+        ("--labels {site}/labels.txt --method ot", None, "give --inputs, or --method label"),
+        ("--labels {site}/labels.txt --gamma 1", None, "--gamma is for --method ot or cosine or mmd, not auto"),
+        ("--labels {site}/labels.txt --shrink 2", None, "shrink must lie between 0 and 1"),
+        ("--labels {site}/labels.txt --shrink x", None, "--shrink is 'x'"),
+        ("--labels {site}/none.txt", None, "no such file"),
+        ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("zebra\n"), "belong to no task"),
+        ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("\n"), "holds no samples"),
+        ("--inputs {site}/x.npy", lambda s: np.save(s / "x.npy", cloud(0, 3)), "every task of the run has its own"),
+        ("--inputs {site}/features", lambda s: bad_features(s, lambda x: x[:, :2]), "the features have width 2"),
+        ("--inputs {site}/features", lambda s: bad_features(s, lambda x: x * np.nan), "NaN or infinity"),
+        ("--inputs {site}/features", lambda s: bad_features(s, lambda x: x[:0]), "no samples"),
+        ("--inputs {site}/features --method mmd", lambda s: bad_features(s, lambda x: x[:1]), "at least 2 samples"),
+        ("--inputs {site}/features --method shift", None, "needs the fixed classifier"),
+        ("--predictions {site}/labels.txt --method ot", None, "give --inputs, not only --predictions"),
+        ("--equal -o {run}/run.json", None, "exists and is no preference file"),
+        ("--equal --plot x.xyz", None, "must end in .png, .svg or .pdf"),
+        ("--equal --seed -1", None, "seed"),
+    ],
+)
+def test_bad_input(tmx, run, site, arguments, prepare, says):
+    if prepare is not None:
+        prepare(site)
+    result = tmx("prefer", run, *arguments.format(run=run, site=site).split())
+    assert result.code == 2, result.out
+    assert says in result.err
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_all_labels_unknown_may_mean_equal(tmx, run, tmp_path):
+    (tmp_path / "l.txt").write_text("zebra\n")
+    result = tmx("prefer", run, "--labels", tmp_path / "l.txt", "--on-zero", "equal", "--json")
+    assert json.loads(result.out)["preference"]["weights"] == pytest.approx([1 / 3] * 3)
+
+
+def test_a_profile_of_another_encoder_or_task_is_refused(tmx, run, site, tmp_path):
+    for t, name in enumerate(NAMES):
+        values = {"features": cloud(1, 5)}
+        (site / "features" / f"{name}.npy").unlink()
+        save_arrays(values, site / "features" / f"{name}.safetensors", {"encoder": f"encoder {t if t < 2 else 9}"})
+    result = tmx("prefer", run, "--inputs", site / "features")
+    assert result.code == 2
+    assert "the profile of task 'flowers' belongs to another encoder: encoder 2, expected encoder 9" in result.err
+    record = json.loads((run / "run.json").read_text())
+    record["tasks"][0]["profile"] = "profiles/cars.safetensors"
+    (run / "run.json").write_text(json.dumps(record))
+    result = tmx("prefer", run, "--equal")
+    assert result.code == 2
+    assert "is the profile of task 'cars', but run.json lists it under 'birds'" in result.err
+
+
+def test_profiles_of_different_classifiers_are_refused(tmx, run, predictions):
+    path = run / "profiles" / "cars.safetensors"
+    old = Profile.load(path)
+    old.with_predictions("another", CLASSES, [0, 1]).save(path)
+    result = tmx("prefer", run, "--predictions", predictions)
+    assert result.code == 2
+    assert "hold predictions of different classifiers" in result.err
+
+
+# -- with encoders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmx, tmp_path):
+    """A run on a tiny ViT, profiled by `tmx profile` with a classifier; and a folder of the site's images."""
+    pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+    pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+    import torch
+    from models import tiny
+    from safetensors.torch import save_file
+
+    from tunable_magmax.models.encoder import load_encoder
+
+    colours = {"warm": (220, 20, 20), "cold": (20, 20, 220)}
+    folder = tmp_path / "vit-run"
+    model = tiny.build("vit")
+    tiny.save(model, folder / "base")
+    for t, name in enumerate(colours, 1):
+        tiny.changed(model, 0.02, seed=t).save_pretrained(folder / name)
+        (tmp_path / "data" / name / f"{name} things").mkdir(parents=True)
+        for k in range(12):
+            tiny.picture(colours[name], k).save(tmp_path / "data" / name / f"{name} things" / f"{k}.png")
+    tasks = [{"name": name, "checkpoint": name} for name in colours]
+    (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
+    base = load_encoder(folder / "base", "cpu")
+    rows = np.concatenate([base.embed_images([tiny.picture(colour, 99)]) for colour in colours.values()])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    metadata = {"classes": json.dumps([f"{name} things" for name in colours]), "logit_scale": "50"}
+    save_file({"weight": torch.from_numpy(rows)}, tmp_path / "head.safetensors", metadata)
+    given = ("--data-root", tmp_path / "data", "--classifier", tmp_path / "head.safetensors")
+    assert tmx("profile", folder, *given).code == 0
+    (tmp_path / "images").mkdir()
+    for k in range(8):
+        tiny.picture(colours["cold" if k else "warm"], 100 + k).save(tmp_path / "images" / f"{k}.png")
+    (tmp_path / "images" / "broken.png").write_text("?")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["auto", "ot", "cosine"])
+def test_images(tmx, trained, tmp_path, method):
+    result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", method, "--device", "cpu", "--json")
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    found = told["preference"]
+    assert found["method"] == {"auto": "shift"}.get(method, method)
+    assert found["weights"][1] > 0.6
+    if method == "auto":
+        assert found["weights"] == pytest.approx([1 / 8, 7 / 8], abs=0.05)
+    assert found["provenance"]["samples"] == 8
+    assert [w for w in told["warnings"] if "could not be read" in w] == [
+        f"{tmp_path / 'images'}: 1 of 9 samples could not be read and were left out: broken.png (not an image)"
+    ]
+
+
+def test_a_checkpoint_that_the_profile_does_not_know(tmx, trained, tmp_path):
+    (trained / "warm" / "model.safetensors").write_bytes((trained / "cold" / "model.safetensors").read_bytes())
+    result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", "ot")
+    assert result.code == 2
+    assert "the profile of task 'warm' belongs to another encoder" in result.err
+    (trained / "base" / "model.safetensors").write_bytes((trained / "cold" / "model.safetensors").read_bytes())
+    result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", "shift")
+    assert result.code == 2
+    assert "the profile of task 'warm' belongs to another classifier" in result.err
+
+
+def test_labels_among_the_inputs_are_pointed_out(tmx, trained, tmp_path):
+    result = tmx("prefer", trained, "--inputs", tmp_path / "data" / "cold", "--max-samples", "5")
+    assert result.code == 0, result.err
+    assert "holds labels as well, which say more than inputs" in result.err
+    assert "from 5 samples" in result.out

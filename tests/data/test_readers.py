@@ -1,0 +1,228 @@
+"""Readers of data: labels at once, inputs when asked for, and what cannot be read is counted and named."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+
+from tunable_magmax.data.features import read_features, read_task_features
+from tunable_magmax.data.samples import Unreadable, warn_unreadable
+from tunable_magmax.data.source import open_labels, open_samples
+from tunable_magmax.data.target import by_name
+from tunable_magmax.errors import InputError
+
+
+def written(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def folder(root, **classes):
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for k in range(count):
+            tiny.picture((40 * k, 0, 0), k).save(root / name / f"{k}.png")
+    return root
+
+
+def test_class_folders(tmp_path):
+    samples = open_samples(folder(tmp_path / "data", dog=2, cat=3, empty=0))
+    assert samples.kind == "image"
+    assert samples.classes == ("cat", "dog", "empty")
+    assert samples.labels == (0, 0, 0, 1, 1)
+    images = list(samples.load([1, 4]))
+    assert [image.mode for image in images] == ["RGB", "RGB"]
+    assert samples.positions_of(["dog"]) == samples.positions_of(["1"]) == [3, 4]
+    assert open_labels(tmp_path / "data") == ["cat"] * 3 + ["dog"] * 2
+    with pytest.raises(InputError, match=r"no class 'dgo' \(did you mean 'dog'\?\)"):
+        samples.positions_of(["dgo"])
+    with pytest.raises(InputError, match="holds no sample of 'empty'"):
+        samples.positions_of(["empty"])
+
+
+def test_a_split_is_a_subfolder(tmp_path):
+    folder(tmp_path / "train", cat=1)
+    folder(tmp_path / "test", cat=2)
+    assert len(open_samples(tmp_path, split="test")) == 2
+
+
+def test_loose_images_have_no_labels_and_unreadable_ones_are_named(tmp_path):
+    folder(tmp_path, site=2)
+    written(tmp_path / "site" / "bad.jpg", "not an image")
+    whole = (tmp_path / "site" / "0.png").read_bytes()
+    (tmp_path / "site" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    samples = open_samples(tmp_path / "site")
+    assert samples.labels is None
+    failed: dict[int, Unreadable] = {}
+    batches = list(samples.batches(range(4), 1, failed))
+    assert [where for where, _ in batches] == [[0], [1]]
+    with pytest.warns(UserWarning, match=r"2 of 4 samples could not be read .*bad\.jpg \(not an image\), cut\.png"):
+        warn_unreadable("site", failed, 4)
+    with pytest.raises(InputError, match="none of the 2 samples can be read"):
+        warn_unreadable("site", failed, 2)
+    with pytest.raises(InputError, match="holds inputs without labels"):
+        open_labels(tmp_path / "site")
+
+
+def test_folders_that_are_no_data(tmp_path):
+    with pytest.raises(InputError, match="holds no images"):
+        open_samples(tmp_path)
+    folder(tmp_path, cat=1)
+    tiny.picture((0, 0, 0)).save(tmp_path / "loose.png")
+    with pytest.raises(InputError, match="1 loose images as well as folders"):
+        open_samples(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        open_samples(tmp_path / "none")
+    with pytest.raises(InputError, match="unknown kind of data"):
+        open_samples(written(tmp_path / "x.xml", "<x/>"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'id,text,label\n1,"pay, now",bill\n2,"two\nlines",card\n'),
+        ("a.tsv", 'text\tintent\npay, now\tbill\n"two\nlines"\tcard\n'),
+        ("a.jsonl", '{"text": "pay, now", "label": "bill"}\n\n{"text": "two\\nlines", "label": "card"}\n'),
+        ("a.json", json.dumps({"train": [["pay, now", "bill"], ["two\nlines", "card"]], "oos_train": []})),
+    ],
+)
+def test_tables_of_texts(tmp_path, name, content):
+    path = written(tmp_path / name, content)
+    samples = open_samples(path)
+    assert (samples.kind, samples.classes, samples.labels) == ("text", ("bill", "card"), (0, 1))
+    assert list(samples.load([0, 1])) == ["pay, now", "two\nlines"]
+    assert open_labels(path) == ["bill", "card"]
+
+
+def test_columns_by_name(tmp_path):
+    path = written(tmp_path / "a.csv", "phrase,topic\nhello,greeting\n")
+    with pytest.raises(InputError, match="no column of texts among phrase, topic"):
+        open_samples(path)
+    samples = open_samples(path, text_column="phrase", label_column="topic")
+    assert samples.classes == ("greeting",)
+    with pytest.raises(InputError, match="--text-column is 'prhase'"):
+        open_samples(path, text_column="prhase")
+    with pytest.raises(InputError, match="no column of labels among"):
+        open_labels(path)
+
+
+def test_lines(tmp_path):
+    path = written(tmp_path / "a.txt", "\ufeffcat\n\n dog \n")
+    assert open_labels(path) == ["cat", "dog"]
+    assert list(open_samples(path).load([0, 1])) == ["cat", "dog"]
+    np.save(tmp_path / "a.npy", np.array([3, 1]))
+    assert open_labels(tmp_path / "a.npy") == ["3", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.txt", "\n\n", "holds no samples"),
+        ("a.csv", "text,label\nhello,\n", "sample 1 has no 'label'"),
+        ("a.jsonl", "{\n", "line 1 is not JSON"),
+        ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        ("a.json", "[1]", "expected a JSON object from splits"),
+        ("a.json", '{"test": []}', "no split 'train'"),
+        ("a.json", '{"train": [["x"]]}', r"sample 1 of 'train' is \['x'\]"),
+    ],
+)
+def test_bad_tables(tmp_path, name, content, says):
+    with pytest.raises(InputError, match=says):
+        open_samples(written(tmp_path / name, content))
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    def make(name, values, labels, label="fine_label", names=("ant", "bee"), column="img"):
+        told = {
+            "info": {"features": {column: {"_type": "Image"}, label: {"names": list(names), "_type": "ClassLabel"}}}
+        }
+        table = arrow.table({column: values, label: labels}).replace_schema_metadata({"huggingface": json.dumps(told)})
+        pq.write_table(table, tmp_path / name, row_group_size=2)
+        return tmp_path / name
+
+    return make
+
+
+def encoded(seed):
+    file = io.BytesIO()
+    tiny.picture((seed, 0, 0), seed).save(file, format="png")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def test_parquet_of_images(tmp_path, parquet):
+    parquet("train-00000-of-00002.parquet", [encoded(k) for k in range(3)], [0, 1, 0])
+    parquet("train-00001-of-00002.parquet", [encoded(3), {"bytes": b"?", "path": None}], [1, 1])
+    parquet("test-00000-of-00001.parquet", [encoded(9)], [0])
+    samples = open_samples(tmp_path, split="train")
+    assert (samples.kind, samples.classes, samples.labels) == ("image", ("ant", "bee"), (0, 1, 0, 1, 1))
+    read = list(samples.load([0, 2, 3, 4]))
+    for image, seed in zip(read, (0, 2, 3), strict=False):
+        assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((seed, 0, 0), seed)))
+    assert read[3] == Unreadable("train-00001-of-00002.parquet, row 4", "not an image")
+    with pytest.raises(InputError, match=r"several splits \(test, train\): choose one with --split"):
+        open_samples(tmp_path)
+    with pytest.raises(InputError, match="no parquet file starts with 'val'"):
+        open_samples(tmp_path, split="val")
+
+
+def test_parquet_of_texts(parquet):
+    pytest.importorskip("pyarrow")
+    samples = open_samples(
+        parquet("a.parquet", ["hello", "bye"], [1, 0], label="label", column="text"), text_column="text"
+    )
+    assert (samples.kind, samples.classes, samples.labels) == ("text", ("ant", "bee"), (1, 0))
+    assert list(samples.load([1])) == ["bye"]
+
+
+def test_bad_parquet(tmp_path, parquet):
+    with pytest.raises(InputError, match="not a readable parquet file"):
+        open_samples(written(tmp_path / "b.parquet", "?"))
+    with pytest.raises(InputError, match="'fine_label' holds 2, but there are 2 class names"):
+        open_samples(parquet("a.parquet", [encoded(0)], [2]))
+
+
+def test_features(tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.save(tmp_path / "x.npy", x)
+    save_file({"features": x}, tmp_path / "x.safetensors", {"encoder": "digest"})
+    assert np.array_equal(read_features(tmp_path / "x.npy").values, x)
+    assert read_features(tmp_path / "x.safetensors").encoder == "digest"
+    (tmp_path / "site").mkdir()
+    np.save(tmp_path / "site" / "b.npy", x + 1)
+    np.save(tmp_path / "site" / "a.npy", x)
+    found = read_task_features(tmp_path / "site", ["b", "a"], ["1", "2"])
+    assert [part.values[0, 0] for part in found] == [1, 0]
+    np.save(tmp_path / "stack.npy", np.stack([x, x + 1]))
+    assert read_task_features(tmp_path / "stack.npy", ["b", "a"], ["1", "2"])[1].values[0, 0] == 1
+    assert len(read_task_features(tmp_path / "x.npy", ["b", "a"], ["1", "1"])) == 2
+    with pytest.raises(InputError, match=r"every task of the run has its own: give a folder .* b\.npy, a\.npy"):
+        read_task_features(tmp_path / "x.npy", ["b", "a"], ["1", "2"])
+    with pytest.raises(InputError, match=r"no file of features for 'c'; .* \(found a, b\)"):
+        read_task_features(tmp_path / "site", ["a", "c"], ["1", "2"])
+    with pytest.raises(InputError, match="not a readable file of features"):
+        read_features(written(tmp_path / "bad.npy", "?"))
+    with pytest.raises(InputError, match="no such file"):
+        read_features(tmp_path / "none.npy")
+
+
+def test_indices_count_in_the_list_that_all_profiles_share(tmp_path):
+    one, other = ("cat", "dog"), ("car", "bus")
+    assert by_name(["1", "7"], [one, one], [()], tmp_path) == ["dog", "7"]
+    assert by_name(["3"], [one, other], [("cat", "dog", "car", "bus")] * 2, tmp_path) == ["bus"]
+    assert by_name(["1", "cat"], [one, other], [()], tmp_path) == ["1", "cat"]
+    assert by_name(["1"], [("0", "1"), ("2",)], [()], tmp_path) == ["1"]
+    with pytest.raises(InputError, match="an index could mean several; give class names"):
+        by_name(["1"], [one, other], [()], tmp_path)

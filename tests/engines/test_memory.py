@@ -1,0 +1,85 @@
+"""`memory` bounds what a merge needs beyond the interpreter and its imports: the peak that the system saw."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status tells the peak on Linux only")
+
+MIB = 1 << 20
+ELEMENTS = 40_000_000
+SHAPES = {"a": (4000, 3001), "b": (7_999_999,), "c": (1000, 10_000), "d": (9_996_000,)}
+
+# With arguments it merges; without, it only does what every merge has to do first, on next to nothing.
+SCRIPT = """
+import json, re, sys, tempfile
+import torch
+from pathlib import Path
+from safetensors.torch import save_file
+from tunable_magmax.engines.local import merge_checkpoints
+with tempfile.TemporaryDirectory() as folder:
+    for k in range(3):
+        save_file({"w": torch.arange(999.0) * k}, f"{folder}/{k}.safetensors")
+    base, *tasks = (f"{folder}/{k}.safetensors" for k in range(3))
+    merge_checkpoints(base, tasks, f"{folder}/out", **OPTIONS)
+if len(sys.argv) > 1:
+    merge_checkpoints(sys.argv[1], sys.argv[2:-1], sys.argv[-1], memory=MEMORY, **OPTIONS)
+status = Path("/proc/self/status").read_text()
+print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+"""
+
+
+def peak(options: dict[str, object], memory: str = "", *arguments: object) -> int:
+    """The largest resident set of a process that merges `arguments`, in bytes."""
+    script = SCRIPT.replace("OPTIONS", repr(options)).replace("MEMORY", repr(memory))
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) * 1024
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory) -> list[Path]:
+    """A base and six tasks in two files: each task comes three times."""
+    folder = tmp_path_factory.mktemp("large")
+    random = torch.Generator().manual_seed(0)
+    noise = torch.empty(1_000_003).normal_(generator=random)
+    files = []
+    for k in range(3):
+        tensors = {}
+        for name, shape in SHAPES.items():
+            size = torch.Size(shape).numel()
+            turned = noise.roll(1000 * k + len(files)).repeat(-(-size // noise.numel()))[:size]
+            tensors[name] = turned.reshape(shape)
+        files.append(folder / f"{k}.safetensors")
+        save_file(tensors, files[-1])
+    assert sum(torch.Size(shape).numel() for shape in SHAPES.values()) == pytest.approx(ELEMENTS, rel=0.01)
+    return [files[0], *files[1:] * 3]
+
+
+@pytest.fixture(scope="module")
+def baseline() -> int:
+    return peak({})
+
+
+@pytest.mark.parametrize(
+    ("memory", "options"),
+    [
+        ("64MiB", {}),
+        ("256MiB", {}),
+        pytest.param("64MiB", {"scope": "tensor", "keep": "magnitude", "scale": 0.5}, marks=pytest.mark.stress),
+        pytest.param("64MiB", {"method": "ties"}, marks=pytest.mark.stress),
+    ],
+    ids=str,
+)
+def test_peak(paths, baseline, tmp_path, memory, options) -> None:
+    bound = int(memory.removesuffix("MiB")) * MIB
+    used = peak(options, memory, *paths, tmp_path / "out.safetensors")
+    figures = {"peak MiB": used // MIB, "baseline MiB": baseline // MIB, "bound MiB": bound // MIB}
+    sys.stdout.write(f"{figures}\n")  # pytest -rP shows it
+    assert used <= (bound + baseline) * 1.15, figures
+    (tmp_path / "out.safetensors").unlink()

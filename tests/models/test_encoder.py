@@ -1,0 +1,204 @@
+"""Encoders embed as their transformers models do, from the layouts in which those are saved."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import Classifier, Head, load_head
+from tunable_magmax.models.state import checkpoint_digest, read_state
+
+IMAGES = [
+    tiny.picture((200, 30, 30), 1),
+    tiny.picture((30, 30, 200), 2, 33),
+    tiny.picture((99, 99, 99), 3).convert("L"),
+]
+TEXTS = ["hello", "pay my bills", "good bye good bye"]
+
+
+def pixels():
+    """What the processors above do, by hand: resize, scale to [0, 1], normalise."""
+    from PIL import Image
+
+    rows = [np.asarray(i.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR), dtype=np.float32) for i in IMAGES]
+    return torch.from_numpy((np.stack(rows) / 255 - 0.5) / 0.25).permute(0, 3, 1, 2).float()
+
+
+def reference(kind, model):
+    """The embedding by the family's own rule, straight from the model."""
+    with torch.no_grad():
+        output = getattr(model, "vision_model", model)
+        if kind == "clip":
+            return model.visual_projection(output(pixel_values=pixels()).pooler_output)
+        if kind == "clip-vision":
+            return model(pixel_values=pixels()).image_embeds
+        if kind == "vit-classifier":
+            return model.vit(pixel_values=pixels()).last_hidden_state[:, 0]
+        return output(pixel_values=pixels()).pooler_output
+
+
+@pytest.mark.parametrize(
+    "kind", ["clip", "clip-vision", "clip-tower", "siglip", "siglip-vision", "vit", "vit-classifier"]
+)
+def test_images(tmp_path, capfd, kind):
+    model = tiny.build(kind)
+    encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
+    capfd.readouterr()
+    found = encoder.embed_images(IMAGES, batch=2)
+    assert found.dtype == np.float32
+    assert found.shape == (3, encoder.dim) == (3, 8 if kind in ("clip", "clip-vision") else 16)
+    np.testing.assert_allclose(found, reference(kind, model).numpy(), atol=1e-4)
+    exact = encoder.pool_images(encoder.prepare_images(IMAGES))
+    np.testing.assert_allclose(found, exact.detach().numpy(), atol=1e-5)
+    assert exact.requires_grad
+    assert not encoder.module.training
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["bert", "bert-masked"])
+def test_texts_are_pooled_over_what_is_no_padding(tmp_path, kind):
+    model = tiny.build(kind)
+    encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
+    found = encoder.embed_texts(TEXTS, batch=2)
+    body = getattr(model, "bert", model)
+    for row, ids in zip(found, ([2, 5, 3], [2, 8, 9, 10, 11, 3], [2, 6, 7, 6, 7, 3]), strict=True):
+        with torch.no_grad():
+            alone = body(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(row, alone.numpy(), atol=1e-5)
+    assert encoder.text_length == 12
+    assert encoder.embed_texts(["good " * 50]).shape == (1, 16)
+    with pytest.raises(InputError, match="encodes texts, not images"):
+        encoder.embed_images(IMAGES)
+
+
+def test_a_sentence_encoder_may_ask_for_its_first_token(tmp_path):
+    folder = tiny.save(tiny.build("bert"), tmp_path / "bert")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    assert load_encoder(folder, "cpu").pooling == "first"
+
+
+def test_clip_embeds_texts_too(tmp_path):
+    encoder = load_encoder(tiny.save(tiny.build("clip"), tmp_path / "clip"), "cpu")
+    assert encoder.embed_texts(TEXTS).shape == (3, 8)
+
+
+def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
+    model = tiny.build("vit")
+    base = tiny.save(model, tmp_path / "base")
+    task = tmp_path / "run" / "task.safetensors"
+    task.parent.mkdir()
+    save_file(tiny.changed(model).state_dict(), task)
+    encoder = load_encoder(task, "cpu", assets=base)
+    assert encoder.digest == checkpoint_digest(task) != checkpoint_digest(base)
+    assert not np.allclose(encoder.embed_images(IMAGES), load_encoder(base, "cpu").embed_images(IMAGES))
+    with pytest.raises(InputError, match=r"no config\.json, so the model's architecture is unknown"):
+        load_encoder(task, "cpu")
+
+
+def test_half_precision_is_computed_in_single(tmp_path):
+    folder = tiny.save(tiny.build("vit").half(), tmp_path / "half")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
+    encoder = load_encoder(folder, "cpu")
+    assert {parameter.dtype for parameter in encoder.module.parameters()} == {torch.float32}
+
+
+def test_the_digest_is_what_the_docs_say(tmp_path):
+    folder = tiny.save(tiny.build("vit"), tmp_path / "vit")
+    state = load_file(folder / "model.safetensors")
+    by_hand = hashlib.sha256()
+    for name in sorted(state):
+        by_hand.update(f"{name}\nF32\n{','.join(map(str, state[name].shape))}\n".encode())
+        by_hand.update(state[name].numpy().tobytes())
+    expected = f"sha256:{by_hand.hexdigest()}"
+    assert checkpoint_digest(folder) == read_state(folder)[1] == load_encoder(folder, "cpu").digest == expected
+    tiny.build("vit").save_pretrained(tmp_path / "sharded", max_shard_size="4KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert checkpoint_digest(tmp_path / "sharded") == expected
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    folder = tiny.save(tiny.build("vit"), tmp_path / "vit")
+    state = load_file(folder / "model.safetensors")
+    name = "embeddings.cls_token"
+    save_file({k: v for k, v in state.items() if k != name}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=f"the weights lack 1 tensors of ViTModel, first '{name}'"):
+        load_encoder(folder, "cpu")
+    save_file({**state, name: torch.zeros(1, 1, 8)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="do not fit ViTModel"):
+        load_encoder(folder, "cpu")
+    save_file(state, folder / "model.safetensors")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match=r"no preprocessor_config\.json"):
+        load_encoder(folder, "cpu")
+    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(InputError, match=r"its config\.json cannot be used"):
+        load_encoder(folder, "cpu")
+    bert = tiny.save(tiny.build("bert"), tmp_path / "bert", companions=False)
+    with pytest.raises(InputError, match="no tokenizer; add its files"):
+        load_encoder(bert, "cpu")
+    with pytest.raises(InputError, match="does not exist"):
+        load_encoder(tmp_path / "none", "cpu")
+
+
+def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name == "transformers":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"pip install \"tunable-magmax\[train\]\""):
+        load_encoder(tmp_path)
+
+
+def test_a_head_scores_by_cosine(tmp_path):
+    path = tmp_path / "head.safetensors"
+    metadata = {"classes": '["a", "b"]', "logit_scale": "2.0"}
+    save_file({"weight": torch.eye(2), "mean": torch.zeros(2)}, path, metadata)
+    head = load_head(path)
+    assert (head.classes, head.logit_scale) == (("a", "b"), 2.0)
+    shares = head.probabilities(np.array([[3.0, 4.0]]))  # cosines 0.6 and 0.8
+    assert shares[0, 1] == pytest.approx(1 / (1 + np.exp(2 * (0.6 - 0.8))))
+    with pytest.raises(InputError, match="the head has width 2 and the encoder 3"):
+        head.probabilities(np.ones((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "says"),
+    [
+        ({"other": torch.eye(2)}, {"classes": '["a", "b"]'}, "expected a matrix 'weight'"),
+        ({"weight": torch.eye(2)}, None, "the metadata must hold 'classes'"),
+        ({"weight": torch.eye(2)}, {"classes": '["a", "a"]'}, "1 different class names for 2 rows"),
+        ({"weight": torch.eye(2)}, {"classes": '["a", "b"]', "logit_scale": "0"}, "expected a positive number"),
+        ({"weight": torch.eye(2) * torch.nan}, {"classes": '["a", "b"]'}, "NaN"),
+    ],
+)
+def test_bad_heads(tmp_path, tensors, metadata, says):
+    save_file(tensors, tmp_path / "head.safetensors", metadata)
+    with pytest.raises(InputError, match=says):
+        load_head(tmp_path / "head.safetensors")
+
+
+def test_a_classifier_is_known_by_encoder_and_head(tmp_path):
+    encoder = load_encoder(tiny.save(tiny.build("vit"), tmp_path / "vit"), "cpu")
+    heads = [Head(np.eye(16, dtype=np.float32)[:2], names, 1.0, "d") for names in (("a", "b"), ("a", "c"))]
+    digests = {Classifier(encoder, head).digest for head in heads}
+    assert len(digests) == 2
+    with pytest.raises(InputError, match="do not belong together"):
+        Classifier(encoder, Head(np.eye(3, dtype=np.float32), ("a", "b", "c"), 1.0, "d"))

@@ -1,0 +1,94 @@
+"""Tiny models with random weights, saved as their real ones are: config.json, weights, and processor or tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+TEXT = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 12,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "good", "bye", "pay", "my", "bill", "##s", "card")
+PIXELS = {
+    "do_resize": True,
+    "size": {"height": 16, "width": 16},
+    "resample": 2,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.25, 0.25, 0.25],
+}
+
+
+def build(kind: str):
+    """A model of one kind, seeded."""
+    import transformers as tf
+
+    torch.manual_seed(sum(map(ord, kind)))
+    pair = {"vision_config": VISION, "text_config": TEXT}
+    return {
+        "clip": lambda: tf.CLIPModel(tf.CLIPConfig(**pair, projection_dim=8)),
+        "clip-vision": lambda: tf.CLIPVisionModelWithProjection(tf.CLIPVisionConfig(**VISION, projection_dim=8)),
+        "clip-tower": lambda: tf.CLIPVisionModel(tf.CLIPVisionConfig(**VISION)),
+        "siglip": lambda: tf.SiglipModel(tf.SiglipConfig(**pair)),
+        "siglip-vision": lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**VISION)),
+        "vit": lambda: tf.ViTModel(tf.ViTConfig(**VISION)),
+        "vit-classifier": lambda: tf.ViTForImageClassification(tf.ViTConfig(**VISION, num_labels=3)),
+        "bert": lambda: tf.BertModel(tf.BertConfig(**TEXT)),
+        "bert-masked": lambda: tf.BertForMaskedLM(tf.BertConfig(**TEXT)),
+    }[kind]().eval()
+
+
+def save(model, folder: Path, companions: bool = True) -> Path:
+    """As transformers saves it, with what prepares its inputs."""
+    import json
+
+    from transformers import BertTokenizerFast
+
+    model.save_pretrained(folder)
+    if companions:
+        kind = {"clip": "CLIP", "sigl": "Siglip"}.get(model.config.model_type[:4], "ViT")
+        if hasattr(model.config, "vision_config") or model.main_input_name == "pixel_values":
+            told = {"image_processor_type": f"{kind}ImageProcessor", **PIXELS}
+            if kind == "CLIP":
+                told["do_center_crop"] = False
+            (folder / "preprocessor_config.json").write_text(json.dumps(told))
+        if model.main_input_name == "input_ids":
+            (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+            BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def changed(model, amount: float = 0.3, seed: int = 1):
+    """The same model after "training": every parameter moved."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += amount * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def picture(colour: tuple[int, int, int], seed: int = 0, size: int = 20):
+    """A noisy image around one colour."""
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).integers(-30, 31, (size, size, 3))
+    return Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8))

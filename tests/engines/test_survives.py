@@ -142,8 +142,8 @@ def may_be_absent(out: Path, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_kill_at_every_step(victim, tmp_path, mode) -> None:
-    """Before and after each system call that changes the disk (every third one here, all of them in `make stress`)."""
-    kill_at_steps(victim, tmp_path, mode, every=3)
+    """Before and after each system call that changes the disk (every fifth one here, all of them in `make stress`)."""
+    kill_at_steps(victim, tmp_path, mode, every=5)
 
 
 @pytest.mark.stress

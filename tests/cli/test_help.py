@@ -15,9 +15,13 @@ OPTIONS = {
     "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
     "--base-name --dry-run --quiet -q --json",
     "plan": "SOURCE --out -o --base --task --weights --memory --shard-size --json",
+    "sweep": "SOURCE --out -o --from --to --steps --grid --preference --base --task --method --scale --scope --compare "
+    "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
+    "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs --predictions "
-    "--strengths --method --similarity --on-zero --gamma --debias --regularisation --iterations --bandwidth --shrink "
-    "--seed --classifier --classifier-checkpoint --max-samples --split --text-column --label-column --device",
+    "--pairs --strengths --method --similarity --on-zero --gamma --debias --regularisation --iterations --bandwidth "
+    "--shrink --trials --patience --search-scale --study --seed --classifier --classifier-checkpoint --max-samples "
+    "--split --text-column --label-column --device",
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device",
     "inspect": "PATH --tensors --shares --plot --json",

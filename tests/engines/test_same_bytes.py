@@ -67,6 +67,11 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture(autouse=True)
+def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeKernels, "chunk", 1 << 17)
+
+
 @pytest.fixture(scope="module")
 def models() -> Models:
     return sequence(5)
@@ -105,7 +110,7 @@ def test_every_way_of_running_a_method(files, tmp_path, monkeypatch, options) ->
     merge_checkpoints(base, tasks, tmp_path / "plain", **options, shard_size=SHARD)
     wanted = digests(tmp_path / "plain")
     assert sum(name.endswith(".safetensors") for name in wanted) > 3
-    ways = {"threads-1": {"threads": 1}, "threads-4": {"threads": 4}, "small": {"memory": "4MiB", "threads": 1}}
+    ways = {"threads-1": {"threads": 1}, "threads-4": {"threads": 4}, "small": {"memory": "12MiB", "threads": 1}}
     for name, way in ways.items():
         merge_checkpoints(base, tasks, tmp_path / name, **options, shard_size=SHARD, **way)
         assert digests(tmp_path / name) == wanted, name
@@ -131,7 +136,7 @@ def test_memory_bounds_of_the_plan(tmp_path, monkeypatch, scope) -> None:
     monkeypatch.setattr(stream, "plan_memory", noted)
     found = {}
     for threads in (1, 2, 4):
-        for memory in (least_memory(paths, threads), "24MiB", None):
+        for memory in (least_memory(paths, threads), "48MiB", None):
             out = tmp_path / f"out-{memory}-{threads}"
             options = {"weights": [3, 1, 0.5, 2, 1], "scope": scope, "shard_size": 10**6}
             merge_checkpoints(*paths, out, **options, memory=memory, threads=threads)
@@ -187,7 +192,7 @@ def test_in_memory_equals_streamed_on_large_tensors(models, files, tmp_path) -> 
     for k, options in enumerate(FEWER):
         options = weighted(options, 5)
         out = tmp_path / f"{k}.safetensors"
-        merge_checkpoints(*files, out, **options, threads=1 + k % 3, memory="8MiB")
+        merge_checkpoints(*files, out, **options, threads=1 + k % 3, memory="40MiB")
         merged = merge_state_dicts(*models, **options, threads=1 + k % 2)
         assert raw(load_file(out)) == raw(merged.state_dict), options
         report = json.loads(out.with_name(f"{k}.report.json").read_text())

@@ -424,7 +424,7 @@ def test_resumed_merge_gives_the_same_files(files, options, scale) -> None:
     assert 2 < len(kept) < sum(name.endswith(".safetensors") for name in wanted)
     more = files.stop(0.25, **options, threads=1)  # of what that run has to do
     assert kept.items() < more.items()
-    assert files.merge(**options, memory="8MiB", threads=3) == wanted
+    assert files.merge(**options, memory="40MiB", threads=3) == wanted
     assert more.items() <= files.finished(files.out).items()
     assert not files.partial.exists()
 

@@ -117,13 +117,13 @@ class Output:
 
     def write_file(self, name: str, data: bytes) -> str:
         """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256."""
-        self._check_sidecar(name)
+        self.check_sidecar(name)
         self._sidecars[name] = self._store(name, [data])
         return self._sidecars[name]
 
     def copy_file(self, name: str, source: Path) -> str:
         """Like `write_file`, with the content of another file."""
-        self._check_sidecar(name)
+        self.check_sidecar(name)
         self._sidecars[name] = self._store(name, _content(source))
         return self._sidecars[name]
 
@@ -186,7 +186,8 @@ class Output:
         if self._is_file and self._shards.keys() - {name}:
             raise InputError(f"{self.out} is one file and cannot hold several shards: plan it without a shard size")
 
-    def _check_sidecar(self, name: str) -> None:
+    def check_sidecar(self, name: str) -> None:
+        """Raise what `write_file` would say of this name, before work is spent on it."""
         self._check_name(name)
         if name in self._shards:
             raise InputError(f"{name!r} is the name of a shard and cannot be that of another output file")

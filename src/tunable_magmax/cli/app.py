@@ -16,6 +16,7 @@ from tunable_magmax.cli.inspect import inspect
 from tunable_magmax.cli.merge import merge, plan
 from tunable_magmax.cli.prefer import prefer
 from tunable_magmax.cli.profile import profile
+from tunable_magmax.cli.sweep import sweep
 from tunable_magmax.cli.verify import verify
 from tunable_magmax.errors import TmxError
 
@@ -34,7 +35,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_said),
 )
-COMMANDS: tuple[Callable[..., Any], ...] = (merge, plan, prefer, profile, inspect, verify, convert, demo)
+COMMANDS: tuple[Callable[..., Any], ...] = (merge, plan, sweep, prefer, profile, inspect, verify, convert, demo)
 for _place, _command in enumerate(COMMANDS):
     app.command(_command, sort_key=_place)
 

@@ -215,36 +215,43 @@ def merge_checkpoints(
     with Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         kernels = kernels_for(torch.device("cpu"))
-        fingerprint = {
-            "version": tunable_magmax.__version__,
-            "options": {name: str(getattr(options, name)) for name in Options.__slots__},
-            "shard_size": 0 if single else shard,
-            "base_model": base_model,
-            "inputs": inputs.identity(),
-        }
+        fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model)
         # Here, because what is asked for must not cost the finished shards of an earlier run.
         plan_memory(inputs.layout, options, kernels, read_threads(threads) if kernels.threads else 1, bound)
-        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, _resumable(output):
+        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
             try:
+                if single:
+                    output.check_sidecar("report.json")
                 spill = output.scratch("planes")
                 with merge_of(inputs, options, kernels, threads, bound, spill, progress) as merge:
                     merge.survey()
                     merge.decide()
-                    report = _write(merge, inputs, output, None if single else shard)
+                    report = write_weights(merge, inputs, output, None if single else shard)
             except InputError:
                 output.discard()
                 raise
             report = replace(report, inputs=inputs.digests() if digest_inputs else {})
-            report = _write_sidecars(report, inputs, output, base_model)
+            report = write_sidecars(report, inputs, output, base_model)
             output.commit()
-        _log(target, inputs, report, started)
+        log_merge(target.with_name(f"{target.name}.log"), target, inputs, report, started)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
 
 
+def fingerprint_of(inputs: Inputs, options: Options, shard_size: int, base_model: str | None) -> dict[str, Any]:
+    """What an interrupted merge is recognised by, as JSON."""
+    return {
+        "version": tunable_magmax.__version__,
+        "options": {name: str(getattr(options, name)) for name in Options.__slots__},
+        "shard_size": shard_size,
+        "base_model": base_model,
+        "inputs": inputs.identity(),
+    }
+
+
 @contextmanager
-def _resumable(output: Output) -> Iterator[None]:
+def resumable(output: Output) -> Iterator[None]:
     """Failures to read or write, whatever raised them, are `StorageError`s that say where the finished work is kept."""
     try:
         yield
@@ -294,7 +301,8 @@ def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | N
     return sorted(infos, key=lambda info: (-BITS[info.dtype], info.name))
 
 
-def _write(merge: Merge, inputs: Inputs, output: Output, shard_size: int | None) -> MergeReport:
+def write_weights(merge: Merge, inputs: Inputs, output: Output, shard_size: int | None) -> MergeReport:
+    """Write what was decided, as one file if there is no shard size, less the shards that an earlier call finished."""
     layout = merge.layout
     merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
     tensors = output_tensors(layout, merged, merge.options.out_dtype)
@@ -378,7 +386,7 @@ def _names(shard: Shard) -> set[str]:
     return {info.name for info in shard.tensors}
 
 
-def _write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> MergeReport:
+def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> MergeReport:
     """The report, and in a directory also the base's own files, the configuration and a model card."""
     if output.out.name.endswith(".safetensors"):
         output.write_file("report.json", report.to_json().encode())
@@ -408,7 +416,7 @@ def _shares(report: MergeReport) -> list[tuple[str, str]]:
     return [(n, f"weight {weight}") for n, weight in zip(names, weights, strict=True)]
 
 
-def _log(out: Path, inputs: Inputs, report: MergeReport, started: float) -> None:
+def log_merge(log: Path, out: Path, inputs: Inputs, report: MergeReport, started: float) -> None:
     """What depends on clock, host and path stays out of the output: it goes to a log beside it."""
     entry = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
@@ -425,5 +433,5 @@ def _log(out: Path, inputs: Inputs, report: MergeReport, started: float) -> None
         "files": dict(report.files),
     }
     # The output is complete, so a full disk must not make it look as if it were not.
-    with suppress(OSError), open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
-        log.write(json.dumps(entry) + "\n")
+    with suppress(OSError), open(log, "a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")

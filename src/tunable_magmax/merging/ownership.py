@@ -22,8 +22,11 @@ from tunable_magmax.merging.kernels import SLOTS, Kernels, Planes, Runs
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
 
-BATCH = 16
+BATCH = 8
 """Histograms of magnitudes that are held at a time: half a megabyte each."""
+
+BATCH_BYTES = 2 * BATCH << 19
+"""What a selection by magnitude needs for them."""
 
 # How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
 NARROW_DIGITS = ((15, 16), (0, 15))
@@ -127,10 +130,10 @@ class Selection:
 
     def open(self) -> None:
         """Make every element of the group free."""
-        for stretch in self.stretches:
-            stop = stretch.slot + -(-stretch.size // SLOTS) * SLOTS
-            self.kernels.fill(self.planes.part(self.free, stretch.slot, stop), stretch.size)
-            self.planes.release(self.free, stretch.slot, stop)
+        for piece in self._pieces:
+            start, stop = piece.slots
+            self.kernels.fill(self.planes.part(self.free, start, -(-stop // SLOTS) * SLOTS), stop - start)
+            self.planes.release(self.free, start, stop)
 
     def count(self, row: int) -> int:
         """How many candidates a row has among the free elements."""
@@ -158,6 +161,7 @@ class Selection:
             base, values = self.pair(task, piece)
             rows = [self.planes.part(r, *piece.slots) for r in (row, self.free, self.won, self.level)]
             self.kernels.magnitude_cut(rows[0], rows[1], base, values, self.wide, threshold, rows[2], rows[3])
+            self._release(piece.slots, row, self.free, self.won, self.level)
 
         self.each(cut, self._pieces)
         self._draw(self.level, self.drawn, wanted, self.count(self.level), drum)
@@ -187,7 +191,9 @@ class Selection:
             def histogram(piece: Piece, shift: int = shift, bits: int = bits, prefix: int = prefix) -> Any:
                 base, values = self.pair(task, piece)
                 plane, free = (self.planes.part(r, *piece.slots) for r in (row, self.free))
-                return self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)
+                found = self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)
+                self._release(piece.slots, row, self.free)
+                return found
 
             counts = np.zeros(1 << bits, np.int64)
             for start in range(0, len(self._pieces), BATCH):
@@ -210,7 +216,7 @@ class Selection:
             def look(span: _Span, low: int = low, high: int = high) -> Any:
                 plane, free, won = (self.planes.part(r, span.start, span.stop) for r in (row, self.free, into))
                 found = self.kernels.split(plane, free, won, span.runs, drum, low, high)
-                self._release(span, row, self.free, into)
+                self._release((span.start, span.stop), row, self.free, into)
                 return found
 
             looks = self.each(look, self._spans)
@@ -228,19 +234,19 @@ class Selection:
         for k in np.unique(span_of[best]):
             span = self._spans[k]
             self.kernels.award(self.planes.part(into, span.start, span.stop), places[best[span_of[best] == k]])
-            self._release(span, into)
+            self._release((span.start, span.stop), into)
 
     def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
         def work(span: _Span) -> Any:
             result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
-            self._release(span, *rows)
+            self._release((span.start, span.stop), *rows)
             return result
 
         return self.each(work, self._spans)
 
-    def _release(self, span: _Span, *rows: int) -> None:
+    def _release(self, slots: tuple[int, int], *rows: int) -> None:
         for row in rows:
-            self.planes.release(row, span.start, span.stop)
+            self.planes.release(row, *slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.state_dicts import (
-    Merged,
     MemoryVectors,
+    Merged,
     StateDict,
     assemble,
     merge_state_dicts,
@@ -27,8 +27,8 @@ from tunable_magmax.merging.stream import Merge
 class MergeSession:
     """Merge one base and its tasks again and again, with other weights, scales and methods. A context manager.
 
-    Each merge equals `merge_state_dicts` with the same options, to the bit, but reads and compares the task vectors only
-    once. Tensors may be shared with the dicts given, so leave those alone while the session is open.
+    Each merge equals `merge_state_dicts` with the same options, to the bit, but compares the task vectors only once.
+    Tensors may be shared with the dicts given, so leave those alone while the session is open.
 
     >>> import torch
     >>> base, tasks = {"w": torch.zeros(4)}, [{"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)}]

@@ -28,7 +28,7 @@ from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.methods import METHODS, Counts, Field, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece, Stretch, pieces
+from tunable_magmax.merging.ownership import BATCH_BYTES, Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport, TensorReport
 
 SMALLEST_CHUNK = 1 << 12
@@ -77,29 +77,32 @@ def plan_memory(
     if memory is None:
         return MemoryPlan(kernels.chunk, 0, planes, False, stash)
 
-    def workspace(chunk: int) -> int:
-        # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
-        return threads * chunk * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
+    by_magnitude = options.method == "ties" or (options.method == "tunable_magmax" and options.keep == "magnitude")
+    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if by_magnitude else 0
 
+    # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
+    per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
     chunk = kernels.chunk
-    while workspace(chunk) > min(memory // 4, memory - span) and chunk > SMALLEST_CHUNK:
+    # Large chunks spare overhead, but not reading everything once more, as a merge without a stash must, spares more.
+    while chunk * per_element > min(memory // 16, memory - span - histograms) and chunk > SMALLEST_CHUNK:
         chunk //= 2
-    least = workspace(chunk) + span
+    workspace = chunk * per_element + histograms
+    least = workspace + span
     if least > memory:
         raise InputError(
             f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks with {threads} threads: "
             f"give at least {-(-least // 2**20)} MiB"
         )
-    left = memory - workspace(chunk)
+    left = memory - workspace
     spill = planes > left
     left -= span if spill else planes
-    return MemoryPlan(chunk, workspace(chunk), planes, spill, stash if stash <= left else 0)
+    return MemoryPlan(chunk, workspace, planes, spill, stash if stash <= left else 0)
 
 
 class Merge:
-    """One merge: `survey`, `decide`, then `render` as often as needed; `report` at the end. Use as a context manager."""
+    """One merge: `survey`, `decide`, then `render` as often as needed; `report` at the end. A context manager."""
 
     def __init__(
         self,
@@ -235,9 +238,7 @@ class Merge:
             for row in rows:
                 if row >= 0:
                     self._planes.release(row, *piece.slots)
-        last = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
-        self.kernels.difference(chunk.tasks[-1], chunk.base, last)
-        return changed, suspect, self.kernels.square(last)
+        return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
     def _settle_suspects(self, everything: Sequence[Stretch], changed: Any, suspect: Any) -> None:
         """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
@@ -447,6 +448,10 @@ def matched_scale(last_square: float, merged_square: float) -> float:
     >>> matched_scale(4.0, 36.0)
     0.333333
     """
+    if not math.isfinite(last_square) or not math.isfinite(merged_square):
+        raise InputError(
+            "the task vectors are too long to measure in float64; give a number as scale instead of matched"
+        )
     return _significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +15,22 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import JSON, Preference, normalised
 from tunable_magmax.preference.schedule import task_count
 
-Objective: TypeAlias = Callable[[tuple[float, ...], float | None], float]
+Objective: TypeAlias = Callable[[tuple[float, ...], float | None], float | tuple[float, str]]
 STUDY = "tunable-magmax-search"
+TRIALS, PATIENCE = 500, 10
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point that was tried."""
+    """One point that was tried; `detail` is what the objective told beside its value."""
 
     weights: tuple[float, ...]
     scale: float | None
     value: float
+    detail: str | None = None
+
+
+Watch: TypeAlias = Callable[[Sequence[Trial]], None]
 
 
 @dataclass(frozen=True)
@@ -53,25 +59,34 @@ def search(
     *,
     scale: tuple[float, float] | None = None,
     starts: Sequence[Preference | Sequence[float]] = (),
-    trials: int = 500,
-    patience: int | None = 10,
+    start_scale: Callable[[tuple[float, ...]], float] | None = None,
+    trials: int = TRIALS,
+    patience: int | None = PATIENCE,
     seed: int = 0,
     study_file: str | os.PathLike[str] | None = None,
+    problem: Mapping[str, JSON] | None = None,
+    watch: Watch | None = None,
 ) -> SearchResult:
     """Maximise `objective(weights, scale)` over the simplex of `tasks` weights and, where given, an interval of scales.
 
-    Each weight is searched in [0, 1] and the weights normalised. Equal weights and `starts` are tried first. Ends after
-    `trials` trials in all, or `patience` of them (after the first ones) without a better value. With `study_file` every
-    trial is kept there and a later call with the same settings continues. Without a scale to search, scale is None.
+    Each weight is searched in [0, 1] and the weights normalised. Equal weights and `starts` are tried first, with the
+    scale that `start_scale(weights)` says, by default 1, moved into the interval. Without a scale to search it is None.
+    Ends after `trials` trials in all, or `patience` of them (after the first ones) without a better value.
+
+    With `study_file` every trial is kept there and a later call with the same settings continues; `problem` says what
+    the objective stands for, and a study of another problem is refused. The objective may return a text beside its
+    value, which is kept with the trial. `watch` is shown all trials so far: at first those kept, then after each one.
 
     >>> found = search(lambda weights, scale: weights[0], 2, starts=[(1, 0)], trials=5)
     >>> found.best.weights, len(found.history)
     ((1.0, 0.0), 5)
     """
-    optuna = _optuna()
+    optuna = require_optuna()
     tasks = task_count(tasks)
     if trials < 1 or (patience is not None and patience < 1):
         raise InputError(f"trials and patience must be >= 1, not {trials} and {patience}")
+    if seed < 0:
+        raise InputError(f"seed must be >= 0, not {seed}")
     if scale is not None and not (0 < scale[0] < scale[1] < math.inf):
         raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {scale}")
     first = [(1.0,) * tasks] + [
@@ -81,23 +96,30 @@ def search(
         if len(start) != tasks:
             raise InputError(f"start {position} has {len(start)} weights for {tasks} tasks")
     with _quiet(optuna):
-        study = _study(
-            optuna, study_file, seed, {"tasks": tasks, "scale": list(scale) if scale else None, "seed": seed}
-        )
-        _enqueue(optuna, study, first, scale)
+        settings = {"tasks": tasks, "scale": list(scale) if scale else None, "seed": seed, **(problem or {})}
+        study = _study(optuna, study_file, seed, settings)
+        _enqueue(optuna, study, first, scale, start_scale)
         history = _history(optuna, study)
+        if watch is not None and history:
+            watch(history)
         while (stopped := _stopped(history, trials, patience, len(first))) is None:
             trial = study.ask()
             raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
             size = trial.suggest_float("scale", *scale) if scale else None
             weights = normalised(raw if any(raw) else [1.0] * tasks)
-            value = float(objective(weights, size))
+            scored = objective(weights, size)
+            told, detail = scored if isinstance(scored, tuple) else (scored, None)
+            value = float(told)
             if math.isnan(value):
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 raise InputError(f"the objective is NaN at weights {weights} and scale {size}; it must be a number")
             trial.set_user_attr("weights", list(weights))
+            if detail is not None:
+                trial.set_user_attr("detail", detail)
             study.tell(trial, value)
             history = _history(optuna, study)
+            if watch is not None:
+                watch(history)
     best = max(history, key=lambda trial: trial.value)
     return SearchResult(best, tuple(history), stopped)
 
@@ -113,10 +135,18 @@ def _stopped(history: Sequence[Trial], trials: int, patience: int | None, first:
 
 def _history(optuna: Any, study: Any) -> list[Trial]:
     done = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-    return [Trial(tuple(t.user_attrs["weights"]), t.params.get("scale"), t.value) for t in done]
+    return [
+        Trial(tuple(t.user_attrs["weights"]), t.params.get("scale"), t.value, t.user_attrs.get("detail")) for t in done
+    ]
 
 
-def _enqueue(optuna: Any, study: Any, first: Sequence[tuple[float, ...]], scale: tuple[float, float] | None) -> None:
+def _enqueue(
+    optuna: Any,
+    study: Any,
+    first: Sequence[tuple[float, ...]],
+    scale: tuple[float, float] | None,
+    start_scale: Callable[[tuple[float, ...]], float] | None,
+) -> None:
     """Queue the given starts that no earlier run has finished or left in the queue."""
     alive = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.WAITING)
     known = {t.user_attrs.get("start") for t in study.get_trials(deepcopy=False, states=alive)}
@@ -124,7 +154,8 @@ def _enqueue(optuna: Any, study: Any, first: Sequence[tuple[float, ...]], scale:
         if position not in known:
             params = {f"weight_{t}": weight / max(weights) for t, weight in enumerate(weights, 1)}
             if scale:
-                params["scale"] = min(max(1.0, scale[0]), scale[1])
+                wanted = 1.0 if start_scale is None else start_scale(normalised(weights))
+                params["scale"] = min(max(wanted, scale[0]), scale[1])
             study.enqueue_trial(params, user_attrs={"start": position})
 
 
@@ -132,6 +163,7 @@ def _study(optuna: Any, study_file: str | os.PathLike[str] | None, seed: int, se
     storage = None
     if study_file is not None:
         path = Path(study_file)
+        _refuse_foreign(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = optuna.storages.journal
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
@@ -140,13 +172,32 @@ def _study(optuna: Any, study_file: str | os.PathLike[str] | None, seed: int, se
     if found is None:
         study.set_user_attr("settings", settings)
     elif found != settings:
-        raise InputError(f"{study_file}: holds a search with {found}, not {settings}; name another study file")
+        other = ", ".join(key for key in settings if found.get(key) != settings[key]) or "settings"
+        raise InputError(
+            f"{study_file}: holds a search with {found}, not {settings} (other: {other}); name another study file"
+        )
     # A resumed sampler must not replay the draws of the run before it.
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.get_trials(deepcopy=False)))
+    study.sampler = optuna.samplers.TPESampler(seed=(seed + len(study.get_trials(deepcopy=False))) % 2**32)
     return study
 
 
-def _optuna() -> Any:
+def _refuse_foreign(path: Path) -> None:
+    """Optuna appends to whatever file it is given: only to its own."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory: give the name of a study file, such as {path / 'site.journal'}")
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        with path.open(encoding="utf-8") as file:
+            own = "op_code" in json.loads(file.readline())
+    except (ValueError, TypeError):
+        own = False
+    if not own:
+        raise InputError(f"{path} exists and is no study file: choose another name")
+
+
+def require_optuna() -> Any:
+    """Optuna, or an error that says how to install it."""
     try:
         import optuna
         import optuna.storages.journal

@@ -3,7 +3,7 @@
 All of them release the GIL, work on one chunk and touch each input value once, in blocks that stay in the L1 cache.
 Task values come as an array of addresses, so that one compiled version serves every number of tasks. A *plane* is a bit
 set, one bit an element, in 64-bit words. None of them may use fast-math or fused operations: every rounding is part of
-the specification (docs/method.md). `sum_of_squares` alone may reorder its additions.
+the specification (docs/method.md). `sum_of_squares` and `squared_distance` alone may reorder their additions.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -135,6 +135,16 @@ def sum_of_squares(vector):
     for j in range(vector.shape[0]):
         value = np.float64(vector[j])
         total += value * value
+    return total
+
+
+@compiled(fastmath={"reassoc"})
+def squared_distance(values, base):
+    """The squared length of values - base, like `sum_of_squares`."""
+    total = 0.0
+    for j in range(base.shape[0]):
+        difference = np.float64(values[j] - base[j])
+        total += difference * difference
     return total
 
 

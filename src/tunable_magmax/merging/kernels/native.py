@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class MappedPlanes(MemoryPlanes):
 
     def close(self) -> None:
         self.words = np.zeros((0, 0), np.uint64)
-        self._map.close()
+        with suppress(BufferError):  # the traceback of an error may still hold a view; the map goes with it
+            self._map.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -76,7 +78,7 @@ def _words(planes: Planes | None) -> Words:
 class NativeKernels:
     """`Kernels` for the CPU."""
 
-    chunk = 1 << 17
+    chunk = 1 << 19
     threads = True
 
     def plane_bytes(self, slots: int) -> int:
@@ -111,6 +113,9 @@ class NativeKernels:
 
     def square(self, vector: Tensor) -> float:
         return float(loops.sum_of_squares(vector.numpy()))
+
+    def squared_distance(self, values: Tensor, base: Tensor) -> float:
+        return float(loops.squared_distance(values.numpy(), base.numpy()))
 
     def fill(self, plane: Words, elements: int) -> None:
         plane[: elements // loops.WORD] = np.uint64(0xFFFFFFFFFFFFFFFF)

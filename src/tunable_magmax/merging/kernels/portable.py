@@ -98,6 +98,9 @@ class PortableKernels:
     def square(self, vector: Tensor) -> float:
         return float(vector.double().square().sum())
 
+    def squared_distance(self, values: Tensor, base: Tensor) -> float:
+        return self.square(values - base)
+
     def fill(self, plane: Tensor, elements: int) -> None:
         plane[:elements] = True
 

@@ -1,0 +1,292 @@
+"""`tmx sweep`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.merge import Json, Quiet, What, _numbers, _recipe, _weights
+from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
+from tunable_magmax.errors import InputError
+from tunable_magmax.recipes import Recipe
+from tunable_magmax.sizes import show_size
+
+if TYPE_CHECKING:
+    from tunable_magmax.engines.sweep import Sweep, SweepPlan
+    from tunable_magmax.preference.points import Point
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@Parameter(name="*", group="The points")
+@dataclass(frozen=True)
+class Route:
+    """Along what the preferences go."""
+
+    start: Annotated[
+        str | None, Parameter(name="--from", help="A line's first weights, as 1,0,0.", allow_leading_hyphen=True)
+    ] = None
+    stop: Annotated[str | None, Parameter(name="--to", help="A line's last weights.", allow_leading_hyphen=True)] = None
+    steps: Annotated[int | None, Parameter(help="Points of the line, both ends included. Default: 5.")] = None
+    grid: Annotated[int | None, Parameter(help="Three tasks: all weights i,j,k that sum to this number.")] = None
+    preference: Annotated[
+        list[Path] | None, Parameter(help="A preference file; give one --preference for each point.")
+    ] = None
+
+
+@Parameter(name="*", group="What is merged, and how")
+@dataclass(frozen=True)
+class Merging:
+    """As in `tmx merge`, less the weights."""
+
+    base: Annotated[Path | None, Parameter(help="The pre-trained checkpoint: a file or a directory.")] = None
+    task: Annotated[
+        list[Path] | None, Parameter(help="A task checkpoint; give one --task for each, in training order.")
+    ] = None
+    method: Annotated[
+        str | None,
+        Parameter(
+            help="tunable_magmax (default), average, random_mix, ties or task_arithmetic.",
+            show_default=False,
+        ),
+    ] = None
+    scale: Annotated[
+        str | None,
+        Parameter(
+            help="The paper's lambda: a number, or matched (default): as long as the last task vector.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None
+    scope: Annotated[Literal["model", "tensor"] | None, Parameter(help="Budget over the model or each tensor.")] = None
+    compare: Annotated[
+        Literal["all", "active"] | None,
+        Parameter(help="Compare magnitudes with all earlier tasks, or with those that have a budget."),
+    ] = None
+    keep: Annotated[
+        Literal["random", "magnitude"] | None, Parameter(help="Which candidates a task keeps if it has too many.")
+    ] = None
+    density: Annotated[
+        str | None,
+        Parameter(help="The share of each task vector that ties keeps. Default: 0.2.", allow_leading_hyphen=True),
+    ] = None
+    seed: Annotated[int | None, Parameter(help="One seed, one result. Default: 0.")] = None
+    dtype: Annotated[
+        str | None, Parameter(help="Type of the output: float64, float32, float16, bfloat16. Default: as the inputs.")
+    ] = None
+    include: Annotated[list[str] | None, Parameter(help="Merge only tensors that match this pattern; repeatable.")] = (
+        None
+    )
+    exclude: Annotated[
+        list[str] | None, Parameter(help="Leave tensors that match out: copied from the base; repeatable.")
+    ] = None
+
+
+@Parameter(name="*", group="Output and resources")
+@dataclass(frozen=True)
+class Writing:
+    """Where it goes and what it may use."""
+
+    reports_only: Annotated[bool, Parameter(help="Write no weights: only reports, OUT/NAME.report.json.")] = False
+    memory: Annotated[
+        str | None, Parameter(help="Refuse a sweep that needs more, such as 4GiB. Default: what is free.")
+    ] = None
+    shard_size: Annotated[str, Parameter(help="Largest file of an output directory.")] = "5GB"
+    threads: Annotated[int | None, Parameter(help="Default: all cores.")] = None
+    overwrite: Annotated[bool, Parameter(help="Replace another sweep in OUT.")] = False
+    fresh: Annotated[bool, Parameter(help="Make finished points again; discard unfinished work.")] = False
+    digest_inputs: Annotated[bool, Parameter(help="Put SHA-256 of the inputs into the reports.")] = False
+    base_name: Annotated[str | None, Parameter(help="What the model cards call the base, such as org/name.")] = None
+
+
+_ROUTE, _MERGING, _WRITING = Route(), Merging(), Writing()
+
+
+def sweep(
+    source: Path | None = None,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    route: Route = _ROUTE,
+    merging: Merging = _MERGING,
+    writing: Writing = _WRITING,
+    plot: Path | None = None,
+    dry_run: bool = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> int:
+    """Merge for many preferences, reading the checkpoints once.
+
+    tmx sweep RUN_DIR --from 1,0,0 --to 0,0,1 --steps 5 -o OUT
+    tmx sweep --base B --task A1 --task A2 --task A3 --grid 4 -o OUT
+    tmx sweep RUN_DIR --preference a.json --preference b.json -o OUT
+
+    Each point is a checkpoint in OUT, just as tmx merge makes it; OUT/sweep.json sums them up. An interrupted sweep
+    goes on when the same command is run again.
+
+    Parameters
+    ----------
+    source
+        A run directory, or a YAML configuration.
+    out
+        A directory; points go into step-00, step-01 and so on (a line), i-j-k (a grid) or 00-NAME (preferences).
+    plot
+        Draw shares, leftovers and lengths into this file: .png, .svg or .pdf.
+    dry_run
+        Read headers only and say what would be done, in how much memory.
+    """
+    _check_choice(route)
+    recipe = _recipe(source, What(**{name: getattr(merging, name) for name in Merging.__dataclass_fields__}))
+    options = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
+    points = _points(route, recipe, options)
+    if out is None:
+        raise InputError("where should the results go? Give -o OUT, a directory")
+    if plot is not None:
+        _check_plot(plot)
+    from tunable_magmax.engines.sweep import plan_sweep, sweep_checkpoints
+
+    ways: dict[str, Any] = {
+        name: getattr(writing, name) for name in Writing.__dataclass_fields__ if name != "base_name"
+    }
+    ways["base_model"] = writing.base_name
+    if dry_run:
+        return _tell_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **ways, **options), as_json)
+    with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # they are in the reports, and shown below
+        made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **ways, **options)
+    if plot is not None:
+        from tunable_magmax.sweep_picture import save_sweep_picture
+
+        save_sweep_picture(made, plot, "line" if route.start else "grid" if route.grid else "list", recipe.names)
+    for warning in made.warnings:
+        sys.stderr.write(f"warning: {warning}\n")
+    if as_json:
+        sys.stdout.write(made.to_json())
+    elif not quiet:
+        sys.stdout.write("".join(f"{text}\n" for text in _summary(made, out, plot)))
+    return 0
+
+
+# -- the points -------------------------------------------------------------------------------------------------------
+
+
+def _check_choice(route: Route) -> None:
+    on_line = [("--from", route.start), ("--to", route.stop), ("--steps", route.steps)]
+    used = [name for name, value in on_line if value is not None]
+    others = [name for name, value in (("--grid", route.grid), ("--preference", route.preference)) if value is not None]
+    if len(others) == 2 or (used and others):
+        both = " and ".join([*used[:1], *others])
+        raise InputError(
+            f"{both} were given: a sweep goes along a line, over a grid or through preferences; choose one"
+        )
+    if not used and not others:
+        raise InputError(
+            "which preferences? Give a line with --from, --to and --steps, a --grid, or a --preference for each point"
+        )
+    if used and (route.start is None or route.stop is None):
+        missing = "--from" if route.start is None else "--to"
+        raise InputError(f"a line has two ends: give {missing} as well, weights such as 1,0,0")
+
+
+def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Point, ...]:
+    from tunable_magmax.preference.points import grid, line, listed
+
+    tasks = len(recipe.tasks)
+    if route.grid is not None:
+        return grid(route.grid, tasks)
+    if route.preference is not None:
+        return listed([(file.stem, _weights(What(preference=file), recipe) or []) for file in route.preference])
+    ends = []
+    for name, text in (("--from", route.start), ("--to", route.stop)):
+        weights = _numbers(text, name) or []
+        if len(weights) != tasks:
+            raise InputError(f"{name} {text} has {number(len(weights), 'weight')} for {number(tasks, 'task')}")
+        ends.append(weights)
+    # Factors mean what they say; shares are shares of something.
+    factors = options.get("method") in ("ties", "task_arithmetic")
+    return line(ends[0], ends[1], steps=5 if route.steps is None else route.steps, normalise=not factors)
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _check_plot(plot: Path) -> None:
+    """Before the work, not after it."""
+    if plot.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{plot}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise InputError('a picture needs matplotlib: pip install "tunable-magmax[report]"')
+
+
+def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:
+    skipped = f", {len(made.skipped):,} of them made before" if made.skipped else ""
+    yield f"{out}: {number(len(made.points), 'point')}{skipped}; {made.elements:,} elements merged by {made.method}"
+    owned = made.points[0].counts is not None
+    yield "share of elements by task" if owned else "weight by task"
+    header = ["point", "scale", "length", *(["leftovers"] if made.points[0].leftovers is not None else [])]
+    rows = [[*header, *(f"task {t}" for t in range(1, made.tasks + 1))]]
+    total = max(made.elements, 1)
+    for point in made.points:
+        row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
+        row += [] if point.leftovers is None else [f"{point.leftovers / total:.2%}"]
+        if point.counts is None:
+            row += [f"{float(Fraction(weight)):.4f}" for weight in point.weights]
+        else:
+            row += [f"{count / total:.2%}" for count in point.counts]
+        rows.append(row)
+    yield from wrapped_table(rows, fixed=len(header), width=screen_width())
+    yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
+    yield f"summary: {out / 'sweep.json'}"
+    if plot is not None:
+        yield f"picture: {plot}"
+
+
+def _tell_plan(planned: SweepPlan, as_json: bool) -> int:
+    if as_json:
+        sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
+    else:
+        sys.stdout.write("".join(f"{text}\n" for text in _plan_text(planned)))
+        for problem in planned.problems:
+            sys.stderr.write(f"problem: {problem}\n")
+    return 2 if planned.problems else 0
+
+
+def _plan_text(planned: SweepPlan) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in planned.warnings)
+    yield f"method       {planned.method}, {number(planned.tasks, 'task')}"
+    yield f"merges       {planned.elements:,} elements (fewer if no task changed some tensors)"
+    done = f", {len(planned.finished):,} of them finished" if planned.finished else ""
+    yield f"points       {len(planned.points):,}{done}"
+    if planned.files_each:
+        files = number(planned.files_each, "file")
+        yield f"writes       {show_size(planned.bytes_to_write)}: {show_size(planned.bytes_each)} in {files} a point"
+    else:
+        yield "writes       reports only"
+    free = "" if planned.available is None else f"; {show_size(planned.available)} are free"
+    yield f"memory       {show_size(planned.memory)} beyond the interpreter{free}"
+    yield ""
+    yield from table(_plan_rows(planned))
+
+
+def _plan_rows(planned: SweepPlan) -> list[Sequence[str]]:
+    budgeted = planned.points[0][2] is not None
+    rows: list[Sequence[str]] = [["point", "weights", *(["budget"] if budgeted else []), ""]]
+    for name, weights, budget in planned.points:
+        shown = ", ".join(_short(weight) for weight in weights)
+        amounts = [] if budget is None else [" ".join(f"{n:,}" for n in budget)]
+        rows.append([name, shown, *amounts, "finished" if name in planned.finished else ""])
+    return rows
+
+
+def _short(weight: str) -> str:
+    return weight if len(weight) <= 8 else f"{float(Fraction(weight)):.4f}"

@@ -1,0 +1,313 @@
+"""Inputs with labels (the paper's fourth case): search for the weights whose merge classifies them best."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.data.target import MOST_SAMPLES, by_name
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.labels import Similarity
+from tunable_magmax.preference.preference import JSON, Preference
+from tunable_magmax.preference.profile import choose_rows
+from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, require_optuna, search
+from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
+from tunable_magmax.profiling import BATCH, Progress, RunProfiles
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Head
+
+NAMED = 5
+
+
+def search_preference(
+    run: RunProfiles,
+    pairs: Samples,
+    *,
+    head: str | os.PathLike[str] | None = None,
+    scale: tuple[float, float] | None = None,
+    trials: int = TRIALS,
+    patience: int | None = PATIENCE,
+    study_file: str | os.PathLike[str] | None = None,
+    similarity: Similarity = "inner",
+    resampling: Resampling = DEFAULT,
+    limit: int = MOST_SAMPLES,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Preference:
+    """The weights, and with `scale` = (low, high) the scale, whose merge of `run` classifies `pairs` best.
+
+    A trial merges the tasks in memory, puts the weights into the encoder in place, and counts how many samples it gets
+    right with the frozen `head` (a file; by default the run's) among all the head's classes. Files are read before the
+    first trial only. Without `scale` every merge has the default one, `matched`. Equal weights and, where all tasks
+    have profiles, the label preference are tried first: the result is no worse than they are on these samples. The
+    seed is the resampling's. Of more than `limit` samples a seeded draw is used. See `preference.search` for the rest.
+
+    >>> from tunable_magmax.data.source import open_samples
+    >>> from tunable_magmax.profiling import read_run_profiles
+    >>> search_preference(read_run_profiles("run"), open_samples("site")).provenance["accuracy"]  # doctest: +SKIP
+    0.84
+    """
+    require_optuna()
+    if resampling.shrink:
+        raise InputError(
+            "a search cannot be shrunk: the weights would no longer be those that were scored; set shrink to 0"
+        )
+    from tunable_magmax.models.head import load_head
+
+    head_file = run.head if head is None else Path(head)
+    if head_file is None:
+        raise InputError(
+            f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: give it with "
+            "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`; labels alone need no head "
+            "(--method label)"
+        )
+    frozen = load_head(head_file)
+    sample = _read_sample(run, pairs, frozen, limit, resampling.seed)
+    starts = _starts(run, [frozen.classes[index] for index in sample.truth], similarity)
+    with _Scorer(run, frozen, sample, device, progress) as scorer:
+        found = search(
+            scorer.score,
+            len(run.tasks),
+            scale=scale,
+            starts=list(starts.values()),
+            start_scale=scorer.matched_scale,
+            trials=trials,
+            patience=patience,
+            seed=resampling.seed,
+            study_file=study_file,
+            problem={"problem": scorer.digest, "starts": ["equal", *starts]},
+            watch=watch,
+        )
+    best = found.best
+    tried = {"equal": Preference.equal(len(run.tasks)), **starts}
+    record: dict[str, JSON] = {
+        "samples": len(sample.truth),
+        "accuracy": best.value,
+        "scale": "matched" if best.scale is None else best.scale,
+        "scale_searched": None if scale is None else list(scale),
+        "trials": len(found.history),
+        "stopped": found.stopped,
+        "patience": patience,
+        "seed": resampling.seed,
+        "classes": len(frozen.classes),
+        "starts": [_told(name, start, found.history) for name, start in tried.items()],
+        "intervals": {
+            "level": resampling.level,
+            "rule": "tried weights not clearly worse, sign test, to the next tried",
+        },
+        "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **sample.left_out},
+    }
+    intervals = _intervals(found.history, best, len(sample.truth), resampling.level) if resampling.replicates else None
+    return Preference(best.weights, "search", record, intervals, run.names)
+
+
+# -- the labelled sample -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Inputs, and for each the index of its class in the head."""
+
+    kind: str
+    inputs: list[Any]
+    truth: list[int]
+    left_out: dict[str, JSON] = field(default_factory=dict)
+
+
+def _read_sample(run: RunProfiles, pairs: Samples, head: Head, limit: int, seed: int) -> _Sample:
+    """Decode the samples whose class the head knows; the others are named in a warning."""
+    if pairs.labels is None:
+        raise InputError(
+            f"{pairs.origin} holds inputs without labels, and pairs need both: put images into class folders, add a "
+            "column 'label', or give it as --inputs"
+        )
+    given = [pairs.classes[label] for label in pairs.labels]
+    if not given:
+        raise InputError(f"{pairs.origin}: holds no samples; give at least one")
+    lists = [profile.classes for profile in run.profiles if profile is not None] or [head.classes]
+    names = by_name(given, lists, [head.classes], Path(pairs.origin))
+    place = {name: index for index, name in enumerate(head.classes)}
+    known = [position for position, name in enumerate(names) if name in place]
+    left_out: dict[str, JSON] = {}
+    if len(known) < len(names):
+        unknown = Counter(name for name in names if name not in place)
+        shown = ", ".join(map(repr, list(unknown)[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
+        if not known:
+            raise InputError(
+                f"{pairs.origin}: none of the {len(names)} labels ({shown}) is one of the classifier's "
+                f"{len(head.classes)} classes, such as {', '.join(map(repr, head.classes[:NAMED]))}; give labels in "
+                "its class names, or a head that knows these"
+            )
+        left = len(names) - len(known)
+        warnings.warn(f"{left} ({shown}) of {len(names)} labels are no class of the classifier; left out", stacklevel=3)
+        left_out["unknown_labels"] = left
+    positions = [known[k] for k in choose_rows(len(known), limit, seed)]
+    failed: dict[int, Unreadable] = {}
+    inputs: list[Any] = []
+    truth: list[int] = []
+    for where, part in pairs.batches(positions, BATCH, failed):
+        inputs += part
+        truth += [place[names[position]] for position in where]
+    warn_unreadable(pairs.origin, failed, len(positions))
+    if failed:
+        left_out["unreadable"] = len(failed)
+    return _Sample(pairs.kind, inputs, truth, left_out)
+
+
+def _starts(run: RunProfiles, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
+    """The label preference, unless profiles are lacking, no label belongs to a task, or it is equal weights anyway."""
+    profiles = [profile for profile in run.profiles if profile is not None]
+    if len(profiles) < len(run.profiles):
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = Preference.from_labels(
+                [profile.label_table for profile in profiles],
+                labels,
+                similarity=similarity,
+                resampling=Resampling(replicates=0),
+            )
+        except InputError:
+            return {}
+    return {} if _same(found.weights, Preference.equal(len(profiles)).weights) else {"label": found}
+
+
+def _told(name: str, start: Preference, history: Sequence[Trial]) -> JSON:
+    value = next((trial.value for trial in history if _same(trial.weights, start.weights)), None)
+    return {"source": name, "weights": list(start.weights), "accuracy": value}
+
+
+def _same(first: Sequence[float], second: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(first, second, strict=True))
+
+
+# -- scoring merges ------------------------------------------------------------------------------------------------
+
+
+class _Scorer:
+    """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
+
+    def __init__(
+        self, run: RunProfiles, head: Head, sample: _Sample, device: str | None, progress: Progress | None
+    ) -> None:
+        from tunable_magmax.merging.session import MergeSession
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.head import Classifier
+        from tunable_magmax.models.refill import Refill
+        from tunable_magmax.models.state import read_state
+
+        self._head = head
+        self._encoder = load_encoder(run.base, device)
+        Classifier(self._encoder, head)  # refuses a head of another width
+        self._images = sample.kind == "image"
+        self._batches = _prepared(self._encoder, sample, progress)
+        self._truth = np.array(sample.truth)
+        states, digests = [], []
+        for done, path in enumerate((run.base, *run.tasks), 1):
+            state, digest = read_state(path)
+            states.append(state)
+            digests.append(digest)
+            if progress is not None:
+                progress("loading", done, 1 + len(run.tasks))
+        self.digest = self._problem(digests, sample)
+        self._refill = Refill(self._encoder, states[0])
+        self._session = MergeSession(states[0], states[1:])
+        if not self._session.elements:
+            raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
+
+    def __enter__(self) -> _Scorer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.close()
+
+    def score(self, weights: tuple[float, ...], scale: float | None) -> tuple[float, str]:
+        """The accuracy of one merge, and which samples it got right."""
+        right = self._right(weights, scale)
+        return float(right.mean()), np.packbits(right).tobytes().hex()
+
+    def matched_scale(self, weights: tuple[float, ...]) -> float:
+        """The scale that a merge with these weights has by default."""
+        return float(self._session.merge(weights=weights).report.scale)
+
+    def _right(self, weights: tuple[float, ...], scale: float | None) -> NDArray[np.bool_]:
+        import torch
+
+        self._refill(self._session.merge(weights=weights, scale="matched" if scale is None else scale).state_dict)
+        pool: Any = self._encoder.pool_images if self._images else self._encoder.pool_texts
+        with torch.inference_mode():
+            rows = [pool(batch).float().cpu().numpy() for batch in self._batches]
+        right: NDArray[np.bool_] = self._head.probabilities(np.concatenate(rows)).argmax(axis=1) == self._truth
+        return right
+
+    def _problem(self, digests: Sequence[str], sample: _Sample) -> str:
+        """Changes with everything that a score depends on, so that a study of other data is not continued."""
+        head = [self._head.digest, list(self._head.classes), self._head.logit_scale]
+        digest = hashlib.sha256(json.dumps([digests, head, sample.truth]).encode())
+        for batch in self._batches:
+            for tensor in batch.values() if isinstance(batch, dict) else [batch]:
+                digest.update(tensor.cpu().numpy().tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+
+def _prepared(encoder: Encoder, sample: _Sample, progress: Progress | None) -> list[Any]:
+    """Pixels or tokens on the encoder's device, in batches."""
+    prepare: Any = encoder.prepare_images if sample.kind == "image" else encoder.prepare_texts
+    batches = []
+    for start in range(0, len(sample.inputs), BATCH):
+        batches.append(prepare(sample.inputs[start : start + BATCH]))
+        if progress is not None:
+            progress("preparing", min(start + BATCH, len(sample.inputs)), len(sample.inputs))
+    return batches
+
+
+# -- how sure it is ------------------------------------------------------------------------------------------------
+
+
+def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float) -> tuple[tuple[float, float], ...]:
+    """For each task, how far its weight can move before a tried point is clearly worse than the best.
+
+    Clearly worse: by a one-sided sign test on the samples that just one of the two gets right. The interval spans the
+    points that are not, and goes on to the next tried weight on each side (or 0 and 1), for nothing is known between.
+    A bootstrap of the best point would not do: accuracy is flat in places, and whichever point of a plateau was tried
+    wins every draw, so intervals would be narrowest where least is known.
+    """
+    packed = np.array([list(bytes.fromhex(trial.detail or "")) for trial in history], dtype=np.uint8)
+    right = np.unpackbits(packed, axis=1, count=samples).astype(bool)
+    winner = right[history.index(best)]
+    lost, won = (winner & ~right).sum(axis=1).tolist(), (right & ~winner).sum(axis=1).tolist()
+    alpha = (1 - level) / 2
+    worse = np.array([_sign_test(b, c) <= alpha for b, c in zip(lost, won, strict=True)])
+    weights = np.array([trial.weights for trial in history])
+    found = []
+    for column in weights.T:
+        low, high = column[~worse].min(), column[~worse].max()
+        below, above = column[column < low], column[column > high]
+        found.append((float(below.max()) if below.size else 0.0, float(above.min()) if above.size else 1.0))
+    return tuple(found)
+
+
+def _sign_test(lost: int, won: int) -> float:
+    """The chance of at least `lost` heads among lost + won throws of a fair coin.
+
+    >>> _sign_test(5, 0), _sign_test(0, 0)
+    (0.03125, 1.0)
+    """
+    throws = lost + won
+    return sum(math.comb(throws, heads) for heads in range(lost, throws + 1)) / (1 << throws)

@@ -77,18 +77,13 @@ def find_preference(
         )
     _refuse_unused(target, finding, pairs is not None, by_data)
     given = list(opinions)
+    _refuse_unweighed(given, by_data, pairs is not None, strengths)
     if pairs is not None:
         given.append(_by_pairs(target, finding, pairs))
     elif by_data:
         given += [_with_facts(part, target) for part in _by_data(target, finding)]
     if strengths is None and len(given) == 1:
         return given[0]
-    if strengths is None and any("samples" not in part.provenance for part in given):
-        methods = ", ".join(part.method for part in given)
-        raise InputError(
-            f"several sources ({methods}), and some have no samples to count by: say with --strengths how much each "
-            "counts, as 1,3, or give one source"
-        )
     return Preference.combined(given, strengths)
 
 
@@ -237,6 +232,20 @@ def _with_facts(preference: Preference, target: Target) -> Preference:
         )
     record = {**preference.provenance, "read": dict(target.facts)}
     return Preference(preference.weights, preference.method, record, preference.intervals, preference.tasks)
+
+
+def _refuse_unweighed(
+    opinions: Sequence[Preference], by_data: bool, paired: bool, strengths: Sequence[float] | None
+) -> None:
+    """Before the samples are read, which may take long: sources that could not be combined in the end."""
+    bare = [opinion.method for opinion in opinions if "samples" not in opinion.provenance]
+    if strengths is None and bare and len(opinions) + by_data > 1:
+        raise InputError(
+            f"several sources, and {', '.join(bare)} has no samples to count by: say with --strengths how much each "
+            "counts, as 1,3, or give one source"
+        )
+    if strengths is not None and paired and len(strengths) != len(opinions) + 1:
+        raise InputError(f"{len(strengths)} strengths for {len(opinions) + 1} sources: give one for each")
 
 
 def _refuse_unused(target: Target, finding: Finding, paired: bool, by_data: bool) -> None:

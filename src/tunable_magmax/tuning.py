@@ -7,9 +7,8 @@ import json
 import math
 import os
 import warnings
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
 from tunable_magmax.preference.profile import choose_rows
-from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, require_optuna, search
+from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 from tunable_magmax.profiling import BATCH, Progress, RunProfiles
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
 
 NAMED = 5
+RULE = "tried weights that are not clearly worse than the best by a sign test, and on to the next tried ones"
 
 
 def search_preference(
@@ -63,11 +63,20 @@ def search_preference(
     0.84
     """
     require_optuna()
+    settings: dict[str, Any] = {
+        "scale": scale,
+        "trials": trials,
+        "patience": patience,
+        "seed": resampling.seed,
+        "study_file": study_file,
+    }
+    check_settings(**settings)
     if resampling.shrink:
         raise InputError(
             "a search cannot be shrunk: the weights would no longer be those that were scored; set shrink to 0"
         )
-    from tunable_magmax.models.head import load_head
+    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.head import Classifier, load_head
 
     head_file = run.head if head is None else Path(head)
     if head_file is None:
@@ -77,26 +86,30 @@ def search_preference(
             "(--method label)"
         )
     frozen = load_head(head_file)
-    sample = _read_sample(run, pairs, frozen, limit, resampling.seed)
+    chosen = _known(run, pairs, frozen)
+    left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(chosen)} if len(chosen) < len(pairs) else {}
+    chosen = {position: chosen[position] for position in _drawn(list(chosen), limit, resampling.seed)}
+    encoder = load_encoder(run.base, device)
+    Classifier(encoder, frozen)  # refuses a head of another width
+    sample = _prepared(encoder, pairs, chosen, progress)
+    samples = len(sample.truth)
+    if samples < len(chosen):
+        left_out["unreadable"] = len(chosen) - samples
     starts = _starts(run, [frozen.classes[index] for index in sample.truth], similarity)
-    with _Scorer(run, frozen, sample, device, progress) as scorer:
+    with _Scorer(run, encoder, frozen, sample, progress) as scorer:
         found = search(
             scorer.score,
             len(run.tasks),
-            scale=scale,
             starts=list(starts.values()),
             start_scale=scorer.matched_scale,
-            trials=trials,
-            patience=patience,
-            seed=resampling.seed,
-            study_file=study_file,
             problem={"problem": scorer.digest, "starts": ["equal", *starts]},
             watch=watch,
+            **settings,
         )
     best = found.best
     tried = {"equal": Preference.equal(len(run.tasks)), **starts}
     record: dict[str, JSON] = {
-        "samples": len(sample.truth),
+        "samples": samples,
         "accuracy": best.value,
         "scale": "matched" if best.scale is None else best.scale,
         "scale_searched": None if scale is None else list(scale),
@@ -106,13 +119,12 @@ def search_preference(
         "seed": resampling.seed,
         "classes": len(frozen.classes),
         "starts": [_told(name, start, found.history) for name, start in tried.items()],
-        "intervals": {
-            "level": resampling.level,
-            "rule": "tried weights not clearly worse, sign test, to the next tried",
-        },
-        "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **sample.left_out},
+        "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **left_out},
     }
-    intervals = _intervals(found.history, best, len(sample.truth), resampling.level) if resampling.replicates else None
+    intervals = None
+    if resampling.replicates:
+        intervals = _intervals(found.history, best, samples, resampling.level)
+        record["intervals"] = {"level": resampling.level, "rule": RULE}
     return Preference(best.weights, "search", record, intervals, run.names)
 
 
@@ -121,16 +133,15 @@ def search_preference(
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """Inputs, and for each the index of its class in the head."""
+    """Pixels or tokens on the encoder's device, in batches, and for each sample the index of its class in the head."""
 
-    kind: str
-    inputs: list[Any]
+    batches: list[Any]
     truth: list[int]
-    left_out: dict[str, JSON] = field(default_factory=dict)
+    pool: Callable[[Any], Any]
 
 
-def _read_sample(run: RunProfiles, pairs: Samples, head: Head, limit: int, seed: int) -> _Sample:
-    """Decode the samples whose class the head knows; the others are named in a warning."""
+def _known(run: RunProfiles, pairs: Samples, head: Head) -> dict[int, int]:
+    """The positions of the samples whose class the head knows, with its index; the others are named in a warning."""
     if pairs.labels is None:
         raise InputError(
             f"{pairs.origin} holds inputs without labels, and pairs need both: put images into class folders, add a "
@@ -142,11 +153,10 @@ def _read_sample(run: RunProfiles, pairs: Samples, head: Head, limit: int, seed:
     lists = [profile.classes for profile in run.profiles if profile is not None] or [head.classes]
     names = by_name(given, lists, [head.classes], Path(pairs.origin))
     place = {name: index for index, name in enumerate(head.classes)}
-    known = [position for position, name in enumerate(names) if name in place]
-    left_out: dict[str, JSON] = {}
+    known = {position: place[name] for position, name in enumerate(names) if name in place}
     if len(known) < len(names):
-        unknown = Counter(name for name in names if name not in place)
-        shown = ", ".join(map(repr, list(unknown)[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
+        unknown = list(dict.fromkeys(name for name in names if name not in place))
+        shown = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
         if not known:
             raise InputError(
                 f"{pairs.origin}: none of the {len(names)} labels ({shown}) is one of the classifier's "
@@ -155,18 +165,27 @@ def _read_sample(run: RunProfiles, pairs: Samples, head: Head, limit: int, seed:
             )
         left = len(names) - len(known)
         warnings.warn(f"{left} ({shown}) of {len(names)} labels are no class of the classifier; left out", stacklevel=3)
-        left_out["unknown_labels"] = left
-    positions = [known[k] for k in choose_rows(len(known), limit, seed)]
-    failed: dict[int, Unreadable] = {}
-    inputs: list[Any] = []
+    return known
+
+
+def _drawn(positions: Sequence[int], limit: int, seed: int) -> list[int]:
+    return [positions[k] for k in choose_rows(len(positions), limit, seed)]
+
+
+def _prepared(encoder: Encoder, pairs: Samples, chosen: Mapping[int, int], progress: Progress | None) -> _Sample:
+    """Read and prepare the chosen samples once. Of pictures as they are, only one batch is in memory at a time."""
+    images = pairs.kind == "image"
+    prepare: Callable[[Any], Any] = encoder.prepare_images if images else encoder.prepare_texts
+    batches: list[Any] = []
     truth: list[int] = []
-    for where, part in pairs.batches(positions, BATCH, failed):
-        inputs += part
-        truth += [place[names[position]] for position in where]
-    warn_unreadable(pairs.origin, failed, len(positions))
-    if failed:
-        left_out["unreadable"] = len(failed)
-    return _Sample(pairs.kind, inputs, truth, left_out)
+    failed: dict[int, Unreadable] = {}
+    for where, inputs in pairs.batches(list(chosen), BATCH, failed):
+        batches.append(prepare(inputs))
+        truth += [chosen[position] for position in where]
+        if progress is not None:
+            progress("preparing", len(truth), len(chosen))
+    warn_unreadable(pairs.origin, failed, len(chosen))
+    return _Sample(batches, truth, encoder.pool_images if images else encoder.pool_texts)
 
 
 def _starts(run: RunProfiles, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
@@ -204,20 +223,13 @@ class _Scorer:
     """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
 
     def __init__(
-        self, run: RunProfiles, head: Head, sample: _Sample, device: str | None, progress: Progress | None
+        self, run: RunProfiles, encoder: Encoder, head: Head, sample: _Sample, progress: Progress | None
     ) -> None:
         from tunable_magmax.merging.session import MergeSession
-        from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import Classifier
         from tunable_magmax.models.refill import Refill
         from tunable_magmax.models.state import read_state
 
-        self._head = head
-        self._encoder = load_encoder(run.base, device)
-        Classifier(self._encoder, head)  # refuses a head of another width
-        self._images = sample.kind == "image"
-        self._batches = _prepared(self._encoder, sample, progress)
-        self._truth = np.array(sample.truth)
+        self._head, self._sample = head, sample
         states, digests = [], []
         for done, path in enumerate((run.base, *run.tasks), 1):
             state, digest = read_state(path)
@@ -225,8 +237,8 @@ class _Scorer:
             digests.append(digest)
             if progress is not None:
                 progress("loading", done, 1 + len(run.tasks))
-        self.digest = self._problem(digests, sample)
-        self._refill = Refill(self._encoder, states[0])
+        self.digest = self._problem(digests)
+        self._refill = Refill(encoder, states[0])
         self._session = MergeSession(states[0], states[1:])
         if not self._session.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
@@ -250,31 +262,20 @@ class _Scorer:
         import torch
 
         self._refill(self._session.merge(weights=weights, scale="matched" if scale is None else scale).state_dict)
-        pool: Any = self._encoder.pool_images if self._images else self._encoder.pool_texts
         with torch.inference_mode():
-            rows = [pool(batch).float().cpu().numpy() for batch in self._batches]
-        right: NDArray[np.bool_] = self._head.probabilities(np.concatenate(rows)).argmax(axis=1) == self._truth
+            rows = [self._sample.pool(batch).float().cpu().numpy() for batch in self._sample.batches]
+        predicted = self._head.probabilities(np.concatenate(rows)).argmax(axis=1)
+        right: NDArray[np.bool_] = predicted == np.array(self._sample.truth)
         return right
 
-    def _problem(self, digests: Sequence[str], sample: _Sample) -> str:
+    def _problem(self, digests: Sequence[str]) -> str:
         """Changes with everything that a score depends on, so that a study of other data is not continued."""
         head = [self._head.digest, list(self._head.classes), self._head.logit_scale]
-        digest = hashlib.sha256(json.dumps([digests, head, sample.truth]).encode())
-        for batch in self._batches:
+        digest = hashlib.sha256(json.dumps([digests, head, self._sample.truth]).encode())
+        for batch in self._sample.batches:
             for tensor in batch.values() if isinstance(batch, dict) else [batch]:
                 digest.update(tensor.cpu().numpy().tobytes())
         return f"sha256:{digest.hexdigest()}"
-
-
-def _prepared(encoder: Encoder, sample: _Sample, progress: Progress | None) -> list[Any]:
-    """Pixels or tokens on the encoder's device, in batches."""
-    prepare: Any = encoder.prepare_images if sample.kind == "image" else encoder.prepare_texts
-    batches = []
-    for start in range(0, len(sample.inputs), BATCH):
-        batches.append(prepare(sample.inputs[start : start + BATCH]))
-        if progress is not None:
-            progress("preparing", min(start + BATCH, len(sample.inputs)), len(sample.inputs))
-    return batches
 
 
 # -- how sure it is ------------------------------------------------------------------------------------------------

@@ -90,12 +90,12 @@ def prefer(
     count, trouble = elements(run)
     budget = None if count is None else preference.budget(count)
     told += [trouble] if trouble else starved(run.labels, preference, budget or [], count or 0)
+    if out is not None:
+        preference.save(out)
     if plot is not None:
         from tunable_magmax.preference.chart import save_chart
 
         save_chart(preference, plot)
-    if out is not None:
-        preference.save(out)
     for warning in told:
         sys.stderr.write(f"warning: {warning}\n")
     if as_json:

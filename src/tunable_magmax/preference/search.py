@@ -83,12 +83,7 @@ def search(
     """
     optuna = require_optuna()
     tasks = task_count(tasks)
-    if trials < 1 or (patience is not None and patience < 1):
-        raise InputError(f"trials and patience must be >= 1, not {trials} and {patience}")
-    if seed < 0:
-        raise InputError(f"seed must be >= 0, not {seed}")
-    if scale is not None and not (0 < scale[0] < scale[1] < math.inf):
-        raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {scale}")
+    check_settings(scale=scale, trials=trials, patience=patience, seed=seed, study_file=study_file)
     first = [(1.0,) * tasks] + [
         start.weights if isinstance(start, Preference) else normalised(start) for start in starts
     ]
@@ -122,6 +117,25 @@ def search(
                 watch(history)
     best = max(history, key=lambda trial: trial.value)
     return SearchResult(best, tuple(history), stopped)
+
+
+def check_settings(
+    *,
+    scale: tuple[float, float] | None,
+    trials: int,
+    patience: int | None,
+    seed: int,
+    study_file: str | os.PathLike[str] | None,
+) -> None:
+    """Refuse what `search` would refuse: for callers whose objective takes long to prepare."""
+    if trials < 1 or (patience is not None and patience < 1):
+        raise InputError(f"trials and patience must be >= 1, not {trials} and {patience}")
+    if seed < 0:
+        raise InputError(f"seed must be >= 0, not {seed}")
+    if scale is not None and not (0 < scale[0] < scale[1] < math.inf):
+        raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {scale}")
+    if study_file is not None:
+        _refuse_foreign(Path(study_file))
 
 
 def _stopped(history: Sequence[Trial], trials: int, patience: int | None, first: int) -> str | None:
@@ -163,7 +177,6 @@ def _study(optuna: Any, study_file: str | os.PathLike[str] | None, seed: int, se
     storage = None
     if study_file is not None:
         path = Path(study_file)
-        _refuse_foreign(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = optuna.storages.journal
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))

@@ -352,7 +352,7 @@ class Merge:
         target = out if direct else self._scratch("out", 0, base.numel(), base.dtype)
         finite = self.kernels.step(base, tau, self.scale, target)
         if not direct:
-            out.copy_(target)
+            out.copy_(_before_cast(target, out.dtype))
             finite = finite and bool(out.isfinite().all())
         if not finite:
             raise _does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
@@ -430,10 +430,15 @@ class Merge:
 
 def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
-    cast = values.to(dtype, copy=True)
+    cast = _before_cast(values, dtype).to(dtype, copy=True)
     if bool((values.isfinite() & ~cast.isfinite()).any()):
         raise _does_not_fit(name, "copied", dtype)
     return cast
+
+
+def _before_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 goes to 16-bit types through float32 on every device, as the specification says."""
+    return values.float() if values.dtype == torch.float64 and dtype.itemsize == 2 else values
 
 
 def _does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tunable_magmax.conversion import convert_checkpoint as convert_checkpoint
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.engines.plan import plan_merge as plan_merge
+    from tunable_magmax.engines.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.errors import TmxError as TmxError
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
     "convert_checkpoint": "tunable_magmax.conversion",
+    "sweep_checkpoints": "tunable_magmax.engines.sweep",
     "plan_merge": "tunable_magmax.engines.plan",
     "verify_checkpoint": "tunable_magmax.verification",
     "budget": "tunable_magmax.merging.budget",

@@ -124,7 +124,7 @@ def merge(
     dry_run
         Read headers only and say what would be done.
     """
-    recipe = _recipe(source, what)
+    recipe = recipe_of(source, what)
     if dry_run:
         return _plan(recipe, out, how, as_json)
     if out is None:
@@ -174,10 +174,10 @@ def plan(
     out
         Where the result would go.
     """
-    return _plan(_recipe(source, what), out, how, as_json)
+    return _plan(recipe_of(source, what), out, how, as_json)
 
 
-def _recipe(source: Path | None, what: What) -> Recipe:
+def recipe_of(source: Path | None, what: What) -> Recipe:
     if source is None:
         if what.base is None or not what.task:
             raise InputError(
@@ -194,8 +194,8 @@ def _recipe(source: Path | None, what: What) -> Recipe:
     if what.preference is not None and (what.weights is not None or what.budget is not None):
         raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
     return recipe.with_options(
-        weights=_weights(what, recipe),
-        budget=_numbers(what.budget, "--budget"),
+        weights=weights_of(what, recipe),
+        budget=numbers(what.budget, "--budget"),
         method=what.method,
         scale=what.scale,
         scope=what.scope,
@@ -209,9 +209,9 @@ def _recipe(source: Path | None, what: What) -> Recipe:
     )
 
 
-def _weights(what: What, recipe: Recipe) -> list[Any] | None:
+def weights_of(what: What, recipe: Recipe) -> list[Any] | None:
     if what.preference is None:
-        return _numbers(what.weights, "--weights")
+        return numbers(what.weights, "--weights")
     from tunable_magmax.preference.preference import Preference
 
     preference = Preference.load(what.preference)
@@ -223,13 +223,13 @@ def _weights(what: What, recipe: Recipe) -> list[Any] | None:
     return list(preference.weights)
 
 
-def _numbers(text: str | None, option: str) -> list[Any] | None:
+def numbers(text: str | None, option: str) -> list[Any] | None:
     if text is None:
         return None
-    numbers = [part.strip() for part in text.split(",")]
-    if not all(numbers):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0")
-    return numbers
+    return parts
 
 
 def _plan(recipe: Recipe, out: Path | None, how: How, as_json: bool) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.merge import Json, Quiet, What, _numbers, _recipe, _weights
+from tunable_magmax.cli.merge import Json, Quiet, What, numbers, recipe_of, weights_of
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
@@ -144,7 +144,7 @@ def sweep(
         Read headers only and say what would be done, in how much memory.
     """
     _check_choice(route)
-    recipe = _recipe(source, What(**{name: getattr(merging, name) for name in Merging.__dataclass_fields__}))
+    recipe = recipe_of(source, What(**{name: getattr(merging, name) for name in Merging.__dataclass_fields__}))
     options = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
     points = _points(route, recipe, options)
     if out is None:
@@ -203,10 +203,10 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
     if route.grid is not None:
         return grid(route.grid, tasks)
     if route.preference is not None:
-        return listed([(file.stem, _weights(What(preference=file), recipe) or []) for file in route.preference])
+        return listed([(file.stem, weights_of(What(preference=file), recipe) or []) for file in route.preference])
     ends = []
     for name, text in (("--from", route.start), ("--to", route.stop)):
-        weights = _numbers(text, name) or []
+        weights = numbers(text, name) or []
         if len(weights) != tasks:
             raise InputError(f"{name} {text} has {number(len(weights), 'weight')} for {number(tasks, 'task')}")
         ends.append(weights)

@@ -46,6 +46,8 @@ from tunable_magmax.sizes import parse_size, show_size
 
 VERSION = 1
 LOG = "sweep.log"
+SPARE = 16 << 20
+"""For the auction's short lists and the like, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,7 @@ def _memory_needed(layout: Layout, options: Options, kernels: Kernels, threads: 
     rows = _method(options, sources - 1).plane_rows
     planes = rows * kernels.plane_bytes(layout.elements + SLOTS * len(layout.mergeable))
     kept = layout.elements * width if options.scale is None else 0
-    work = (threads if kernels.threads else 1) * kernels.chunk * ((sources + 2) * width + 2 * 8)
+    work = SPARE + (threads if kernels.threads else 1) * kernels.chunk * ((sources + 2) * width + 2 * 8)
     return sum(info.nbytes for info in _wanted(layout).values()) + planes + kept + work
 
 

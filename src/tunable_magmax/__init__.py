@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.engines.plan import plan_merge as plan_merge
     from tunable_magmax.engines.sweep import sweep_checkpoints as sweep_checkpoints
+    from tunable_magmax.errors import ExactnessError as ExactnessError
+    from tunable_magmax.errors import InputError as InputError
+    from tunable_magmax.errors import StorageError as StorageError
     from tunable_magmax.errors import TmxError as TmxError
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
@@ -38,6 +41,9 @@ _HOMES = {
     "METHODS": "tunable_magmax.merging.methods",
     "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
+    "ExactnessError": "tunable_magmax.errors",
+    "InputError": "tunable_magmax.errors",
+    "StorageError": "tunable_magmax.errors",
     "TmxError": "tunable_magmax.errors",
 }
 __all__ = [*sorted(_HOMES), "__version__"]

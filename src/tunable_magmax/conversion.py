@@ -65,7 +65,10 @@ def convert_checkpoint(
     source, target = Path(source), Path(out)
     single = target.name.endswith(".safetensors")
     with open_checkpoint(source) as checkpoint:
-        _refuse_as_output(checkpoint, target)
+        if checkpoint.would_be_replaced_by(target):
+            raise InputError(
+                f"the output {target} would replace the checkpoint that is converted; choose another output"
+            )
         # Widest types first, so that all data is aligned.
         tensors = sorted(checkpoint.tensors.values(), key=lambda info: (-BITS[info.dtype], info.name))
         shards = plan_shards(tensors, None if single else limit, aliases=checkpoint.aliases)
@@ -119,9 +122,3 @@ def _data(
             written += block.nbytes
             if progress is not None:
                 progress("convert", written, total)
-
-
-def _refuse_as_output(checkpoint: Checkpoint, out: Path) -> None:
-    target = out.resolve()
-    if any(target == file.resolve() or target in file.resolve().parents for file in checkpoint.files):
-        raise InputError(f"the output {out} would replace the checkpoint that is converted; choose another output")

@@ -535,3 +535,35 @@ def test_input_that_vanishes_or_changes_is_a_storage_error(place, monkeypatch) -
     assert f"{place.out}.partial" in str(caught.value)
     assert not place.out.exists()
     assert (place.folder / "out.partial").is_dir()
+
+
+def test_an_input_behind_a_link_is_not_replaced(tmp_path) -> None:
+    (tmp_path / "blobs").mkdir()
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    save_file({"w": torch.zeros(3)}, tmp_path / "blobs" / "x")
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "blobs" / "x")
+    save_file({"w": torch.ones(3)}, tmp_path / "task.safetensors")
+    with pytest.raises(InputError, match="would replace base"):
+        merge_checkpoints(snapshot, [tmp_path / "task.safetensors"], snapshot, overwrite=True)
+    assert (snapshot / "model.safetensors").is_symlink()
+
+
+def test_many_renamed_names_are_all_listed_and_the_first_explained(tmp_path) -> None:
+    save_file({f"layer.{k}.weight": torch.zeros(1) for k in range(400)}, tmp_path / "base.safetensors")
+    save_file({f"model.layer.{k}.weight": torch.zeros(1) for k in range(400)}, tmp_path / "task.safetensors")
+    with pytest.raises(InputError) as caught:
+        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task.safetensors"], tmp_path / "out")
+    assert "800 problems" in str(caught.value)
+    assert "lacks 'layer.399.weight'" in str(caught.value)
+    assert "did you mean 'model.layer." in str(caught.value)
+
+
+def test_a_broken_configuration_is_found_before_the_merge(tmp_path) -> None:
+    (tmp_path / "base").mkdir()
+    save_file({"w": torch.zeros(3)}, tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text("{")
+    save_file({"w": torch.ones(3)}, tmp_path / "task.safetensors")
+    with pytest.raises(InputError, match=r"config\.json: not a readable JSON file"):
+        merge_checkpoints(tmp_path / "base", [tmp_path / "task.safetensors"], tmp_path / "out", out_dtype="bfloat16")
+    assert not (tmp_path / "out.partial").exists()

@@ -92,7 +92,7 @@ def spilled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     build = MappedPlanes.__init__
 
     def on_disk(*given: Any, **named: Any) -> stream.MemoryPlan:
-        return replace(plan(*given, **named), spill=True, stash=0)
+        return replace(plan(*given, **named), mapped=1, stash=0)
 
     def note(self: MappedPlanes, rows: int, slots: int, path: Path) -> None:
         seen.append(path)

@@ -498,7 +498,7 @@ def test_interrupt_inside_a_kernel(files, monkeypatch, operation, threads) -> No
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream, "plan_memory", lambda *given, **named: replace(plan(*given, **named), spill=True))
+        patch.setattr(stream, "plan_memory", lambda *given, **named: replace(plan(*given, **named), mapped=1))
         patch.setattr(NativeKernels, operation, interrupted)
         with pytest.raises(KeyboardInterrupt):
             files.merge(threads=threads)

@@ -61,7 +61,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     os.fsync = lambda descriptor: None
     if order.get("spill"):
         plan = stream.plan_memory
-        stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), spill=True)
+        stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), mapped=1)
     if order.get("largest_file") is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
     if "command" in order:

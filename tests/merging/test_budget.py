@@ -116,3 +116,14 @@ def test_refused(weights, elements, fragments):
         budget(weights, elements)
     for fragment in fragments:
         assert fragment in str(refusal.value).lower()
+
+
+@pytest.mark.parametrize("huge", ["1e400", "1e999999999", "-1e500", 10**400])
+def test_numbers_beyond_float64_are_refused_at_once(huge):
+    with pytest.raises(InputError, match="expected a number that a float64 can hold"):
+        budget([huge, 1], 10)
+
+
+def test_half_precision_reads_as_it_prints():
+    assert budget([np.float16(0.1), np.float16(0.9)], 10) == [1, 9]
+    assert budget([1, 1], np.int64(4)) == [2, 2]

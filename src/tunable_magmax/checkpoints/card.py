@@ -66,7 +66,9 @@ def effective_config(options: Mapping[str, Any], method: str, tasks: int, base: 
     models: list[dict[str, Any]] = [{"model": f"task-{t}"} for t in range(1, tasks + 1)]
     if weights is not None:
         for model, weight in zip(models, weights, strict=True):
-            model["parameters"] = {"weight": float(Fraction(weight))}
+            exact = Fraction(weight)
+            short = float(exact)
+            model["parameters"] = {"weight": short if Fraction(str(short)) == exact else weight}
     kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value

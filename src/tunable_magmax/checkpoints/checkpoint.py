@@ -42,6 +42,14 @@ class Checkpoint(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def would_be_replaced_by(self, out: Path) -> bool:
+        """Whether an output at `out` is or holds a file of this checkpoint, also where that is a link to elsewhere."""
+        target = out.resolve()
+        places = {self.path.resolve()}
+        for file in self.files:
+            places |= {file.resolve(), file.parent.resolve() / file.name}
+        return any(target == place or target in place.parents for place in places)
+
     def _target(self, name: str, offset: int, buffer: memoryview) -> memoryview:
         """`buffer` as plain bytes, after checking that the tensor has that many from `offset` on."""
         info = self.tensors.get(name)

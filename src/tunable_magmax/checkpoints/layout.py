@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError, closest
 
+HINTS = 12
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
@@ -88,6 +89,7 @@ def build_layout(
     base = signatures[0]
     problems: list[str] = []
     unmatched = _unmatched_patterns(signatures, include, exclude)
+    hints = _Hints()
     ties = _shared_ties(signatures)
     candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
     copied: list[TensorInfo] = []
@@ -100,7 +102,7 @@ def build_layout(
         for label, signature in zip(labels[1:], signatures[1:], strict=True):
             stored = _stored(signature, name, ties)
             if stored is None:
-                problems.append(f"{label} lacks {name!r}{_renamed(name, signature, base)}")
+                problems.append(f"{label} lacks {name!r}{hints.partner(name, signature, base)}")
             else:
                 held.append((label, signature.tensors[stored]))
         problems.extend(_mismatches(name, held))
@@ -112,7 +114,7 @@ def build_layout(
         for name in [*signature.tensors, *signature.aliases]:
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
-                problems.append(f"{label} has {name!r}, which the base lacks{_renamed(name, base, signature)}")
+                problems.append(f"{label} has {name!r}, which the base lacks{hints.partner(name, base, signature)}")
     if problems:
         raise InputError(_all_problems(problems))
     mergeable: list[Mergeable] = []
@@ -173,9 +175,22 @@ def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[s
             yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
 
 
-def _renamed(name: str, there: Signature, here: Signature) -> str:
-    """The closest name of the other side, best one that has no partner here, or nothing."""
-    return closest(name, [n for n in there.tensors if here.name_of(n) is None]) or closest(name, list(there.tensors))
+class _Hints:
+    """The likely partners of names that do not match, for the first few: finding one takes a look at all names."""
+
+    def __init__(self) -> None:
+        self._left = HINTS
+
+    def partner(self, name: str, there: Signature, here: Signature) -> str:
+        """The closest name of the other side, best one that has no partner here, or nothing."""
+        if not self._left:
+            return ""
+        self._left -= 1
+        alone = [other for other in there.tensors if here.name_of(other) is None]
+        for other in alone:  # a prefix added or taken away
+            if other.endswith(f".{name}") or name.endswith(f".{other}"):
+                return f" (did you mean {other!r}?)"
+        return closest(name, alone) or closest(name, list(there.tensors))
 
 
 def _all_problems(problems: Sequence[str]) -> str:

@@ -114,9 +114,8 @@ class Inputs:
 
     def refuse_as_output(self, out: Path) -> None:
         """An output may not replace an input."""
-        target = out.resolve()
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-            if any(target == file.resolve() or target in file.resolve().parents for file in checkpoint.files):
+            if checkpoint.would_be_replaced_by(out):
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
 
 
@@ -214,6 +213,8 @@ def merge_checkpoints(
     started = time.time()
     with Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
+        for path in tag_along(inputs.paths[0]):
+            retyped_config(path, options.out_dtype)  # a broken one is better found now than after the merge
         kernels = kernels_for(torch.device("cpu"))
         fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model)
         # Here, because what is asked for must not cost the finished shards of an earlier run.
@@ -227,11 +228,11 @@ def merge_checkpoints(
                     merge.survey()
                     merge.decide()
                     report = write_weights(merge, inputs, output, None if single else shard)
+                report = replace(report, inputs=inputs.digests() if digest_inputs else {})
+                report = write_sidecars(report, inputs, output, base_model)
             except InputError:
                 output.discard()
                 raise
-            report = replace(report, inputs=inputs.digests() if digest_inputs else {})
-            report = write_sidecars(report, inputs, output, base_model)
             output.commit()
         log_merge(target.with_name(f"{target.name}.log"), target, inputs, report, started)
     if not report.elements:

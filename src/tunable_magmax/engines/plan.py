@@ -18,7 +18,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.stream import MemoryPlan, default_threads, plan_memory
+from tunable_magmax.merging.stream import MemoryPlan, plan_memory, read_threads
 from tunable_magmax.sizes import parse_size, show_size
 
 
@@ -91,12 +91,13 @@ def _planned(
     layout = inputs.layout
     tasks = len(inputs.checkpoints) - 1
     kernels = kernels_for(torch.device("cpu"))
-    workers = threads or default_threads()
     try:
-        memory = plan_memory(layout, options, kernels, workers, bound)
+        memory = plan_memory(layout, options, kernels, read_threads(threads), bound)
     except InputError as error:
         problems.append(str(error))
-        memory = MemoryPlan(0, 0, 0, False, 0)
+        memory = MemoryPlan(0, 0, 0, 0, 0)
+    if options.budget is not None and sum(options.budget) > layout.elements:
+        problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
     merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
     single = out is not None and out.name.endswith(".safetensors")
     shards = plan_shards(output_tensors(layout, merged, options.out_dtype), None if single else limit)
@@ -131,7 +132,7 @@ def _reading(layout: Layout, options: Options, memory: MemoryPlan, tasks: int) -
     copied = sum(info.nbytes for info in layout.copied)
     walks = 2 if options.scale is not None else 3
     read = walks * every - (every - base if memory.stash else 0)
-    if options.method == "ties" or (options.method == "tunable_magmax" and options.keep == "magnitude"):
+    if METHODS[options.method](options, tasks).cuts_by_magnitude:
         # Each task's cut by magnitude: a walk for each digit of the histogram and one for the cut, over base and task.
         digits = 4 if any(tensor.working == "F64" for tensor in layout.mergeable) else 2
         walks += digits + 1
@@ -140,6 +141,9 @@ def _reading(layout: Layout, options: Options, memory: MemoryPlan, tasks: int) -
 
 
 def _output_problems(out: Path, overwrite: bool) -> list[str]:
+    beside = out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
+    if out.name.endswith(".safetensors") and beside.exists() and not out.exists() and not overwrite:
+        return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]
     return _complaints(Output.check, out, overwrite)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from tunable_magmax.errors import InputError
+
+LARGEST_EXPONENT = 400
 
 
 def read_decimal(value: Any, what: str) -> Fraction:
@@ -27,17 +33,24 @@ def read_decimal(value: Any, what: str) -> Fraction:
         text = repr(value.item())
     else:
         text = str(value)
+    exponent = re.search(r"[eE]([+-]?\d+)\s*$", text)
+    if exponent and abs(int(exponent[1])) > LARGEST_EXPONENT:
+        raise InputError(f"{what} is {text!r}, expected a number that a float64 can hold")
     try:
-        return Fraction(text)
+        number = Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise InputError(f"{what} is {text!r}, expected a finite number") from None
+    if abs(number) > sys.float_info.max:
+        raise InputError(f"{what} is {text!r}, expected a number that a float64 can hold")
+    return number
 
 
 def _shortest(value: float, dtype: str) -> str:
-    if "float32" in dtype:
-        import numpy as np
-
-        return np.format_float_scientific(np.float32(value), unique=True, trim="-")
+    for name, kind in (("bfloat16", None), ("float32", np.float32), ("float16", np.float16)):
+        if name in dtype and kind is not None:
+            return np.format_float_scientific(kind(value), unique=True, trim="-")
+        if name in dtype:  # numpy has no bfloat16: it counts as the number it is
+            break
     return repr(value)
 
 
@@ -71,11 +84,11 @@ def budget(weights: Sequence[Any], elements: int) -> list[int]:
     >>> budget([1, 0, 1, 1], 8)
     [3, 0, 3, 2]
     """
-    if isinstance(elements, bool) or not isinstance(elements, int) or elements < 0:
+    if isinstance(elements, bool) or not hasattr(elements, "__index__") or elements < 0:
         raise InputError(f"elements is {elements!r}, expected a whole number, 0 or more")
     read = read_weights(weights, len(weights))
     assert read is not None
-    return split(read, elements)
+    return split(read, int(elements))
 
 
 def split(weights: Sequence[Fraction], elements: int) -> list[int]:

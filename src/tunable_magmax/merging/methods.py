@@ -62,6 +62,9 @@ class Method:
     owns: ClassVar[bool] = False
     """Whether every element has one task as its owner."""
 
+    cuts_by_magnitude: bool = False
+    """Whether elements are chosen by magnitude over all of the model or a tensor, which takes further walks."""
+
     plane_rows: int = 0
     """Rows of bit planes that the method works in."""
 
@@ -114,8 +117,8 @@ class TunableMagmax(Method):
         super().__init__(options, tasks)
         wanted = [reusable or n > 0 for n in options.budget or self.shares()]
         self._rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
-        by_magnitude = reusable or options.keep == "magnitude"
-        self._spare = SpareRows.after(sum(wanted), by_magnitude, tasks if reusable else 0)
+        self.cuts_by_magnitude = options.keep == "magnitude"
+        self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
         self.plane_rows = self._spare.stop
         self._active: list[bool] | None = None
         self._planes: Planes | None = None
@@ -242,6 +245,7 @@ class Ties(Method):
 
     weights = "factors"
     reads = ("density", "seed")
+    cuts_by_magnitude = True
 
     def __init__(self, options: Options, tasks: int) -> None:
         super().__init__(options, tasks)

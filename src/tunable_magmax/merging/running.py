@@ -12,7 +12,7 @@ from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
-from tunable_magmax.merging.stream import matched_scale
+from tunable_magmax.merging.stream import does_not_fit, matched_scale
 
 
 class RunningMagmax:
@@ -43,6 +43,12 @@ class RunningMagmax:
         """Merge one more task, the next in training order."""
         labels = ["base", "the new task"]
         layout = build_layout([self._signature, signature_of(task, labels[1])], labels)
+        untied = [alias for alias in self._signature.aliases if alias not in layout.ties]
+        if untied:
+            raise InputError(
+                f"the base ties {untied[0]!r} to {self._signature.aliases[untied[0]]!r}, but the new task holds both: "
+                "a running merge can't, merge_state_dicts can"
+            )
         fresh: dict[str, Tensor] = {}
         for tensor in layout.mergeable:
             before, after = (source[info.name] for source, info in zip((self._base, task), tensor.infos, strict=True))
@@ -81,6 +87,8 @@ class RunningMagmax:
             else:
                 step = vector * torch.tensor(factor, dtype=vector.dtype, device=vector.device)
                 result[name] = (tensor.to(vector.dtype) + step).to(tensor.dtype)
+                if not bool(result[name].isfinite().all()):
+                    raise does_not_fit(name, "merged", tensor.dtype)
         return result
 
 

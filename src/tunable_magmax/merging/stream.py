@@ -57,12 +57,18 @@ class MemoryPlan:
     chunk: int
     workspace: int
     planes: int
-    spill: bool
+    mapped: int
+    """What is in memory of planes on disk; 0 if they are in memory."""
     stash: int
 
     @property
+    def spill(self) -> bool:
+        """Whether the planes are on disk."""
+        return self.mapped > 0
+
+    @property
     def peak(self) -> int:
-        return self.workspace + (0 if self.spill else self.planes) + self.stash
+        return self.workspace + (self.mapped or self.planes) + self.stash
 
 
 def plan_memory(
@@ -72,13 +78,13 @@ def plan_memory(
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
     slots = sum(_padded(tensor.size) for tensor in layout.mergeable)
-    planes = METHODS[options.method](options, tasks).plane_rows * kernels.plane_bytes(slots)
+    method = METHODS[options.method](options, tasks)
+    planes = method.plane_rows * kernels.plane_bytes(slots)
     stash = layout.elements * width if options.scale is None else 0
     if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, False, stash)
+        return MemoryPlan(kernels.chunk, 0, planes, 0, stash)
 
-    by_magnitude = options.method == "ties" or (options.method == "tunable_magmax" and options.keep == "magnitude")
-    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if by_magnitude else 0
+    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
 
     # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
     per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
@@ -96,9 +102,9 @@ def plan_memory(
             f"give at least {-(-least // 2**20)} MiB"
         )
     left = memory - workspace
-    spill = planes > left
-    left -= span if spill else planes
-    return MemoryPlan(chunk, workspace, planes, spill, stash if stash <= left else 0)
+    mapped = span if planes > left else 0
+    left -= mapped or planes
+    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0)
 
 
 class Merge:
@@ -355,7 +361,7 @@ class Merge:
             out.copy_(_before_cast(target, out.dtype))
             finite = finite and bool(out.isfinite().all())
         if not finite:
-            raise _does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
+            raise does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
         return out, counts, square
 
     # -- report -------------------------------------------------------------------------------------------------------
@@ -432,7 +438,7 @@ def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
     cast = _before_cast(values, dtype).to(dtype, copy=True)
     if bool((values.isfinite() & ~cast.isfinite()).any()):
-        raise _does_not_fit(name, "copied", dtype)
+        raise does_not_fit(name, "copied", dtype)
     return cast
 
 
@@ -441,7 +447,8 @@ def _before_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.float() if values.dtype == torch.float64 and dtype.itemsize == 2 else values
 
 
-def _does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
+def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
+    """The error for a value that the output type cannot hold."""
     return InputError(
         f"{name!r}: a {kind} value does not fit in {str(dtype).removeprefix('torch.')}; choose a wider out_dtype"
     )

@@ -45,7 +45,12 @@ class MappedPlanes(MemoryPlanes):
         size = rows * slots // 8
         with open(path, "w+b") as file:
             # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
-            os.posix_fallocate(file.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, 1 << 24):
+                    file.write(bytes(min(1 << 24, size - start)))
+                file.flush()
             self._map = mmap.mmap(file.fileno(), size)
         self._row_bytes = slots // 8
         self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)

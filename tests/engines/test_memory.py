@@ -69,6 +69,7 @@ def baseline() -> int:
 @pytest.mark.parametrize(
     ("memory", "options"),
     [
+        ("20MiB", {}),  # planes on disk
         ("64MiB", {}),
         ("256MiB", {}),
         pytest.param("64MiB", {"scope": "tensor", "keep": "magnitude", "scale": 0.5}, marks=pytest.mark.stress),

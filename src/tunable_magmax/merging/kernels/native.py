@@ -18,6 +18,8 @@ from tunable_magmax.merging.kernels import Chunk, Planes, Runs
 from tunable_magmax.merging.kernels import compiled as loops
 
 Words = NDArray[np.uint64]
+WINDOW = 1 << 16
+"""Pages of a mapped file come and go in aligned windows of this many bytes."""
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -42,7 +44,8 @@ class MappedPlanes(MemoryPlanes):
 
     def __init__(self, rows: int, slots: int, path: Path) -> None:
         self._path = path
-        size = rows * slots // 8
+        self._row_bytes = -(-slots // 8 // WINDOW) * WINDOW
+        size = rows * self._row_bytes
         with open(path, "w+b") as file:
             # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
             if hasattr(os, "posix_fallocate"):
@@ -52,14 +55,12 @@ class MappedPlanes(MemoryPlanes):
                     file.write(bytes(min(1 << 24, size - start)))
                 file.flush()
             self._map = mmap.mmap(file.fileno(), size)
-        self._row_bytes = slots // 8
         self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)
 
     def release(self, row: int, start: int, stop: int) -> None:
-        first = row * self._row_bytes + start // 8
-        last = row * self._row_bytes + -(-stop // 8)
-        # Whole pages around the slice: dropping a page that a neighbour still uses costs a fault, never data.
-        first -= first % mmap.PAGESIZE
+        # Whole windows: a fault brings in all pages of one. Dropping what a neighbour uses costs a fault, never data.
+        first = row * self._row_bytes + start // 8 // WINDOW * WINDOW
+        last = row * self._row_bytes + -(-stop // 8 // WINDOW) * WINDOW
         self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:

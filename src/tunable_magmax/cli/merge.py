@@ -24,21 +24,14 @@ if TYPE_CHECKING:
 
 @Parameter(name="*", group="What is merged, and how")
 @dataclass(frozen=True)
-class What:
-    """Which checkpoints, and how they are merged."""
+class Merging:
+    """Which checkpoints, and how they are merged; the weights come on top."""
 
     base: Annotated[Path | None, Parameter(help="The pre-trained checkpoint: a file or a directory.")] = None
     task: Annotated[
         list[Path] | None,
         Parameter(help="A task checkpoint; give one --task for each, in training order."),
     ] = None
-    weights: Annotated[
-        str | None, Parameter(help="How much each task matters, as 3,1,0. Default: equal.", allow_leading_hyphen=True)
-    ] = None
-    budget: Annotated[
-        str | None, Parameter(help="How many elements each task gives, instead of weights.", allow_leading_hyphen=True)
-    ] = None
-    preference: Annotated[Path | None, Parameter(help="A preference file: weights and where they came from.")] = None
     method: Annotated[
         str | None,
         Parameter(
@@ -75,6 +68,20 @@ class What:
     exclude: Annotated[
         list[str] | None, Parameter(help="Leave tensors that match out: copied from the base; repeatable.")
     ] = None
+
+
+@Parameter(name="*", group="What is merged, and how")
+@dataclass(frozen=True)
+class What(Merging):
+    """The same with weights, in one of three ways."""
+
+    weights: Annotated[
+        str | None, Parameter(help="How much each task matters, as 3,1,0. Default: equal.", allow_leading_hyphen=True)
+    ] = None
+    budget: Annotated[
+        str | None, Parameter(help="How many elements each task gives, instead of weights.", allow_leading_hyphen=True)
+    ] = None
+    preference: Annotated[Path | None, Parameter(help="A preference file: weights and where they came from.")] = None
 
 
 @Parameter(name="*", group="Output and resources")

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.merge import Json, Quiet, What, numbers, recipe_of, weights_of
+from tunable_magmax.cli.merge import Json, Merging, Quiet, What, numbers, recipe_of, weights_of
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
@@ -40,53 +40,6 @@ class Route:
     grid: Annotated[int | None, Parameter(help="Three tasks: all weights i,j,k that sum to this number.")] = None
     preference: Annotated[
         list[Path] | None, Parameter(help="A preference file; give one --preference for each point.")
-    ] = None
-
-
-@Parameter(name="*", group="What is merged, and how")
-@dataclass(frozen=True)
-class Merging:
-    """As in `tmx merge`, less the weights."""
-
-    base: Annotated[Path | None, Parameter(help="The pre-trained checkpoint: a file or a directory.")] = None
-    task: Annotated[
-        list[Path] | None, Parameter(help="A task checkpoint; give one --task for each, in training order.")
-    ] = None
-    method: Annotated[
-        str | None,
-        Parameter(
-            help="tunable_magmax (default), average, random_mix, ties or task_arithmetic.",
-            show_default=False,
-        ),
-    ] = None
-    scale: Annotated[
-        str | None,
-        Parameter(
-            help="The paper's lambda: a number, or matched (default): as long as the last task vector.",
-            allow_leading_hyphen=True,
-        ),
-    ] = None
-    scope: Annotated[Literal["model", "tensor"] | None, Parameter(help="Budget over the model or each tensor.")] = None
-    compare: Annotated[
-        Literal["all", "active"] | None,
-        Parameter(help="Compare magnitudes with all earlier tasks, or with those that have a budget."),
-    ] = None
-    keep: Annotated[
-        Literal["random", "magnitude"] | None, Parameter(help="Which candidates a task keeps if it has too many.")
-    ] = None
-    density: Annotated[
-        str | None,
-        Parameter(help="The share of each task vector that ties keeps. Default: 0.2.", allow_leading_hyphen=True),
-    ] = None
-    seed: Annotated[int | None, Parameter(help="One seed, one result. Default: 0.")] = None
-    dtype: Annotated[
-        str | None, Parameter(help="Type of the output: float64, float32, float16, bfloat16. Default: as the inputs.")
-    ] = None
-    include: Annotated[list[str] | None, Parameter(help="Merge only tensors that match this pattern; repeatable.")] = (
-        None
-    )
-    exclude: Annotated[
-        list[str] | None, Parameter(help="Leave tensors that match out: copied from the base; repeatable.")
     ] = None
 
 

@@ -38,10 +38,11 @@ from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import Kernels, kernels_for
+from tunable_magmax.merging.memory import plan_memory, read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, cast_copied, plan_memory, read_threads
+from tunable_magmax.merging.stream import Merge, Progress, cast_copied
 from tunable_magmax.sizes import parse_size
 
 DEFAULT_MEMORY = 1 << 30

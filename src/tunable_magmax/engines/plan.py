@@ -16,9 +16,9 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, Inputs, PathLike, output_tensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.memory import MemoryPlan, plan_memory, read_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.stream import MemoryPlan, plan_memory, read_threads
 from tunable_magmax.sizes import parse_size, show_size
 
 

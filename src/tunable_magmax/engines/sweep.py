@@ -36,10 +36,11 @@ from tunable_magmax.engines.sweep_ledger import Ledger
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.kernels import SLOTS, Kernels, kernels_for
+from tunable_magmax.merging.memory import read_threads
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, read_threads
+from tunable_magmax.merging.stream import Merge, Progress
 from tunable_magmax.preference.atomic import write_atomic
 from tunable_magmax.preference.points import Point
 from tunable_magmax.sizes import parse_size, show_size

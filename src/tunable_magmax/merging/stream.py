@@ -8,12 +8,10 @@ Nothing here depends on where values come from (`Vectors`) or where results go.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,13 +23,13 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
+from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
+from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_threads
 from tunable_magmax.merging.methods import METHODS, Counts, Field, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import BATCH_BYTES, Piece, Stretch, pieces
+from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport, TensorReport
 
-SMALLEST_CHUNK = 1 << 12
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
 
@@ -48,63 +46,6 @@ class Vectors(Protocol):
 
 def working_dtype(tensor: Mergeable) -> torch.dtype:
     return torch.float64 if tensor.working == "F64" else torch.float32
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """How a merge divides the memory it may use, in bytes."""
-
-    chunk: int
-    workspace: int
-    planes: int
-    mapped: int
-    """What is in memory of planes on disk; 0 if they are in memory."""
-    stash: int
-
-    @property
-    def spill(self) -> bool:
-        """Whether the planes are on disk."""
-        return self.mapped > 0
-
-    @property
-    def peak(self) -> int:
-        return self.workspace + (self.mapped or self.planes) + self.stash
-
-
-def plan_memory(
-    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
-) -> MemoryPlan:
-    """Choose the chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
-    tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
-    width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
-    slots = sum(_padded(tensor.size) for tensor in layout.mergeable)
-    method = METHODS[options.method](options, tasks)
-    planes = method.plane_rows * kernels.plane_bytes(slots)
-    stash = layout.elements * width if options.scale is None else 0
-    if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, 0, stash)
-
-    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
-
-    # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
-    per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
-    # Spilled planes are mapped a span at a time.
-    span = threads * 4 * (1 << 19)
-    chunk = kernels.chunk
-    # Large chunks spare overhead, but not reading everything once more, as a merge without a stash must, spares more.
-    while chunk * per_element > min(memory // 16, memory - span - histograms) and chunk > SMALLEST_CHUNK:
-        chunk //= 2
-    workspace = chunk * per_element + histograms
-    least = workspace + span
-    if least > memory:
-        raise InputError(
-            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks with {threads} threads: "
-            f"give at least {-(-least // 2**20)} MiB"
-        )
-    left = memory - workspace
-    mapped = span if planes > left else 0
-    left -= mapped or planes
-    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0)
 
 
 class Merge:
@@ -129,7 +70,7 @@ class Merge:
         self.tasks = len(labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
         self.threads = read_threads(threads) if kernels.threads else 1
-        self.memory = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
+        self.memory: MemoryPlan = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
         self._notes = notes
@@ -204,7 +145,7 @@ class Merge:
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(Stretch(k, slot, tensor.element, tensor.size))
-            slot += _padded(tensor.size)
+            slot += padded(tensor.size)
         if self.method.plane_rows:
             self._planes = self.kernels.planes(self.method.plane_rows, slot, self._spill)
         self.method.assume(self.layout.elements)
@@ -479,19 +420,3 @@ def _decimal(value: Fraction) -> str:
     """A number that reads back as exactly this value: short if it can be, else as a fraction."""
     short = str(int(value) if value.denominator == 1 else float(value))
     return short if Fraction(short) == value else str(value)
-
-
-def _padded(size: int) -> int:
-    return -(-size // SLOTS) * SLOTS
-
-
-def read_threads(threads: int | None) -> int:
-    """The number of threads asked for, or one for each core; less than one is an `InputError`."""
-    if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}, expected at least 1")
-    return default_threads() if threads is None else threads
-
-
-def default_threads() -> int:
-    """As many threads as this process may use cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

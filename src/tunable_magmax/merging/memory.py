@@ -1,0 +1,89 @@
+"""How a merge divides the memory that it may use, from headers alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels import SLOTS, Kernels
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import BATCH_BYTES
+
+SMALLEST_CHUNK = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a merge divides the memory it may use, in bytes."""
+
+    chunk: int
+    workspace: int
+    planes: int
+    mapped: int
+    """What is in memory of planes on disk; 0 if they are in memory."""
+    stash: int
+
+    @property
+    def spill(self) -> bool:
+        """Whether the planes are on disk."""
+        return self.mapped > 0
+
+    @property
+    def peak(self) -> int:
+        return self.workspace + (self.mapped or self.planes) + self.stash
+
+
+def plan_memory(
+    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
+) -> MemoryPlan:
+    """Choose the chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
+    width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
+    slots = sum(padded(tensor.size) for tensor in layout.mergeable)
+    method = METHODS[options.method](options, tasks)
+    planes = method.plane_rows * kernels.plane_bytes(slots)
+    stash = layout.elements * width if options.scale is None else 0
+    if memory is None:
+        return MemoryPlan(kernels.chunk, 0, planes, 0, stash)
+
+    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
+
+    # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
+    per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
+    # Spilled planes are mapped a span at a time.
+    span = threads * 4 * (1 << 19)
+    chunk = kernels.chunk
+    # Large chunks spare overhead, but not reading everything once more, as a merge without a stash must, spares more.
+    while chunk * per_element > min(memory // 16, memory - span - histograms) and chunk > SMALLEST_CHUNK:
+        chunk //= 2
+    workspace = chunk * per_element + histograms
+    least = workspace + span
+    if least > memory:
+        raise InputError(
+            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks with {threads} threads: "
+            f"give at least {-(-least // 2**20)} MiB"
+        )
+    left = memory - workspace
+    mapped = span if planes > left else 0
+    left -= mapped or planes
+    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0)
+
+
+def padded(size: int) -> int:
+    """Slots that a tensor takes in the planes."""
+    return -(-size // SLOTS) * SLOTS
+
+
+def read_threads(threads: int | None) -> int:
+    """The number of threads asked for, or one for each core; less than one is an `InputError`."""
+    if threads is not None and threads < 1:
+        raise InputError(f"threads is {threads}, expected at least 1")
+    return default_threads() if threads is None else threads
+
+
+def default_threads() -> int:
+    """As many threads as this process may use cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -551,12 +551,16 @@ def test_an_input_behind_a_link_is_not_replaced(tmp_path) -> None:
 
 def test_many_renamed_names_are_all_listed_and_the_first_explained(tmp_path) -> None:
     save_file({f"layer.{k}.weight": torch.zeros(1) for k in range(400)}, tmp_path / "base.safetensors")
-    save_file({f"model.layer.{k}.weight": torch.zeros(1) for k in range(400)}, tmp_path / "task.safetensors")
+    names = {f"model.layer.{k}.weight": torch.zeros(1) for k in range(400)}
+    save_file(names | {"extra": torch.zeros(1)}, tmp_path / "task.safetensors")
     with pytest.raises(InputError) as caught:
         merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task.safetensors"], tmp_path / "out")
-    assert "800 problems" in str(caught.value)
+    assert "801 problems" in str(caught.value)
     assert "lacks 'layer.399.weight'" in str(caught.value)
     assert "did you mean 'model.layer." in str(caught.value)
+    save_file(names, tmp_path / "task.safetensors")
+    with pytest.raises(InputError, match=r"all 400 names of this task's tensors have the prefix 'model\.'"):
+        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task.safetensors"], tmp_path / "out")
 
 
 def test_a_broken_configuration_is_found_before_the_merge(tmp_path) -> None:

@@ -91,6 +91,12 @@ def build_layout(
     unmatched = _unmatched_patterns(signatures, include, exclude)
     hints = _Hints()
     ties = _shared_ties(signatures)
+    prefixed = {
+        label: prefix
+        for label, signature in zip(labels[1:], signatures[1:], strict=True)
+        if (prefix := _common_prefix(base, signature))
+    }
+    problems += [f"{label}: {difference}" for label, difference in prefixed.items()]
     candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
     copied: list[TensorInfo] = []
     for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
@@ -102,7 +108,8 @@ def build_layout(
         for label, signature in zip(labels[1:], signatures[1:], strict=True):
             stored = _stored(signature, name, ties)
             if stored is None:
-                problems.append(f"{label} lacks {name!r}{hints.partner(name, signature, base)}")
+                if label not in prefixed:
+                    problems.append(f"{label} lacks {name!r}{hints.partner(name, signature, base)}")
             else:
                 held.append((label, signature.tensors[stored]))
         problems.extend(_mismatches(name, held))
@@ -111,10 +118,12 @@ def build_layout(
         else:
             copied.append(TensorInfo(name, info.dtype, info.shape))
     for label, signature in zip(labels[1:], signatures[1:], strict=True):
-        for name in [*signature.tensors, *signature.aliases]:
+        for name in [*signature.tensors, *signature.aliases] if label not in prefixed else ():
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
-                problems.append(f"{label} has {name!r}, which the base lacks{hints.partner(name, base, signature)}")
+                problems.append(
+                    f"{label} has {name!r}, which the base lacks{hints.partner(name, base, signature, anyone=True)}"
+                )
     if problems:
         raise InputError(_all_problems(problems))
     mergeable: list[Mergeable] = []
@@ -175,14 +184,28 @@ def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[s
             yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
 
 
+def _common_prefix(base: Signature, task: Signature) -> str | None:
+    """The difference in words, if all names of a task differ from the base's by the same prefix."""
+    ours, theirs = sorted(base.tensors), sorted(task.tensors)
+    if not ours or len(ours) != len(theirs) or ours == theirs:
+        return None
+    for shorter, longer, owner in ((ours, theirs, "this task's"), (theirs, ours, "the base's")):
+        prefix = longer[0].removesuffix(shorter[0])
+        if prefix and longer == [prefix + name for name in shorter]:
+            return (
+                f"all {len(ours)} names of {owner} tensors have the prefix {prefix!r}, the other's do not; rename them"
+            )
+    return None
+
+
 class _Hints:
     """The likely partners of names that do not match, for the first few: finding one takes a look at all names."""
 
     def __init__(self) -> None:
         self._left = HINTS
 
-    def partner(self, name: str, there: Signature, here: Signature) -> str:
-        """The closest name of the other side, best one that has no partner here, or nothing."""
+    def partner(self, name: str, there: Signature, here: Signature, anyone: bool = False) -> str:
+        """The closest name of the other side that has no partner here (or `anyone`), or nothing."""
         if not self._left:
             return ""
         self._left -= 1
@@ -190,7 +213,7 @@ class _Hints:
         for other in alone:  # a prefix added or taken away
             if other.endswith(f".{name}") or name.endswith(f".{other}"):
                 return f" (did you mean {other!r}?)"
-        return closest(name, alone) or closest(name, list(there.tensors))
+        return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
 
 
 def _all_problems(problems: Sequence[str]) -> str:
@@ -199,5 +222,5 @@ def _all_problems(problems: Sequence[str]) -> str:
     return (
         f"these checkpoints can't be merged, {len(problems)} {noun}:\n{lines}\n"
         "Every task must hold the base's tensors with the same names and shapes. "
-        "Leave tensors out of the merge with exclude patterns (they are then copied from the base)."
+        "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
     )

@@ -227,6 +227,12 @@ def weights_of(what: What, recipe: Recipe) -> list[Any] | None:
             f"{what.preference} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
             f"the run has {', '.join(recipe.names)}"
         )
+    if recipe.names is None and preference.tasks is not None:
+        given = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
+        order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in given)
+        sys.stderr.write(
+            f"warning: checkpoints given by --task have no names, so the weights go by position: {order}\n"
+        )
     return list(preference.weights)
 
 

@@ -98,6 +98,10 @@ class Inputs:
         for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
             if path.resolve() == self.paths[0].resolve():
                 yield f"{label} is the base checkpoint itself"
+        first: dict[Path, str] = {}
+        for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
+            if first.setdefault(path.resolve(), label) != label:
+                yield f"{label} is the same checkpoint as {first[path.resolve()]}"
 
     def identity(self) -> list[Any]:
         """What tells these files from others without reading them: for recognising interrupted work, not for output."""
@@ -245,11 +249,15 @@ def fingerprint_of(inputs: Inputs, options: Options, shard_size: int, base_model
     """What an interrupted merge is recognised by, as JSON."""
     return {
         "version": tunable_magmax.__version__,
-        "options": {name: str(getattr(options, name)) for name in Options.__slots__},
+        **{name: _plain(getattr(options, name)) for name in Options.__slots__},
         "shard_size": shard_size,
         "base_model": base_model,
         "inputs": inputs.identity(),
     }
+
+
+def _plain(value: Any) -> Any:
+    return [str(part) for part in value] if isinstance(value, tuple) else str(value)
 
 
 @contextmanager
@@ -401,7 +409,8 @@ def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mod
         )
     name = base_name(inputs.paths[0], base_model)
     config = yaml.safe_dump(effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
-    digests[CONFIG] = output.write_file(CONFIG, config.encode())
+    note = "# Models are named here, not located: put in their paths before merging by this again.\n"
+    digests[CONFIG] = output.write_file(CONFIG, (note + config).encode())
     digests[CARD] = output.write_file(CARD, model_card(name, report.method, _shares(report), config).encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())

@@ -64,7 +64,7 @@ def label_preference(
         if not known and on_zero == "error":
             raise InputError(
                 f"{message}, so nothing is left to compare{_kinds(counts)}; give labels in the tasks' own class names "
-                "or indices, or ask for equal weights with on_zero='equal'"
+                "or indices, or ask for equal weights with on_zero='equal' (--on-zero equal)"
             )
         warnings.warn(f"{message} and were left out", stacklevel=3)
     if not known:

@@ -589,3 +589,12 @@ def test_output_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="already exists"):
             output.commit()
     assert (out / "theirs").exists()
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path, monkeypatch):
+    def refuse(self, *given, **named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match=r"out\.partial: cannot be created \(Permission denied\): make sure that"):
+        Output(tmp_path / "out", {})

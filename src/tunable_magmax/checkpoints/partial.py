@@ -59,6 +59,11 @@ class Partial:
         except StorageError:
             raise
         except OSError as error:
+            if not self.path.exists():
+                raise StorageError(
+                    f"{self.path}: cannot be created ({error.strerror or error}): "
+                    f"make sure that {self.path.parent} can be written to, or choose another output"
+                ) from error
             todo = _REMEDIES.get(error.errno or 0, "put that right")
             raise StorageError(
                 f"{path}: writing failed ({error.strerror or error}). Finished shards are kept in {self.path}: "

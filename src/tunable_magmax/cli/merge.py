@@ -159,7 +159,7 @@ def merge(
     if as_json:
         sys.stdout.write(report.to_json())
     elif not quiet:
-        sys.stdout.write(summary(report, out))
+        sys.stdout.write(summary(report, out, recipe))
     return 0
 
 
@@ -293,16 +293,18 @@ def _some(names: tuple[str, ...]) -> str:
     return f": {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
-def summary(report: MergeReport, out: Path) -> str:
-    """The result for a person: one line for the merge and one for each task."""
+def summary(report: MergeReport, out: Path, recipe: Recipe) -> str:
+    """The result for a person: one line for the merge and one for each task, under its name or path."""
     lines = [
         f"{out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g}, seed {report.seed}"
     ]
     if report.counts is not None:
         width = max(len(f"{count:,}") for count in report.counts)
         total = max(report.elements, 1)
+        names = recipe.names or [str(path) for path in recipe.tasks]
         lines += [
-            f"  task {t:<3} {n:>{width},} elements {n / total:7.2%}" for t, n in enumerate(report.counts, start=1)
+            f"  task {t:<3} {n:>{width},} elements {n / total:7.2%}  {name}"
+            for t, (n, name) in enumerate(zip(report.counts, names, strict=True), start=1)
         ]
     if report.leftovers:
         lines.append(f"  {report.leftovers:,} of them ({report.leftovers / max(report.elements, 1):.2%}) by lottery")

@@ -253,7 +253,7 @@ def test_another_sweep_is_replaced_only_when_asked(files, tmp_path, monkeypatch)
     (out / "mine").mkdir()
     before = made(out)
     for options in ({}, {"fresh": True}):
-        with pytest.raises(InputError, match=r"holds another sweep \(different: options, points\)"):
+        with pytest.raises(InputError, match=r"holds another sweep \(different: seed, points\)"):
             sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1, **options)
     assert made(out) == before
     with monkeypatch.context() as patch:
@@ -276,7 +276,7 @@ def test_fresh_discards_unfinished_work_and_makes_points_again(files, tmp_path, 
         stop_after(patch, 1)
         with pytest.raises(Stopped):
             sweep_checkpoints(base, tasks, out, POINTS)
-    with pytest.raises(InputError, match=r"unfinished work of another sweep \(different: options\).*--fresh"):
+    with pytest.raises(InputError, match=r"unfinished work of another sweep \(different: seed\).*--fresh"):
         sweep_checkpoints(base, tasks, out, POINTS, seed=1)
     assert sweep_checkpoints(base, tasks, out, POINTS, seed=1, fresh=True).skipped == ()
     assert sweep_checkpoints(base, tasks, out, POINTS, seed=1, fresh=True).skipped == ()

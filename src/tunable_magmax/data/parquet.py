@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.data.pictures import read_picture
-from tunable_magmax.data.samples import Samples, Unreadable
+from tunable_magmax.data.parquet_column import Column
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, indexed
 from tunable_magmax.errors import InputError, closest
 
-ROWS = 512
-
 
 def open_parquet(
-    path: Path, split: str | None = None, text_column: str | None = None, label_column: str | None = None
+    path: Path,
+    split: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    domain_column: str | None = None,
 ) -> Samples:
     """One file, or those of a folder whose names start with `split`, in sorted order."""
     try:
@@ -55,12 +57,17 @@ def open_parquet(
         )
         values = [value for file in opened for value in file.read(columns=[chosen]).column(chosen).to_pylist()]
         classes, labels = _labels(path, values, features.get(chosen, {}).get("names"), chosen)
+    domains: tuple[str, ...] | None = None
+    if domain_column is not None:
+        found = _chosen(path, domain_column, labelled, (), "--domain-column", "domains")
+        values = [value for file in opened for value in file.read(columns=[found]).column(found).to_pylist()]
+        names, indices = _labels(path, values, features.get(found, {}).get("names"), found)
+        domains = tuple(names[index] for index in indices)
     size = sum(file.metadata.num_rows for file in opened)
     if not size:
         raise InputError(f"{path}: holds no samples")
-    return Samples(
-        str(path), "image" if kind == "image" else "text", size, _loader(opened, files, column), classes, labels
-    )
+    load = Column(opened, [file.name for file in files], column).load
+    return Samples(str(path), "image" if kind == "image" else "text", size, load, classes, labels, domains)
 
 
 def _files(path: Path, split: str | None) -> list[Path]:
@@ -115,34 +122,3 @@ def _labels(path: Path, values: list[Any], names: Any, column: str) -> tuple[tup
     if outside:
         raise InputError(f"{path}: {column!r} holds {outside[0]}, but there are {len(names)} class names")
     return tuple(map(str, names)), tuple(values)
-
-
-def _loader(opened: Sequence[Any], files: Sequence[Path], column: str) -> Callable[[Sequence[int]], Iterator[Any]]:
-    def load(positions: Sequence[int]) -> Iterator[Any]:
-        waiting = iter(positions)
-        wanted = next(waiting, None)
-        start = 0
-        for file, name in zip(opened, files, strict=True):
-            if wanted is None:
-                return
-            if wanted >= start + file.metadata.num_rows:
-                start += file.metadata.num_rows
-                continue
-            for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
-                values = batch.column(0)
-                while wanted is not None and wanted < start + len(values):
-                    yield _input(values[wanted - start].as_py(), f"{name.name}, row {wanted}")
-                    wanted = next(waiting, None)
-                start += len(values)
-                if wanted is None:
-                    return
-
-    return load
-
-
-def _input(value: Any, name: str) -> Any:
-    if isinstance(value, dict):
-        value = value.get("bytes")
-    if isinstance(value, bytes):
-        return read_picture(value, name)
-    return value if isinstance(value, str) else Unreadable(name, "empty")

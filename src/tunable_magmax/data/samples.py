@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.errors import InputError, closest
@@ -25,6 +25,7 @@ class Unreadable:
 class Samples:
     """`size` inputs of one kind; `labels` (one index into `classes` for each) is None where there are none.
 
+    `domains`: the name of each sample's domain, where the data has domains.
     `load` takes ascending positions and yields, for each, a PIL image or a text, or an `Unreadable`.
     """
 
@@ -34,9 +35,25 @@ class Samples:
     load: Callable[[Sequence[int]], Iterator[Any]]
     classes: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
+    domains: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return self.size
+
+    def subset(self, positions: Sequence[int]) -> Samples:
+        """The samples at ascending positions, as if there were no others; with the same classes."""
+        kept = tuple(positions)
+
+        def load(wanted: Sequence[int]) -> Iterator[Any]:
+            return self.load([kept[position] for position in wanted])
+
+        return replace(
+            self,
+            size=len(kept),
+            load=load,
+            labels=None if self.labels is None else tuple(self.labels[position] for position in kept),
+            domains=None if self.domains is None else tuple(self.domains[position] for position in kept),
+        )
 
     def positions_of(self, wanted: Sequence[str] | None) -> list[int]:
         """The positions of the samples of some classes (names or indices); of all samples if None."""

@@ -13,7 +13,11 @@ from tunable_magmax.errors import InputError
 
 
 def open_samples(
-    path: str | Path, split: str | None = None, text_column: str | None = None, label_column: str | None = None
+    path: str | Path,
+    split: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    domain_column: str | None = None,
 ) -> Samples:
     """A folder of images or of class folders, parquet, CLINC150's JSON, or a table of texts; by what is there.
 
@@ -32,15 +36,15 @@ def open_samples(
         if split is not None and (path / split).is_dir():
             path = path / split
         if any(path.glob("*.parquet")):
-            return open_parquet(path, split, text_column, label_column)
+            return open_parquet(path, split, text_column, label_column, domain_column)
         return open_image_folder(path)
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return open_parquet(path, split, text_column, label_column)
+        return open_parquet(path, split, text_column, label_column, domain_column)
     if suffix == ".json":
         return open_clinc150(path, split)
     if suffix in SUFFIXES:
-        return open_table(path, text_column, label_column)
+        return open_table(path, text_column, label_column, domain_column)
     known = ".parquet, .json, " + ", ".join(sorted(SUFFIXES))
     raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
 

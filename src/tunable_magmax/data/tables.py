@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ LABEL_COLUMNS = ("label", "class", "intent", "category", "target", "fine_label",
 SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 
 
-def open_table(path: Path, text_column: str | None = None, label_column: str | None = None) -> Samples:
-    """Texts of a table, with labels where it has a column of them."""
+def open_table(
+    path: Path, text_column: str | None = None, label_column: str | None = None, domain_column: str | None = None
+) -> Samples:
+    """Texts of a table, with labels where it has a column of them, and domains where their column is named."""
     rows = read_rows(path)
     columns = list(rows[0])
     column = _column(path, columns, text_column, TEXT_COLUMNS, "--text-column")
@@ -27,9 +30,13 @@ def open_table(path: Path, text_column: str | None = None, label_column: str | N
         )
     texts = [_cell(path, rows, k, column) for k in range(len(rows))]
     label = _column(path, columns, label_column, LABEL_COLUMNS, "--label-column")
-    return text_samples(
+    domain = _column(path, columns, domain_column, (), "--domain-column")
+    samples = text_samples(
         str(path), texts, None if label is None else [_cell(path, rows, k, label) for k in range(len(rows))]
     )
+    if domain is None:
+        return samples
+    return replace(samples, domains=tuple(_cell(path, rows, k, domain) for k in range(len(rows))))
 
 
 def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None) -> Samples:

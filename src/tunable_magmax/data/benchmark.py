@@ -1,0 +1,206 @@
+"""Benchmarks: data with classes, dealt to tasks that are learned one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunable_magmax.data.benchmark_options import BenchmarkOptions, Scenario
+from tunable_magmax.data.orders import equal_parts, named_groups, sizes_sentence
+from tunable_magmax.data.pairs import open_pair
+from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.splits import limited
+from tunable_magmax.errors import InputError
+
+__all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
+
+PROMPTS = {name: name for name in ("cifar100", "imagenet-r", "clinc150")}
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """`classes`: indices into the benchmark's; `train`, `test`: ascending positions in its samples."""
+
+    name: str
+    classes: tuple[int, ...]
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+    domain: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """Tasks over samples. `facts`: what was chosen, drawn and left out, as JSON can hold it.
+
+    `classes` are the labels' own names; `prompts` names the templates that suit them.
+    """
+
+    name: str
+    kind: Kind
+    classes: tuple[str, ...]
+    train: Samples
+    test: Samples
+    tasks: tuple[Task, ...]
+    scenario: Scenario
+    facts: dict[str, Any]
+    prompts: str | None
+
+
+def open_benchmark(options: BenchmarkOptions) -> Benchmark:
+    """Read the data, order the classes, and deal them to tasks.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = [f"text {k},{label}" for label in "abcde" for k in range(5)]
+    ...     _ = Path(folder, "all.csv").write_text("\\n".join(["text,label", *rows]))
+    ...     options = BenchmarkOptions.read({"name": "texts", "data": "all.csv", "tasks": 2}, Path(folder))
+    ...     benchmark = open_benchmark(options)
+    >>> benchmark.facts["sizes"], [len(task.train) for task in benchmark.tasks], len(benchmark.test)
+    ('5 classes in 2 tasks: 1 of 3 and 1 of 2', [12, 8], 5)
+    """
+    pair = open_pair(options)
+    train, test = pair.train, pair.test
+    facts: dict[str, Any] = dict(pair.facts)
+    if options.scenario == "domain":
+        parts = _domains(options, train, test)
+    elif isinstance(options.tasks, Mapping):
+        groups = named_groups(options.tasks, train.classes)
+        kept = sorted(index for group in groups.values() for index in group)
+        facts["left_out"] = [name for k, name in enumerate(train.classes) if k not in set(kept)]
+        place = {index: k for k, index in enumerate(kept)}
+        train, test = (_restricted(samples, place) for samples in (train, test))
+        parts = [_Part(name, tuple(place[index] for index in group)) for name, group in groups.items()]
+    else:
+        assert options.tasks is not None
+        order = options.order.indices(train.classes, options.name)
+        width = max(2, len(str(options.tasks)))
+        dealt = equal_parts(order, options.tasks)
+        parts = [_Part(f"task-{t:0{width}d}", classes) for t, classes in enumerate(dealt, 1)]
+    _require_samples(train, parts)
+    tasks = tuple(_task(part, train, test, options) for part in parts)
+    _require_tests(test, tasks, facts)
+    facts |= _record(options, train, tasks)
+    facts["digest"] = _digest(train, test, tasks, pair.drawn)
+    prompts = PROMPTS.get(options.name)
+    return Benchmark(options.name, train.kind, train.classes, train, test, tasks, options.scenario, facts, prompts)
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    classes: tuple[int, ...]
+    domain: str | None = None
+
+
+def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[_Part]:
+    names = tuple(sorted(set(train.domains or ())))
+    strange = sorted(set(test.domains or ()) - set(names))
+    if strange:
+        raise InputError(f"{test.origin}: no training sample is of the domain {', '.join(map(repr, strange[:SHOWN]))}")
+    if options.tasks is not None and options.tasks != len(names):
+        raise InputError(
+            f"tasks is {options.tasks}, but with scenario domain every domain is a task, and {train.origin} has "
+            f"{len(names)} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}); drop tasks"
+        )
+    everything = tuple(range(len(train.classes)))
+    order = options.order.indices(names, options.name, "domain")
+    return [_Part(names[index], everything, names[index]) for index in order]
+
+
+def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
+    """Only samples of the classes in `place`, which says their new indices."""
+    labels = samples.labels or ()
+    kept = samples.subset([position for position, label in enumerate(labels) if label in place])
+    names = tuple(samples.classes[index] for index in place)
+    return replace(kept, classes=names, labels=tuple(place[label] for label in kept.labels or ()))
+
+
+def _require_samples(train: Samples, parts: Sequence[_Part]) -> None:
+    found = set(train.labels or ())
+    empty = sorted({index for part in parts for index in part.classes} - found)
+    if empty:
+        names = ", ".join(repr(train.classes[index]) for index in empty[:SHOWN])
+        more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
+        raise InputError(
+            f"{train.origin}: no training sample of {len(empty)} of the {len(train.classes)} classes: {names}{more}; "
+            "add samples, remove the class from the data or the list of classes, or name the classes to learn as "
+            "groups under tasks"
+        )
+
+
+def _task(part: _Part, train: Samples, test: Samples, options: BenchmarkOptions) -> Task:
+    chosen = [_positions(samples, part) for samples in (train, test)]
+    for k, (side, samples) in enumerate((("train", train), ("test", test))):
+        most = options.per_class.get(side)
+        if most is not None:
+            chosen[k] = limited(chosen[k], samples.labels or (), most, options.split_seed)
+    return Task(part.name, part.classes, tuple(chosen[0]), tuple(chosen[1]), part.domain)
+
+
+def _positions(samples: Samples, part: _Part) -> list[int]:
+    domains = samples.domains
+    if part.domain is not None and domains is not None:
+        return [position for position, domain in enumerate(domains) if domain == part.domain]
+    classes = set(part.classes)
+    return [position for position, label in enumerate(samples.labels or ()) if label in classes]
+
+
+def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) -> None:
+    """A class without test samples can be learned and is told; a task without any could never be judged."""
+    untested = [task.name for task in tasks if not task.test]
+    if untested:
+        raise InputError(
+            f"{test.origin}: no test sample for {', '.join(map(repr, untested[:SHOWN]))} of the {len(tasks)} tasks; "
+            "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
+        )
+    labels = test.labels or ()
+    seen = {labels[position] for task in tasks for position in task.test}
+    learned = {index for task in tasks for index in task.classes}
+    facts["untested"] = [test.classes[index] for index in sorted(learned - seen)]
+
+
+def _record(options: BenchmarkOptions, train: Samples, tasks: Sequence[Task]) -> dict[str, Any]:
+    by_domain = options.scenario == "domain"
+    sizes = [len(task.classes) for task in tasks]
+    sentence = f"{len(tasks)} domains of {len(train.classes)} classes" if by_domain else sizes_sentence(sizes)
+    return {
+        "name": options.name,
+        "scenario": options.scenario,
+        "options": options.record(),
+        "classes": list(train.classes),
+        "order": [task.name for task in tasks]
+        if by_domain
+        else [train.classes[index] for task in tasks for index in task.classes],
+        "sizes": sentence,
+        "task_sizes": sizes,
+        "tasks": [
+            {
+                "name": task.name,
+                "classes": [train.classes[index] for index in task.classes],
+                "train": len(task.train),
+                "test": len(task.test),
+                "absent": _absent(task, train),
+            }
+            for task in tasks
+        ],
+    }
+
+
+def _absent(task: Task, train: Samples) -> list[str]:
+    """Classes of a task of which it has no training sample: possible with domains."""
+    labels = train.labels or ()
+    counts = Counter(labels[position] for position in task.train)
+    return [train.classes[index] for index in task.classes if not counts[index]]
+
+
+def _digest(train: Samples, test: Samples, tasks: Sequence[Task], drawn: Sequence[int]) -> str:
+    """SHA-256 of classes, labels, split and tasks: equal wherever the data lies. Inputs are not read."""
+    dealt = [[task.name, task.classes, task.train, task.test, task.domain] for task in tasks]
+    content = json.dumps([train.classes, train.labels, test.labels, drawn, dealt])
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -1,0 +1,161 @@
+"""CIFAR-100 in every form it comes in: parquet, the python and binary distributions (also packed), image folders."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.data.cifar_pickle import read_cifar_pickle
+from tunable_magmax.data.parquet import open_parquet
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import InputError
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+ROW = 2 + PIXELS  # coarse label, fine label, pixels
+
+BINARY = ("train.bin", "test.bin", "fine_label_names.txt")
+PYTHON = ("train", "test", "meta")
+ARCHIVES = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
+# The real members are 150 MB; what claims to be much more is no CIFAR.
+_LARGEST = 1 << 30
+_FORMS = (
+    "expected CIFAR-100 as parquet files (train-*.parquet, test-*.parquet), as the binary distribution (train.bin, "
+    "test.bin, fine_label_names.txt), as the python distribution (train, test, meta), as one of their .tar.gz files, "
+    "or as image folders (train/CLASS, test/CLASS)"
+)
+
+
+def open_cifar100(path: Path) -> tuple[Samples, Samples, str]:
+    """Training and test samples, and in which form they were found. Labels are the fine ones."""
+    if path.is_file():
+        if path.name.endswith((".tar.gz", ".tgz", ".tar")):
+            return _archive(path)
+        raise InputError(f"{path}: {_FORMS}")
+    inner = ("", "data", "cifar100", "cifar-100-binary", "cifar-100-python")
+    folders = [folder for folder in (path / name for name in inner) if folder.is_dir()]
+    for folder in folders:
+        if any(folder.glob("train*.parquet")) and any(folder.glob("test*.parquet")):
+            train, test = (open_parquet(folder, split) for split in ("train", "test"))
+            return train, test, "parquet"
+    for names, form in ((BINARY, "binary"), (PYTHON, "python")):
+        for folder in folders:
+            if all((folder / name).is_file() for name in names):
+                return _distribution(str(folder), names, partial(_file, folder), form)
+    for folder in folders:
+        if all((folder / name).is_dir() for name in ("train", "test")):
+            return open_samples(folder / "train"), open_samples(folder / "test"), "image folders"
+    for name in ARCHIVES:
+        if (path / name).is_file():
+            return _archive(path / name)
+    found = ", ".join(sorted(item.name for item in path.iterdir())[:8])
+    raise InputError(f"{path}: {_FORMS}; found {found or 'an empty folder'}")
+
+
+def _file(folder: Path, name: str) -> Any:
+    path = folder / name
+    # Mapped, so that pixels are read from the disk when they are asked for.
+    return np.memmap(path, np.uint8, "r") if path.suffix == ".bin" and path.stat().st_size else path.read_bytes()
+
+
+def _archive(path: Path) -> tuple[Samples, Samples, str]:
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as packed:
+            for member in packed:
+                name = member.name.rsplit("/", 1)[-1]
+                if member.isfile() and name in {*BINARY, *PYTHON}:
+                    if member.size > _LARGEST:
+                        raise InputError(
+                            f"{path}: {member.name} claims to be {member.size} bytes; that is no CIFAR-100"
+                        )
+                    opened = packed.extractfile(member)
+                    assert opened is not None
+                    members[name] = opened.read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        said = str(error).split(":")[0]
+        raise InputError(f"{path}: not a readable archive ({said}); download it again") from None
+    for names, form in ((BINARY, "binary"), (PYTHON, "python")):
+        if all(name in members for name in names):
+            return _distribution(str(path), names, lambda name: members[name], form)
+    raise InputError(f"{path}: {_FORMS}; the archive holds {', '.join(sorted(members)) or 'none of these files'}")
+
+
+def _distribution(
+    origin: str, names: Sequence[str], read: Callable[[str], Any], form: str
+) -> tuple[Samples, Samples, str]:
+    """`read` gives the bytes of a file by name; `names` are those for training, testing and class names."""
+    if form == "binary":
+        listed = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
+        classes = tuple(line.strip() for line in listed if line.strip())
+        parts = [_binary(f"{origin}/{name}", read(name)) for name in names[:2]]
+    else:
+        meta = read_cifar_pickle(bytes(read(names[2])), f"{origin}/{names[2]}")
+        classes = _names(meta, f"{origin}/{names[2]}")
+        parts = [
+            _python(f"{origin}/{name}", read_cifar_pickle(bytes(read(name)), f"{origin}/{name}")) for name in names[:2]
+        ]
+    train, test = (
+        pixel_samples(f"{origin}/{name}", pixels, labels, classes)
+        for name, (labels, pixels) in zip(names[:2], parts, strict=True)
+    )
+    return train, test, form
+
+
+def _binary(origin: str, content: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    values = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+    if not values.size or values.size % ROW:
+        raise InputError(
+            f"{origin}: {values.size} bytes are no whole number of samples of {ROW} bytes; download it again"
+        )
+    rows = values.reshape(-1, ROW)
+    return np.array(rows[:, 1]), rows[:, 2:]
+
+
+def _names(meta: Mapping[str, Any], origin: str) -> tuple[str, ...]:
+    names = meta.get("fine_label_names")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{origin}: no list of names under 'fine_label_names' (found {', '.join(meta) or 'nothing'})")
+    return tuple(names)
+
+
+def _python(origin: str, found: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    labels, pixels = found.get("fine_labels"), found.get("data")
+    whole = isinstance(labels, list) and all(isinstance(label, int) for label in labels) and bool(labels)
+    if not whole or not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(found)}")
+    if pixels.shape != (len(labels or ()), PIXELS):
+        raise InputError(
+            f"{origin}: 'data' is {list(pixels.shape)}, but there are {len(labels or ())} labels, and a sample is "
+            f"{PIXELS} bytes"
+        )
+    return np.array(labels), pixels
+
+
+def pixel_samples(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any], classes: tuple[str, ...]) -> Samples:
+    """Samples of raw pixels [n, 3 * side * side], a plane for each colour."""
+    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+    if outside.size:
+        raise InputError(
+            f"{origin}: {outside.size} labels are outside the {len(classes)} class names, the first is "
+            f"{int(labels[outside[0]])} (sample {int(outside[0]) + 1}); the files must come from one distribution"
+        )
+
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise InputError('images need pillow: pip install "tunable-magmax[train]"') from None
+        for position in positions:
+            planes = np.asarray(pixels[position]).reshape(3, SIDE, SIDE)
+            yield Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+
+    return Samples(origin, "image", len(labels), load, classes, tuple(labels.tolist()))

@@ -1,0 +1,95 @@
+"""A file of class names: a list of all classes, or readable names for the labels that the data uses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from tunable_magmax.errors import InputError, closest
+
+WORDNET_ID = re.compile(r"n\d{8}")
+_FORMS = 'a JSON list, a JSON object {"label": "name"}, lines with one name each, or lines "n01443537 goldfish"'
+
+ClassNames: TypeAlias = tuple[str, ...] | Mapping[str, str]
+"""All classes in order, or label -> name."""
+
+
+def read_class_names(path: Path) -> ClassNames:
+    """A JSON list or object; or lines: a name each, a WordNet id and a name, or a label, a tab and a name."""
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: class names cannot be read ({error})") from None
+    if path.suffix.lower() == ".json":
+        try:
+            found = json.loads(content)
+        except ValueError as error:
+            raise InputError(f"{path}: not JSON ({error})") from None
+    else:
+        lines = [line.strip() for line in content.splitlines() if line.strip()]
+        found = _pairs(lines) or lines
+    names = list(found.values()) if isinstance(found, dict) else found
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise InputError(f"{path}: expected {_FORMS}")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InputError(f"{path}: {', '.join(map(repr, repeated[:5]))} named more than once; class names must differ")
+    return found if isinstance(found, dict) else tuple(names)
+
+
+def wordnet_names(content: str) -> dict[str, str]:
+    """WordNet id -> name, of the lines of a text that hold just that; other lines are left out.
+
+    >>> wordnet_names("ImageNet-R\\n\\nn01443537 goldfish\\n")
+    {'n01443537': 'goldfish'}
+    """
+    found = (re.fullmatch(rf"({WORDNET_ID.pattern})\s+(\S.*?)\s*", line) for line in content.splitlines())
+    return {match[1]: match[2].replace(" ", "_") for match in found if match}
+
+
+def _pairs(lines: list[str]) -> dict[str, str] | None:
+    ids = wordnet_names("\n".join(lines))
+    if ids and len(ids) == len(lines):
+        return ids
+    parts = [line.split("\t") for line in lines]
+    if all(len(part) == 2 for part in parts):
+        return {label.strip(): name.strip() for label, name in parts}
+    return None
+
+
+def find_name(wanted: str | int, names: Mapping[str, int], count: int) -> int | None:
+    """The index of a name or of an index, or None. Spaces, underscores and case may differ if nothing else fits.
+
+    `names`: see `by_spelling`.
+    """
+    if isinstance(wanted, int):
+        return wanted if 0 <= wanted < count else None
+    found = names.get(wanted)
+    return names.get(_plain(wanted)) if found is None else found
+
+
+def by_spelling(names: tuple[str, ...]) -> dict[str, int]:
+    """Name -> index, for `find_name`: as written, and in plain spelling where that is one name's only.
+
+    >>> by_spelling(("Granny_Smith", "ant"))
+    {'\\x00granny smith': 0, '\\x00ant': 1, 'Granny_Smith': 0, 'ant': 1}
+    """
+    plain = Counter(map(_plain, names))
+    found = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
+    return found | {name: k for k, name in enumerate(names)}
+
+
+def unknown(wanted: str | int, names: tuple[str, ...]) -> str:
+    """How an error names what is not there."""
+    if isinstance(wanted, int):
+        return f"index {wanted} (there are {len(names)}, 0 to {len(names) - 1})"
+    return f"{wanted!r}{closest(wanted, names)}"
+
+
+def _plain(name: str) -> str:
+    # The first character keeps plain spellings apart from names as written.
+    return "\x00" + name.replace("_", " ").casefold()

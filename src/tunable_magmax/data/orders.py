@@ -1,0 +1,202 @@
+"""In which order classes (or domains) come, and how they are dealt to tasks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tunable_magmax.data.class_names import by_spelling, find_name, unknown
+from tunable_magmax.data.splits import shuffled
+from tunable_magmax.errors import InputError, closest
+
+Item: TypeAlias = str | int
+FORMS = "natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices"
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Order:
+    """`natural` unless one of the others is set: a seed, a file (and a name in it), or the items themselves."""
+
+    seed: int | None = None
+    file: Path | None = None
+    name: str | None = None
+    items: tuple[Item, ...] | None = None
+
+    @classmethod
+    def read(cls, given: Any, root: Path, problems: list[str]) -> Order:
+        """From what run.yaml says; what is wrong goes into `problems`."""
+        if given is None or given == "natural":
+            return cls()
+        if isinstance(given, list | tuple):
+            odd = [item for item in given if isinstance(item, bool) or not isinstance(item, str | int)]
+            if odd:
+                problems.append(
+                    f"order holds {odd[0]!r}: expected class names or indices (quote names like yes and no)"
+                )
+            return cls(items=tuple(item for item in given if item not in odd))
+        if isinstance(given, Mapping) and set(given) == {"seed"} and is_seed(given["seed"]):
+            return cls(seed=given["seed"])
+        if isinstance(given, Mapping) and "file" in given and set(given) <= {"file", "name"}:
+            file, name = given["file"], given.get("name")
+            if isinstance(file, str | Path) and (name is None or isinstance(name, str)):
+                return cls(file=root / Path(file).expanduser(), name=name)
+        problems.append(f"order is {given!r}: expected {FORMS}")
+        return cls()
+
+    def record(self) -> Any:
+        """As `read` takes it."""
+        if self.items is not None:
+            return list(self.items)
+        if self.seed is not None:
+            return {"seed": self.seed}
+        if self.file is not None:
+            return {"file": str(self.file)} | ({} if self.name is None else {"name": self.name})
+        return "natural"
+
+    def indices(self, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
+        """The order as indices into `names`: a permutation, or an error that says what is missing and repeated."""
+        if self.items is not None:
+            return permutation(self.items, names, "order", what)
+        if self.seed is not None:
+            return shuffled(len(names), self.seed)
+        if self.file is not None:
+            items, name = _from_file(self.file, self.name, benchmark)
+            return permutation(items, names, f"{self.file}, order {name}" if name else str(self.file), what)
+        return list(range(len(names)))
+
+
+def is_seed(value: Any) -> bool:
+    """Whether a value is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what: str = "class") -> list[int]:
+    """Items as indices into `names`, each exactly once.
+
+    >>> permutation(["dog", 0], ("cat", "dog"), "order")
+    [1, 0]
+    """
+    spelled = by_spelling(names)
+    found = [find_name(item, spelled, len(names)) for item in items]
+    strange = [unknown(item, names) for item, index in zip(items, found, strict=True) if index is None]
+    counts = Counter(index for index in found if index is not None)
+    repeated = [repr(names[index]) for index, count in counts.items() if count > 1]
+    missing = [repr(name) for k, name in enumerate(names) if k not in counts]
+    faults = [
+        f"{label} {_some(listed)}"
+        for label, listed in ((f"no {what} is", strange), ("named twice:", repeated), ("missing:", missing))
+        if listed
+    ]
+    if faults:
+        plural = "classes" if what == "class" else f"{what}s"
+        raise InputError(
+            f"{origin}: not an order of the {len(names)} {plural} ({'; '.join(faults)}); name each exactly once"
+        )
+    return [index for index in found if index is not None]
+
+
+def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
+    """The order cut into parts whose sizes differ by at most one, the larger first.
+
+    >>> equal_parts([4, 2, 0, 1, 3], 2)
+    [(4, 2, 0), (1, 3)]
+    """
+    if tasks > len(order):
+        raise InputError(
+            f"tasks is {tasks}, but there are only {len(order)} classes, and every task needs one: give at most "
+            f"{len(order)} tasks"
+        )
+    size, larger = divmod(len(order), tasks)
+    cuts = [t * size + min(t, larger) for t in range(tasks + 1)]
+    return [tuple(order[start:end]) for start, end in pairwise(cuts)]
+
+
+def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Groups of class names as groups of indices: known and disjoint. Classes in no group are left out."""
+    spelled = by_spelling(names)
+    found: dict[str, tuple[int, ...]] = {}
+    faults: list[str] = []
+    owner: dict[int, str] = {}
+    for group, items in groups.items():
+        kept: list[int] = []
+        for item in items:
+            index = find_name(item, spelled, len(names))
+            if index is None:
+                faults.append(f"{group!r} names {unknown(item, names)}, which is no class")
+            elif index in owner:
+                twice = "twice" if owner[index] == group else f"and so does {owner[index]!r}"
+                faults.append(f"{group!r} holds {names[index]!r} {twice}")
+            else:
+                owner[index] = group
+                kept.append(index)
+        found[group] = tuple(kept)
+    if faults:
+        raise InputError(f"tasks: groups must hold known classes, each in one group only: {_some(faults, '; ')}")
+    return found
+
+
+def sizes_sentence(sizes: Sequence[int], what: str = "classes") -> str:
+    """How many tasks of which size, in words.
+
+    >>> sizes_sentence([15, 15, 14, 14, 14])
+    '72 classes in 5 tasks: 2 of 15 and 3 of 14'
+    >>> sizes_sentence([5, 5])
+    '10 classes in 2 tasks of 5'
+    """
+    counts = Counter(sizes)
+    start = f"{sum(sizes)} {what} in {len(sizes)} task{'s' if len(sizes) != 1 else ''}"
+    if len(counts) == 1:
+        return f"{start} of {sizes[0]}"
+    parts = [f"{count} of {size}" for size, count in counts.items()]
+    return f"{start}: {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _some(listed: Sequence[str], joint: str = ", ") -> str:
+    more = f"{joint}and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return joint.join(listed[:SHOWN]) + more
+
+
+def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item], str | None]:
+    """The items of an order in a JSON file, and its name there.
+
+    The file is a list; or {benchmark: {name: list}}, where "BENCHMARK_classes" may list the names that indices count
+    in; or {name: list}.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: a file of class orders cannot be read as JSON ({error})") from None
+    key = next((key for key in (benchmark, benchmark.replace("-", "_")) if _holds(content, key)), None)
+    classes = content.get(f"{key}_classes") if key is not None else None
+    found = content[key] if key is not None else content
+    if isinstance(found, dict):
+        orders = {title: items for title, items in found.items() if _is_order(title, items)}
+        if name is None:
+            name = next(
+                (title for title in ("A", *orders) if title in orders and (title == "A" or len(orders) == 1)), None
+            )
+        if name is None or name not in orders:
+            asked = "which order? Give its name" if name is None else f"no order {name!r}{closest(name, list(orders))}"
+            raise InputError(f"{path}: {asked} (for {benchmark} it holds {', '.join(orders) or 'none'})")
+        found = orders[name]
+    elif name is not None and key is None:
+        raise InputError(f"{path}: holds one order without a name, but order {name!r} was asked for; drop the name")
+    if not isinstance(found, list) or not all(isinstance(x, str | int) and not isinstance(x, bool) for x in found):
+        raise InputError(f"{path}: an order must be a list of class names or indices")
+    if isinstance(classes, list):
+        found = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in found]
+    return found, name
+
+
+def _holds(content: Any, key: str) -> bool:
+    return isinstance(content, dict) and isinstance(content.get(key), dict | list)
+
+
+def _is_order(title: str, items: Any) -> bool:
+    return isinstance(items, list) and not title.endswith("_classes")

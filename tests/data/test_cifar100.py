@@ -1,0 +1,321 @@
+"""CIFAR-100 in all its forms is the same benchmark, and its pickles run nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from PIL import Image
+
+from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.cifar_pickle import read_cifar_pickle
+from tunable_magmax.errors import InputError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+NAMES = ("ant_hill", "bee", "cat", "dog")
+COUNTS = {"train": 24, "test": 8}
+
+
+def content(split):
+    """Pixels [n, 3072] and labels of one side."""
+    count = COUNTS[split]
+    pixels = np.random.default_rng(len(split)).integers(0, 256, (count, 3072), dtype=np.uint8)
+    return pixels, [k % len(NAMES) for k in range(count)]
+
+
+class Python2:
+    """A pickle as python 2 writes it: protocol 2, byte strings, and NumPy under its old name."""
+
+    def __init__(self):
+        self.out = bytearray(b"\x80\x02")
+        self.memo = 0
+
+    def put(self):
+        self.out += b"q" + bytes([self.memo]) if self.memo < 256 else b"r" + struct.pack("<I", self.memo)
+        self.memo += 1
+
+    def string(self, value):
+        short = len(value) < 256
+        self.out += (b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value))) + value
+        self.put()
+
+    def items(self, values):
+        self.out += b"]"
+        self.put()
+        self.out += b"("
+        for value in values:
+            if isinstance(value, int):
+                self.out += b"K" + bytes([value])
+            else:
+                self.string(value)
+        self.out += b"e"
+
+    def array(self, values):
+        self.out += b"cnumpy.core.multiarray\n_reconstruct\n"
+        self.put()
+        self.out += b"cnumpy\nndarray\n"
+        self.put()
+        self.out += b"K\x00\x85"
+        self.string(b"b")
+        self.out += b"\x87R("
+        self.out += b"K\x01" + b"".join(b"M" + struct.pack("<H", size) for size in values.shape) + b"\x86"
+        self.out += b"cnumpy\ndtype\n"
+        self.put()
+        self.string(b"u1")
+        self.out += b"K\x00K\x01\x87R(K\x03"
+        self.string(b"|")
+        self.out += b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb\x89"
+        self.string(values.tobytes())
+        self.out += b"tb"
+
+    def mapping(self, values):
+        self.out += b"}"
+        self.put()
+        self.out += b"("
+        for key, value in values.items():
+            self.string(key)
+            if isinstance(value, np.ndarray):
+                self.array(value)
+            elif isinstance(value, bytes):
+                self.string(value)
+            else:
+                self.items(value)
+        self.out += b"u."
+        return bytes(self.out)
+
+
+def python_files():
+    files = {"meta": Python2().mapping({b"fine_label_names": [name.encode() for name in NAMES]})}
+    for split in COUNTS:
+        pixels, labels = content(split)
+        files[split] = Python2().mapping(
+            {
+                b"filenames": [f"picture_{k}.png".encode() for k in labels],
+                b"batch_label": b"training batch 1 of 1",
+                b"fine_labels": labels,
+                b"coarse_labels": [0] * len(labels),
+                b"data": pixels,
+            }
+        )
+    return files
+
+
+def binary_files():
+    files = {"fine_label_names.txt": ("\n".join(NAMES) + "\n\n").encode(), "coarse_label_names.txt": b"all\n"}
+    for split in COUNTS:
+        pixels, labels = content(split)
+        files[f"{split}.bin"] = b"".join(
+            bytes([0, label]) + row.tobytes() for label, row in zip(labels, pixels, strict=True)
+        )
+    return files
+
+
+def written(folder, files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_bytes(value)
+    return folder
+
+
+def packed(path, inner, files):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, value in files.items():
+            info = tarfile.TarInfo(f"{inner}/{name}")
+            info.size = len(value)
+            archive.addfile(info, io.BytesIO(value))
+    return path
+
+
+def pictures(split):
+    pixels, labels = content(split)
+    for row, label in zip(pixels, labels, strict=True):
+        yield Image.fromarray(np.ascontiguousarray(row.reshape(3, 32, 32).transpose(1, 2, 0))), label
+
+
+def parquet_files(folder):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    told = {
+        "info": {"features": {"img": {"_type": "Image"}, "fine_label": {"names": list(NAMES), "_type": "ClassLabel"}}}
+    }
+    folder.mkdir(parents=True)
+    for split in COUNTS:
+        images, labels = [], []
+        for image, label in pictures(split):
+            file = io.BytesIO()
+            image.save(file, format="png")
+            images.append({"bytes": file.getvalue(), "path": None})
+            labels.append(label)
+        table = arrow.table({"img": images, "fine_label": labels, "coarse_label": [0] * len(labels)})
+        pq.write_table(
+            table.replace_schema_metadata({"huggingface": json.dumps(told)}),
+            folder / f"{split}-00000-of-00001.parquet",
+            row_group_size=7,
+        )
+    return folder
+
+
+def image_folders(folder):
+    for split in COUNTS:
+        for name in NAMES:
+            (folder / split / name).mkdir(parents=True)
+        for k, (image, label) in enumerate(pictures(split)):
+            image.save(folder / split / NAMES[label] / f"{k:03d}.png")
+    return folder
+
+
+FORMS = {
+    "python": lambda root: written(root, python_files()),
+    "python folder": lambda root: written(root / "cifar-100-python", python_files()).parent,
+    "python archive": lambda root: packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()),
+    "folder of an archive": lambda root: (
+        packed(root / "cifar-100-binary.tar.gz", "cifar-100-binary", binary_files()).parent
+    ),
+    "binary": lambda root: written(root, binary_files()),
+    "binary folder": lambda root: written(root / "cifar-100-binary", binary_files()).parent,
+    "parquet": parquet_files,
+    "parquet folder": lambda root: parquet_files(root / "cifar100").parent,
+    "image folders": image_folders,
+}
+FOUND = {"image folders": "image folders"}
+
+
+def opened(data, **given):
+    return open_benchmark(BenchmarkOptions.read({"name": "cifar100", "data": str(data), "tasks": 2, **given}, Path()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_holds_the_same_pictures(tmp_path, form):
+    benchmark = opened(FORMS[form](tmp_path / "data"))
+    assert (benchmark.classes, benchmark.kind, benchmark.prompts) == (NAMES, "image", "cifar100")
+    assert benchmark.facts["form"] == ("binary" if form == "folder of an archive" else FOUND.get(form, form.split()[0]))
+    for split, samples in (("train", benchmark.train), ("test", benchmark.test)):
+        found = [
+            (np.asarray(image).tobytes(), label)
+            for image, label in zip(samples.load(range(len(samples))), samples.labels, strict=True)
+        ]
+        expected = [(np.asarray(image).tobytes(), label) for image, label in pictures(split)]
+        assert sorted(found) == sorted(expected)
+        if form != "image folders":
+            assert found == expected
+            assert np.array_equal(np.asarray(next(samples.load([3]))), np.asarray(list(pictures(split))[3][0]))
+    assert [task.classes for task in benchmark.tasks] == [(0, 1), (2, 3)]
+    assert benchmark.tasks[1].train == tuple(k for k, label in enumerate(benchmark.train.labels) if label > 1)
+
+
+class Harm:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("name", ["train", "meta"])
+def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, name):
+    mark = tmp_path / "ran"
+    harmful = pickle.dumps({"fine_labels": Harm(mark)}, protocol=2)
+    data = written(tmp_path / "data", python_files() | {name: harmful})
+    with pytest.raises(
+        InputError, match=rf"{name}: refused, a pickle of more than lists and NumPy arrays .* binary dist"
+    ):
+        opened(data)
+    assert not mark.exists()
+    pickle.loads(harmful)
+    assert mark.exists(), "the pickle is harmless, so this test shows nothing"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", b"\x80\x02cnumpy\nload\n."],
+)
+def test_only_arrays_are_on_the_list(code):
+    with pytest.raises(InputError, match="refused, a pickle of more than"):
+        read_cifar_pickle(code, "train")
+
+
+def test_the_list_is_as_short_afterwards_as_before():
+    import torch
+
+    before = set(torch.serialization.get_safe_globals())
+    read_cifar_pickle(python_files()["train"], "train")
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train": b"\x80\x02"}, r"train: not a readable pickle .* binary distribution"),
+        ({"train": pickle.dumps({"data": 1}, protocol=4)}, r"train: not a readable pickle"),
+        ({"train": pickle.dumps([1], protocol=2)}, r"train: holds a list, expected a dict"),
+        ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, r"meta: no list of names under 'fine_label_names'"),
+        (
+            {"test": pickle.dumps({"fine_labels": [1]}, protocol=2)},
+            r"test: expected 'fine_labels' \(a list\) and 'data'",
+        ),
+        (
+            {"test": Python2().mapping({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})},
+            r"'data' is \[3, 3072\], but there are 2 labels",
+        ),
+        (
+            {"test": Python2().mapping({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})},
+            r"1 labels are outside the 4 class names, the first is 9 \(sample 2\)",
+        ),
+    ],
+)
+def test_bad_python_files(tmp_path, change, says):
+    with pytest.raises(InputError, match=says):
+        opened(written(tmp_path, python_files() | change))
+
+
+def test_bad_binary_files(tmp_path):
+    with pytest.raises(InputError, match=r"train\.bin: 5 bytes are no whole number of samples of 3074 bytes"):
+        opened(written(tmp_path, binary_files() | {"train.bin": b"12345"}))
+    with pytest.raises(InputError, match=r"test\.bin: 0 bytes"):
+        opened(written(tmp_path, binary_files() | {"test.bin": b""}))
+    with pytest.raises(InputError, match=r"train\.bin: 6 labels are outside the 3 class names, the first is 3"):
+        opened(written(tmp_path, binary_files() | {"fine_label_names.txt": b"a\nb\nc\n"}))
+
+
+def test_what_is_no_cifar(tmp_path):
+    written(tmp_path, {"notes.md": b"", "x.tar.gz": b"not packed"})
+    with pytest.raises(
+        InputError, match=r"expected CIFAR-100 as parquet .* or as image folders .*; found notes\.md, x"
+    ):
+        opened(tmp_path)
+    with pytest.raises(InputError, match=r"not a readable archive .* download it again"):
+        opened(tmp_path / "x.tar.gz")
+    with pytest.raises(InputError, match="expected CIFAR-100 as parquet"):
+        opened(tmp_path / "notes.md")
+    with pytest.raises(InputError, match="the archive holds train"):
+        opened(packed(tmp_path / "y.tar.gz", "cifar-100-python", {"train": b""}))
+    with pytest.raises(InputError, match="does not exist"):
+        opened(tmp_path / "none")
+
+
+@pytest.mark.skipif(not (SHARED / "data/cifar100").exists(), reason="shared/data/cifar100 is not here")
+def test_the_real_one_in_the_paper_s_order():
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    orders = SHARED / "data" / "class_orders.json"
+    benchmark = opened(SHARED / "data" / "cifar100", tasks=20, order={"file": str(orders), "name": "A"})
+    assert (len(benchmark.train), len(benchmark.test), len(benchmark.classes)) == (50_000, 10_000, 100)
+    listed = json.loads(orders.read_text())["cifar100"]["A"]
+    assert [index for task in benchmark.tasks for index in task.classes] == listed
+    assert {(len(task.train), len(task.test)) for task in benchmark.tasks} == {(2_500, 500)}
+    assert benchmark.facts["sizes"] == "100 classes in 20 tasks of 5"
+    first = benchmark.tasks[0]
+    assert {benchmark.train.labels[position] for position in first.train} == set(listed[:5])
+    assert [image.size for image in benchmark.train.load(first.train[:3])] == [(32, 32)] * 3
+    odd = opened(SHARED / "data" / "cifar100", tasks=7)
+    assert odd.facts["sizes"] == "100 classes in 7 tasks: 2 of 15 and 5 of 14"

@@ -1,0 +1,149 @@
+"""Inputs are decoded in order, only those asked for, and files are read no more often than they must be."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+from PIL import Image
+
+from tunable_magmax.data import decoding, parquet_column, pictures
+from tunable_magmax.data.decoding import in_order
+from tunable_magmax.data.samples import Unreadable
+from tunable_magmax.data.source import open_samples
+
+COUNT = 40
+
+
+def encoded(image, kind="png", **more):
+    file = io.BytesIO()
+    image.save(file, format=kind, **more)
+    return file.getvalue()
+
+
+@pytest.fixture
+def samples(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    values = [{"bytes": encoded(tiny.picture((k, 0, 0), k)), "path": None} for k in range(COUNT)]
+    values[7] = None
+    values[8] = {"bytes": None, "path": "gone.png"}
+    kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    for part in range(2):
+        table = arrow.table({"image": arrow.array(values[part * 20 : part * 20 + 20], kind), "label": [0, 1] * 10})
+        pq.write_table(table, tmp_path / f"train-{part}.parquet", row_group_size=6)
+    return open_samples(tmp_path, "train")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("positions", [range(COUNT), [0, 5, 6, 19, 20, 39], [7, 8], [39], []])
+def test_any_positions_in_order(samples, monkeypatch, kept, positions):
+    if not kept:
+        monkeypatch.setattr(parquet_column, "KEPT_BYTES", 0)
+        monkeypatch.setattr(parquet_column, "BATCH_ROWS", 4)
+    found = list(samples.load(positions))
+    assert len(found) == len(positions)
+    for position, image in zip(positions, found, strict=True):
+        if position in (7, 8):
+            assert image == Unreadable(f"train-0.parquet, row {position}", "empty")
+        else:
+            assert np.array_equal(np.asarray(image), np.asarray(tiny.picture((position, 0, 0), position)))
+
+
+def test_no_other_input_is_decoded(samples, monkeypatch):
+    names = []
+
+    def read(source, name):
+        names.append(name)
+        return pictures.read_picture(source, name)
+
+    monkeypatch.setattr(parquet_column, "read_picture", read)
+    assert len(list(samples.load([3, 30]))) == 2
+    assert names == ["train-0.parquet, row 3", "train-1.parquet, row 30"]
+
+
+def test_a_row_group_is_read_once(samples, monkeypatch):
+    reads = []
+    whole = parquet_column._values
+    monkeypatch.setattr(parquet_column, "_values", lambda table: reads.append(1) or whole(table))
+    for _ in range(3):
+        list(samples.load([0, 1, 2]))
+        list(samples.load([4, 21]))
+    assert len(reads) == 2
+
+
+def test_a_subset_counts_in_its_own_positions(samples):
+    part = samples.subset([2, 3, 25]).subset([0, 2])
+    assert (len(part), part.labels) == (2, (0, 1))
+    assert np.array_equal(np.asarray(next(iter(part.load([1])))), np.asarray(tiny.picture((25, 0, 0), 25)))
+
+
+def test_threads_keep_the_order_and_stay_near_the_reader():
+    taken, used = [], set()
+
+    def items():
+        for k in range(100):
+            taken.append(k)
+            yield k
+
+    def work(k):
+        used.add(threading.get_ident())
+        return k * k
+
+    results = in_order(work, items(), 3)
+    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
+    assert len(taken) <= 5 + 3 * decoding.AHEAD
+    results.close()
+    assert threading.get_ident() not in used
+    assert list(in_order(work, range(50), 3)) == [k * k for k in range(50)]
+    assert list(in_order(work, range(5), 1)) == [0, 1, 4, 9, 16]
+    with pytest.raises(ZeroDivisionError):
+        list(in_order(lambda k: 1 // k, [1, 0, 1], 2))
+
+
+def test_only_large_images_are_worth_threads():
+    assert decoding.threads_for(2_000) == 1
+    assert 1 <= decoding.threads_for(100_000) <= decoding.MOST_THREADS
+
+
+def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "WORTH_BYTES", 0)
+    for k in range(12):
+        Image.new("RGB", (8, 8), (k, 0, 0)).save(tmp_path / f"{k:02d}.png")
+    (tmp_path / "05.png").write_bytes(b"?")
+    found = list(open_samples(tmp_path).load(range(12)))
+    assert found[5] == Unreadable("05.png", "not an image")
+    assert [image.getpixel((0, 0))[0] for k, image in enumerate(found) if k != 5] == [0, 1, 2, 3, 4, *range(6, 12)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("png", {}), ("jpeg", {}), ("webp", {"lossless": True}), ("bmp", {}), ("gif", {})]
+)
+def test_bytes_of_every_format(kind, more):
+    image = Image.new("RGB", (4, 2), (200, 0, 0))
+    found = pictures.read_picture(encoded(image, kind, **more), "x")
+    assert (found.mode, found.size) == ("RGB", (4, 2))
+    assert abs(found.getpixel((1, 1))[0] - 200) < 3
+
+
+def test_what_only_begins_like_an_image():
+    for start in (b"RIFF0000", b"\x89PNG", b"\xff\xd8\xff"):
+        assert isinstance(pictures.read_picture(start + b"nothing of the kind", "x"), Unreadable)
+
+
+def test_pictures_are_turned_as_the_camera_says():
+    image = Image.new("RGB", (4, 2), (0, 0, 0))
+    image.putpixel((0, 0), (255, 255, 255))
+    told = Image.Exif()
+    told[0x0112] = 6
+    for kind, more in (("png", {}), ("webp", {"lossless": True})):
+        found = pictures.read_picture(encoded(image, kind, exif=told, **more), "x")
+        assert found.size == (2, 4)
+        assert found.getpixel((1, 0)) == (255, 255, 255)

@@ -111,7 +111,8 @@ def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
 
 def test_half_precision_is_computed_in_single(tmp_path):
     folder = tiny.save(tiny.build("vit").half(), tmp_path / "half")
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
+    config = json.loads((folder / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == "float16"
     encoder = load_encoder(folder, "cpu")
     assert {parameter.dtype for parameter in encoder.module.parameters()} == {torch.float32}
 

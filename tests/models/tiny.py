@@ -61,6 +61,7 @@ def save(model, folder: Path, companions: bool = True) -> Path:
     """As transformers saves it, with what prepares its inputs."""
     import json
 
+    import transformers
     from transformers import BertTokenizerFast
 
     model.save_pretrained(folder)
@@ -73,7 +74,8 @@ def save(model, folder: Path, companions: bool = True) -> Path:
             (folder / "preprocessor_config.json").write_text(json.dumps(told))
         if model.main_input_name == "input_ids":
             (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-            BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+            given = "vocab" if int(transformers.__version__.split(".")[0]) >= 5 else "vocab_file"
+            BertTokenizerFast(**{given: str(folder / "vocab.txt")}).save_pretrained(folder)
     return folder
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, closest
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.state import checkpoint_digest, tensors_digest
+
+SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,45 @@ class Head:
     classes: tuple[str, ...]
     logit_scale: float
     digest: str
+
+    @classmethod
+    def of(cls, weight: NDArray[Any], classes: Sequence[str], logit_scale: float) -> Head:
+        """A head from its parts, checked; its digest is that of the file that `save_head` makes of it.
+
+        >>> Head.of(np.eye(2), ["cat", "dog"], 20.0).classes
+        ('cat', 'dog')
+        """
+        import torch
+
+        rows = np.ascontiguousarray(weight, dtype=np.float32)
+        names = require_class_names(classes)
+        if rows.ndim != 2 or len(rows) != len(names):
+            raise InputError(f"a head of {len(names)} classes needs a matrix of as many rows, found {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise InputError("the weight of a head must be finite, but holds NaN or infinity")
+        if not np.isfinite(logit_scale) or logit_scale <= 0:
+            raise InputError(f"the logit scale of a head is {logit_scale}; expected a positive number")
+        return cls(rows, names, float(logit_scale), tensors_digest({"weight": torch.from_numpy(rows)}))
+
+    def select(self, classes: Sequence[str]) -> Head:
+        """The head of these classes in this order.
+
+        >>> Head.of(np.eye(2), ["cat", "dog"], 20.0).select(["dog"]).weight
+        array([[0., 1.]], dtype=float32)
+        """
+        names = require_class_names(classes)
+        if names == self.classes:
+            return self
+        rows = {name: row for row, name in enumerate(self.classes)}
+        missing = [name for name in names if name not in rows]
+        if missing:
+            named = ", ".join(f"{name!r}{closest(name, self.classes)}" for name in missing[:SHOWN])
+            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            raise InputError(
+                f"the head lacks {len(missing)} of {len(names)} classes: {named}{more}. It has {len(self.classes)}, "
+                f"such as {', '.join(map(repr, self.classes[:SHOWN]))}; give a head whose class names are the data's"
+            )
+        return Head.of(self.weight[[rows[name] for name in names]], names, self.logit_scale)
 
     def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scaled scores.
@@ -52,11 +93,7 @@ class Classifier:
     head: Head
 
     def __post_init__(self) -> None:
-        if self.encoder.dim != self.head.weight.shape[1]:
-            raise InputError(
-                f"the head has width {self.head.weight.shape[1]} and the encoder {self.encoder.path} has width "
-                f"{self.encoder.dim}: they do not belong together"
-            )
+        require_match(self.encoder, self.head)
 
     @property
     def digest(self) -> str:
@@ -71,6 +108,28 @@ class Classifier:
     def probabilities(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
         """Class probabilities [n, classes] of images or texts."""
         return self.head.probabilities(self.encoder.embed(inputs))
+
+
+def require_match(encoder: Encoder, head: Head) -> None:
+    """Refuse a head that has another width than the encoder's embeddings."""
+    if encoder.dim != head.weight.shape[1]:
+        raise InputError(
+            f"the head has width {head.weight.shape[1]} and the encoder {encoder.path} has width {encoder.dim}: they "
+            "do not belong together; give the encoder that the head was made for, or make a head for this one"
+        )
+
+
+def require_class_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """The names as a tuple, if they are names, all different."""
+    names = tuple(classes)
+    odd = [name for name in names if not isinstance(name, str) or not name.strip()]
+    if not names or odd:
+        found = f"found {odd[0]!r}" if odd else "found none"
+        raise InputError(f"a head needs class names that are texts with something in them, {found}")
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InputError(f"class names must differ; named twice: {', '.join(map(repr, twice[:SHOWN]))}")
+    return names
 
 
 def load_head(path: str | Path) -> Head:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import Encoder, _quiet
+from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.instantiate import from_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,15 +38,11 @@ class Refill:
 def _places(encoder: Encoder, state: Mapping[str, Tensor]) -> list[tuple[Tensor, str]]:
     """The module's tensors, each with the name of the checkpoint's tensor that belongs there."""
     import torch
-    import transformers
 
     names = [name for name, tensor in state.items() if tensor.is_floating_point()]
     marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
-    kind = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-    options: dict[str, Any] = {kind: torch.float32, "state_dict": marks, "output_loading_info": True}
     module: Any = encoder.module
-    with _quiet():
-        probe, told = type(module).from_pretrained(None, config=module.config, **options)
+    probe, told = from_state(type(module), module.config, marks)
     found = probe.state_dict()
     places: list[tuple[Tensor, str]] = []
     for name, place in module.state_dict().items():

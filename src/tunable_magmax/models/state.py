@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.checkpoints.source import Checkpoint, open_checkpoint
+from tunable_magmax.checkpoints.tensors import dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,17 +30,32 @@ def checkpoint_digest(path: str | Path) -> str:
     digest = hashlib.sha256()
     with open_checkpoint(path) as checkpoint:
         for name in sorted(checkpoint.tensors):
-            digest.update(_heading(checkpoint, name))
+            digest.update(_heading_of(checkpoint, name))
             for part in _chunks(checkpoint, name):
                 digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The digest that a checkpoint with exactly these tensors would have.
+
+    >>> import torch
+    >>> tensors_digest({"w": torch.tensor([1.0, 2.0])})[:15]
+    'sha256:9ed77913'
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous().cpu()
+        digest.update(_heading(name, str(dtype_code(tensor.dtype)), tuple(tensor.shape)))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
     """All tensors of a checkpoint, tied names included, and its digest: in one read."""
     import torch
-
-    from tunable_magmax.checkpoints.tensors import torch_dtype
 
     digest = hashlib.sha256()
     state: dict[str, Tensor] = {}
@@ -51,7 +67,7 @@ def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
                 raise InputError(f"{path}: {name!r} has type {info.dtype}, which torch cannot compute in; convert it")
             data = bytearray(info.nbytes)
             checkpoint.read_into(name, 0, memoryview(data))
-            digest.update(_heading(checkpoint, name))
+            digest.update(_heading_of(checkpoint, name))
             digest.update(data)
             tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             state[name] = tensor.reshape(info.shape)
@@ -59,9 +75,13 @@ def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
     return state, f"sha256:{digest.hexdigest()}"
 
 
-def _heading(checkpoint: Checkpoint, name: str) -> bytes:
+def _heading_of(checkpoint: Checkpoint, name: str) -> bytes:
     info = checkpoint.tensors[name]
-    return f"{name}\n{info.dtype}\n{','.join(map(str, info.shape))}\n".encode()
+    return _heading(name, info.dtype, info.shape)
+
+
+def _heading(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    return f"{name}\n{dtype}\n{','.join(map(str, shape))}\n".encode()
 
 
 def _chunks(checkpoint: Checkpoint, name: str) -> Iterator[memoryview]:

@@ -1,0 +1,126 @@
+"""The files beside the weights: configuration, and what prepares images and texts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.instantiate import first_line, major_version
+
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+POOLING_FILE = "1_Pooling/config.json"
+LENGTH_FILE = "sentence_bert_config.json"
+TEXT_FILES = (
+    *VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    LENGTH_FILE,
+    POOLING_FILE,
+    "modules.json",
+    "config_sentence_transformers.json",
+)
+
+
+def find_homes(path: Path, assets: Path | None) -> tuple[Path, ...]:
+    """Directories in which to look for config.json, image processor and tokenizer; the first has a config.json."""
+    tried = [path if path.is_dir() else path.parent]
+    if assets is not None:
+        tried.append(assets if assets.is_dir() else assets.parent)
+    if any((folder / "config.json").is_file() for folder in tried):
+        return tuple(tried if (tried[0] / "config.json").is_file() else tried[1:])
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one")
+    raise InputError(
+        f"{' and '.join(map(str, dict.fromkeys(tried)))}: no config.json, so the model's architecture is unknown; put "
+        "the model's config.json (and its processor or tokenizer files) beside the weights, or give ready features"
+    )
+
+
+def load_image_processor(transformers: Any, homes: Sequence[Path]) -> Any:
+    home = _holding(homes, IMAGE_FILES)
+    if home is None:
+        raise InputError(f"{homes[0]}: no {IMAGE_FILES[0]}, which says how images are resized and normalised; add it")
+    # Pillow's resizing wherever there is a choice: embeddings must not depend on what else is installed.
+    options = {"backend": "pil"} if major_version(transformers) >= 5 else {"use_fast": False}
+    try:
+        # Under its top-level name, some versions of transformers ask for torchvision, even with this backend.
+        auto: Any = import_module("transformers.models.auto.image_processing_auto")
+        return auto.AutoImageProcessor.from_pretrained(home, local_files_only=True, **options)
+    except ImportError:
+        raise InputError('images need pillow: pip install "tunable-magmax[train]"') from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{home}: the image processor cannot be loaded ({first_line(error)})") from None
+
+
+def load_tokenizer(transformers: Any, homes: Sequence[Path], required: bool) -> Any:
+    # Without any of these, transformers makes an empty tokenizer and says nothing.
+    home = _holding(homes, VOCABULARIES)
+    if home is None:
+        if not required:
+            return None
+        raise InputError(f"{homes[0]}: no tokenizer; add its files: {', '.join(VOCABULARIES)}, as the model has them")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(home, local_files_only=True)
+    except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
+        if not required:
+            return None
+        raise InputError(f"{home}: the tokenizer cannot be loaded ({first_line(error)}); add its files") from None
+
+
+def text_length(config: Any, homes: Sequence[Path]) -> int:
+    """The most tokens of a text that the model takes."""
+    text = getattr(config, "text_config", config)
+    longest = int(getattr(text, "max_position_embeddings", 512))
+    if text.model_type in ("roberta", "xlm-roberta", "mpnet"):
+        longest -= 2  # their positions start behind the padding's
+    told = _json(homes, LENGTH_FILE).get("max_seq_length")
+    return min(longest, told) if isinstance(told, int) and told > 0 else longest
+
+
+def pools_first_token(homes: Sequence[Path]) -> bool:
+    """Whether a sentence encoder's own files say that its first token stands for the text."""
+    return _json(homes, POOLING_FILE).get("pooling_mode_cls_token") is True
+
+
+def put_companions(homes: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
+    """What prepares the inputs, into a directory: the files it came from as they are, else as transformers saves it."""
+    for tool, needed, files in ((image_processor, IMAGE_FILES, IMAGE_FILES), (tokenizer, VOCABULARIES, TEXT_FILES)):
+        if tool is None:
+            continue
+        if _holding(homes, needed) is None:
+            tool.save_pretrained(folder)
+            continue
+        for name in files:
+            home = _holding(homes, [name])
+            if home is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(home / name, folder / name)
+
+
+def _holding(homes: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first directory that holds one of these files."""
+    return next((home for home in homes if any((home / name).is_file() for name in names)), None)
+
+
+def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
+    home = _holding(homes, [name])
+    try:
+        found = {} if home is None else json.loads((home / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

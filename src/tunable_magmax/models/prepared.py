@@ -1,0 +1,251 @@
+"""Inputs decoded once: images as the bytes that the encoder's processor makes of them, texts as token ids.
+
+Training reads a task's inputs many times, and experiments evaluate hundreds of models on the same ones. So files are
+opened, decoded and resized once; what is left for each batch is to gather rows and to normalise them on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.encoder import Encoder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Batch: TypeAlias = Tensor | dict[str, Tensor]
+
+CHUNK = 256
+# Decoding threads beyond this gain nothing: the parts that hold the interpreter's lock take over.
+MOST_THREADS = 8
+# The share of a GPU's free memory that inputs may take before they stay in pinned host memory.
+DEVICE_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] counts in the samples' classes.
+
+    `inputs`: pixels uint8 [n, 3, height, width], or token ids and mask [n, tokens] by name.
+    """
+
+    kind: Kind
+    positions: tuple[int, ...]
+    labels: Tensor | None
+    inputs: Batch
+    device: torch.device
+    normalise: Callable[[Tensor], Tensor]
+    failed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def batch(self, rows: Sequence[int] | Tensor) -> Batch:
+        """Rows as the encoder takes them, on its device: normalised pixels [b, 3, h, w], or tokens by name."""
+        import torch
+
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        if isinstance(self.inputs, dict):
+            return self._tokens(self.inputs, index)
+        return self.normalise(self.pixels(index))
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        """Raw pixels uint8 [b, 3, h, w] of some rows, on the encoder's device: what augmentation works on."""
+        assert not isinstance(self.inputs, dict), "texts have no pixels"
+        return self._gather(self.inputs, rows)
+
+    def subset(self, rows: Sequence[int]) -> Prepared:
+        """Some of the inputs, as if only they had been prepared."""
+        import torch
+
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        kept = {name: self._chosen(values, index) for name, values in self._named().items()}
+        return Prepared(
+            self.kind,
+            tuple(self.positions[row] for row in index.tolist()),
+            None if self.labels is None else self.labels[index.to(self.labels.device)],
+            kept if isinstance(self.inputs, dict) else kept["pixels"],
+            self.device,
+            self.normalise,
+        )
+
+    def _named(self) -> dict[str, Tensor]:
+        return self.inputs if isinstance(self.inputs, dict) else {"pixels": self.inputs}
+
+    def _tokens(self, inputs: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+        found = {name: self._gather(values, index) for name, values in inputs.items()}
+        if self.device.type == "cpu" and "attention_mask" in found:
+            # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
+            longest = max(1, int(found["attention_mask"].sum(dim=1).max()))
+            found = {name: values[:, :longest] for name, values in found.items()}
+        return found
+
+    def _gather(self, values: Tensor, index: Tensor) -> Tensor:
+        return self._chosen(values, index).to(self.device, non_blocking=True)
+
+    @staticmethod
+    def _chosen(values: Tensor, index: Tensor) -> Tensor:
+        return values[index.to(values.device, non_blocking=True)]
+
+
+def prepare(
+    encoder: Encoder,
+    samples: Samples,
+    positions: Sequence[int] | None = None,
+    *,
+    strict: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Prepared:
+    """Decode samples, all or those at ascending `positions`, for an encoder.
+
+    What cannot be read is counted, named in one warning and left out; with `strict` it is an error.
+    """
+    import torch
+
+    wanted = range(len(samples)) if positions is None else positions
+    if not wanted:
+        raise InputError(f"{samples.origin}: there is no sample to prepare")
+    decode = _pixels if samples.kind == "image" else _tokens
+    failed: dict[int, Unreadable] = {}
+    kept: list[int] = []
+    parts: list[Any] = []
+    # Tokenizers refuse to be used from two threads at once.
+    threads = min(MOST_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
+    with ThreadPoolExecutor(threads) as pool:
+        chunks = _chunks(zip(wanted, samples.load(wanted), strict=True), CHUNK, failed, kept)
+        for part in _in_order(pool, lambda chunk: decode(encoder, chunk), chunks):
+            parts.append(part)
+            if progress is not None:
+                progress("reading", len(kept) + len(failed), len(wanted))
+    if strict and failed:
+        named = ", ".join(f"{item.name} ({item.why})" for item in list(failed.values())[:5])
+        raise InputError(f"{samples.origin}: {len(failed)} of {len(wanted)} samples cannot be read: {named}")
+    warn_unreadable(samples.origin, failed, len(wanted))
+    device = encoder.device
+    labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
+    joined = torch.cat(parts) if samples.kind == "image" else _padded(parts, encoder)
+    return Prepared(
+        samples.kind,
+        tuple(kept),
+        None if labels is None else labels.to(device),
+        _placed(joined, device),
+        device,
+        _normaliser(encoder, device) if samples.kind == "image" else _unchanged,
+        len(failed),
+    )
+
+
+def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> Tensor:
+    """Embeddings [n, dim], float32, on the encoder's device; without gradients."""
+    import torch
+
+    training = encoder.module.training
+    encoder.module.eval()
+    try:
+        with torch.inference_mode():
+            rows = torch.arange(len(prepared))
+            parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+            return torch.cat([encoder.pool(prepared.batch(part)).float() for part in parts])
+    finally:
+        encoder.module.train(training)
+
+
+def _chunks(
+    items: Iterable[tuple[int, Any]], size: int, failed: dict[int, Unreadable], kept: list[int]
+) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    for position, value in items:
+        if isinstance(value, Unreadable):
+            failed[position] = value
+            continue
+        kept.append(position)
+        chunk.append(value)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
+    """`work` of each item, in order, a few ahead of the reader: `Executor.map` would read all items at once."""
+    waiting = [pool.submit(work, item) for item in islice(items, MOST_THREADS)]
+    while waiting:
+        yield waiting.pop(0).result()
+        waiting += [pool.submit(work, item) for item in islice(items, 1)]
+
+
+def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:
+    processor = _processor(encoder)
+    found: Tensor = processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")[
+        "pixel_values"
+    ]
+    return found.contiguous()
+
+
+def _tokens(encoder: Encoder, texts: Sequence[str]) -> dict[str, Tensor]:
+    return {name: values.cpu() for name, values in encoder.prepare_texts(texts).items()}
+
+
+def _padded(parts: Sequence[dict[str, Tensor]], encoder: Encoder) -> dict[str, Tensor]:
+    """Token tables of several chunks as one, each filled up to the longest with what its tokenizer pads with."""
+    import torch
+
+    longest = max(part["input_ids"].shape[1] for part in parts)
+    filler = {"input_ids": int(getattr(encoder.tokenizer, "pad_token_id", None) or 0)}
+    return {
+        name: torch.cat(
+            [
+                torch.nn.functional.pad(part[name], (0, longest - part[name].shape[1]), value=filler.get(name, 0))
+                for part in parts
+            ]
+        )
+        for name in parts[0]
+    }
+
+
+def _normaliser(encoder: Encoder, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """What the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
+    import torch
+
+    processor = _processor(encoder)
+    factor = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
+    if getattr(processor, "do_normalize", True):
+        mean, deviation = processor.image_mean, processor.image_std
+    else:
+        mean, deviation = [0.0] * 3, [1.0] * 3
+    shift, width = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, deviation))
+    return lambda pixels: (pixels.float() * factor - shift) / width
+
+
+def _processor(encoder: Encoder) -> Any:
+    if encoder.image_processor is None:
+        raise InputError(f"{encoder.path} encodes texts, not images")
+    return encoder.image_processor
+
+
+def _unchanged(pixels: Tensor) -> Tensor:
+    return pixels
+
+
+def _placed(values: Any, device: torch.device) -> Any:
+    """On the GPU if there is room; else where copying from is fast."""
+    import torch
+
+    if device.type != "cuda":
+        return values
+    tables: list[Tensor] = list(values.values()) if isinstance(values, dict) else [values]
+    room = torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
+    move: Callable[[Tensor], Tensor] = (
+        (lambda table: table.to(device))
+        if sum(table.nbytes for table in tables) <= room
+        else (lambda table: table.pin_memory())
+    )
+    return {name: move(table) for name, table in values.items()} if isinstance(values, dict) else move(values)

@@ -1,0 +1,143 @@
+"""What of an encoder is trained and kept: the image tower of a two-tower model, and all of any other."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.partial import sync_directory
+from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.models.companions import put_companions
+from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.instantiate import from_state, quiet
+from tunable_magmax.models.state import tensors_digest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+IMAGE_SIDE = ("vision_model.", "visual_projection.")
+
+
+def image_tower(encoder: Encoder) -> Encoder:
+    """Of a whole CLIP or SigLIP the image tower alone, with weights of its own; any other encoder as it is.
+
+    The tower embeds images exactly as the whole does. Its digest is that of the checkpoint it makes when it is saved.
+    """
+    if not encoder.is_whole:
+        return encoder
+    import transformers
+
+    whole: Any = encoder.module
+    config = copy.deepcopy(whole.config.vision_config)
+    if encoder.family == "clip":
+        config.projection_dim = whole.config.projection_dim  # the vision part may say something else
+    named = "CLIPVisionModelWithProjection" if encoder.family == "clip" else "SiglipVisionModel"
+    state = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith(IMAGE_SIDE)}
+    module, told = from_state(getattr(transformers, named), config, state)
+    if told["missing_keys"]:
+        raise InputError(
+            f"{encoder.path}: its image tower lacks {len(told['missing_keys'])} tensors of {named}, first "
+            f"{min(told['missing_keys'])!r}; use another version of transformers"
+        )
+    module = module.to(encoder.device).train(whole.training)
+    # Over the names that were loaded: transformers saves under these, whatever the module calls them.
+    return replace(encoder, module=module, digest=tensors_digest(state), tokenizer=None, text_length=None)
+
+
+def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, nn.Parameter]]:
+    """Name and parameter of what is trained, in the module's order; only these ask for gradients afterwards.
+
+    That is what the embedding depends on, on the image side where there are two towers, less what a pattern of `freeze`
+    (as in a shell: `*`, `?`, `[...]`) matches. A pooler that is not used or a mask token get no gradient, so they are
+    not listed: task vectors cover exactly the parameters that were trained.
+    """
+    named = [
+        (name, parameter)
+        for name, parameter in encoder.module.named_parameters()
+        if not encoder.is_whole or name.startswith(IMAGE_SIDE)
+    ]
+    names = [name for name, _ in named]
+    idle = [pattern for pattern in freeze if not any(fnmatchcase(name, pattern) for name in names)]
+    if idle:
+        told = ", ".join(f"{pattern!r}{closest(pattern, names)}" for pattern in idle)
+        raise InputError(
+            f"nothing of {encoder.path} is called {told}: patterns of what to freeze must match a parameter; it has "
+            f"{len(names)}, such as {', '.join(map(repr, _some(names)))}"
+        )
+    for parameter in encoder.module.parameters():
+        parameter.requires_grad_(False)
+    for _, parameter in named:
+        parameter.requires_grad_(True)
+    reached = _reached(encoder, [parameter for _, parameter in named])
+    chosen: list[tuple[str, nn.Parameter]] = []
+    for (name, parameter), counts in zip(named, reached, strict=True):
+        if counts and not any(fnmatchcase(name, pattern) for pattern in freeze):
+            chosen.append((name, parameter))
+        else:
+            parameter.requires_grad_(False)
+    if not chosen:
+        raise InputError(f"all {len(names)} parameters of {encoder.path} are frozen: nothing is left to train")
+    return chosen
+
+
+def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True) -> None:
+    """Write an encoder as a directory that transformers and `load_encoder` read: there entirely or not at all.
+
+    config.json and model.safetensors in float32; with `companions`, also what prepares its inputs.
+    """
+    out = Path(path)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} exists already: choose another place, or remove it first")
+    scratch = out.with_name(f".{out.name}.saving")
+    module: Any = encoder.module
+    narrow = sorted({str(p.dtype) for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4})
+    if narrow:
+        raise InputError(f"{out}: the encoder holds {', '.join(narrow)}, but checkpoints of training are float32")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)  # of a save that was killed
+        scratch.mkdir(parents=True)
+        with quiet():
+            # transformers' own way, which gives tensors back the names that they were loaded with.
+            module.save_pretrained(scratch, max_shard_size="1000GB")
+            if companions:
+                put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, scratch)
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+        scratch.rename(out)
+        sync_directory(out.parent)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise StorageError(f"{out}: could not be written ({error.strerror or error})") from error
+
+
+def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]:
+    """Which parameters the embedding depends on, by differentiating that of one input."""
+    import torch
+
+    if encoder.image_processor is not None:
+        from PIL import Image
+
+        batch: Any = encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
+    else:
+        batch = encoder.prepare_texts(["a text"])
+    training = encoder.module.training
+    encoder.module.eval()
+    try:
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
+    finally:
+        encoder.module.train(training)
+    return [slope is not None for slope in slopes]
+
+
+def _some(names: Sequence[str], count: int = 5) -> list[str]:
+    """A few names from all over the model."""
+    return [names[k * (len(names) - 1) // (count - 1)] for k in range(count)] if len(names) > count else list(names)

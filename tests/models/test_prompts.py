@@ -1,0 +1,58 @@
+"""Templates have one place for the class name, and names are written as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.prompts import TEMPLATES, read_templates, require_readable, sentences
+
+
+@pytest.mark.parametrize(("name", "size"), [("cifar100", 18), ("imagenet-r", 80), ("clinc150", 4), ("plain", 1)])
+def test_named_sets(name, size):
+    found = read_templates(name)
+    assert found == TEMPLATES[name]
+    assert len(set(found)) == len(found) == size
+    assert read_templates(list(found)) == found  # they pass the check of one's own
+
+
+def test_the_sets_hold_what_clip_used():
+    for template in ("a photo of a {}.", "a low contrast photo of the {}.", "a photo of the big {}."):
+        assert template in TEMPLATES["cifar100"]
+    for template in ("itap of my {}.", "the {} in a video game.", "a jpeg corrupted photo of the {}.", "a origami {}."):
+        assert template in TEMPLATES["imagenet-r"]
+
+
+def test_the_class_name_goes_in_as_words():
+    assert sentences("palm_tree", ["{}", "the {} in a video game."]) == ["palm tree", "the palm tree in a video game."]
+    assert sentences("a{b", ["{}!"]) == ["a{b!"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("cifar10", r"no prompt templates are called 'cifar10' \(did you mean 'cifar100'\?\); known are cifar100, "),
+        ("a photo of {}.", r"to use it as a template, give a list: \['a photo of \{\}\.'\]"),
+        ([], "is empty: give at least one"),
+        (
+            ["{}", "a photo.", "{} and {}", "a {name}.", 3],
+            r"4 of 5 prompt templates .* one place \{\} .*: 'a photo\.', '\{\} and \{\}', 'a \{name\}\.', 3",
+        ),
+    ],
+)
+def test_bad_templates(given, says):
+    with pytest.raises(InputError, match=says):
+        read_templates(given)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["n01443537", "n01484850"], "WordNet numbers, such as 'n01443537'.*give the classes' names in words"),
+        (["palm_tree", "palm tree"], "'palm_tree' and 'palm tree' both read 'palm tree'"),
+        (["cat", "__"], "'__' has nothing that can be read"),
+    ],
+)
+def test_names_that_say_nothing(names, says):
+    with pytest.raises(InputError, match=says):
+        require_readable(names)

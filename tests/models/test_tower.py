@@ -1,0 +1,200 @@
+"""What is trained is what is kept: the image tower of two-tower models, and of others all that gets a gradient."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.tower import image_tower, save_encoder, trainable
+
+IMAGES = [tiny.picture((200, 30, 30), 1), tiny.picture((30, 30, 200), 2, 33)]
+TEXTS = ["hello", "pay my bills"]
+KINDS = ["clip", "clip-vision", "clip-tower", "siglip", "siglip-vision", "vit", "vit-classifier", "bert", "bert-masked"]
+TOWERS = {"clip": "CLIPVisionModelWithProjection", "siglip": "SiglipVisionModel"}
+
+
+def load(kind, tmp_path, model=None):
+    return load_encoder(tiny.save(model or tiny.build(kind), tmp_path / kind), "cpu")
+
+
+def embeddings(encoder):
+    return encoder.embed_texts(TEXTS) if encoder.image_processor is None else encoder.embed_images(IMAGES)
+
+
+@pytest.mark.parametrize("kind", sorted(TOWERS))
+def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
+    import transformers
+
+    folder = tiny.save(tiny.build(kind), tmp_path / kind)
+    # Older checkpoints hold position numbers, which are no weights.
+    old = {f"{side}.embeddings.position_ids": torch.arange(4).unsqueeze(0) for side in ("vision_model", "text_model")}
+    save_file({**load_file(folder / "model.safetensors"), **old}, folder / "model.safetensors")
+    whole = load_encoder(folder, "cpu")
+    tower = image_tower(whole)
+    assert type(tower.module).__name__ == TOWERS[kind]
+    assert np.array_equal(tower.embed_images(IMAGES), whole.embed_images(IMAGES))
+    with pytest.raises(InputError, match="encodes images, not texts"):
+        tower.embed_texts(TEXTS)
+
+    save_encoder(tower, tmp_path / "tower")
+    files = sorted(path.name for path in (tmp_path / "tower").iterdir())
+    assert files == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert not any("position_ids" in name for name in load_file(tmp_path / "tower" / "model.safetensors"))
+    back = load_encoder(tmp_path / "tower", "cpu")
+    save_encoder(back, tmp_path / "again")
+    assert checkpoint_digest(tmp_path / "again") == tower.digest
+    assert back.digest == tower.digest == checkpoint_digest(tmp_path / "tower") != whole.digest
+    assert np.array_equal(back.embed_images(IMAGES), whole.embed_images(IMAGES))
+    model, told = getattr(transformers, TOWERS[kind]).from_pretrained(tmp_path / "tower", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    with torch.no_grad():
+        output = model.eval()(pixel_values=whole.prepare_images(IMAGES))
+    own = output.image_embeds if kind == "clip" else output.pooler_output
+    assert np.array_equal(own.numpy(), whole.embed_images(IMAGES))
+
+
+def test_a_tower_has_weights_of_its_own(tmp_path):
+    whole = load("clip", tmp_path)
+    before = whole.embed_images(IMAGES)
+    tower = image_tower(whole)
+    tiny.changed(tower.module)
+    assert np.array_equal(whole.embed_images(IMAGES), before)
+    assert not np.allclose(tower.embed_images(IMAGES), before)
+
+
+@pytest.mark.parametrize("kind", ["clip-vision", "siglip-vision", "vit", "bert"])
+def test_other_encoders_stay_as_they_are(tmp_path, kind):
+    encoder = load(kind, tmp_path)
+    assert image_tower(encoder) is encoder
+
+
+def prepared(encoder):
+    return encoder.prepare_texts(TEXTS) if encoder.image_processor is None else encoder.prepare_images(IMAGES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_is_what_gets_a_gradient(tmp_path, kind):
+    encoder = load(kind, tmp_path)
+    named = dict(trainable(encoder))
+    encoder.module.train()
+    encoder.pool(prepared(encoder)).square().mean().backward()
+    assert encoder.module.training
+    assert set(named) == {name for name, parameter in encoder.module.named_parameters() if parameter.grad is not None}
+    assert all(parameter.requires_grad for parameter in named.values())
+    assert not any(name.startswith(("text_", "logit_")) for name in named)
+    # The attention pooling of SigLIP and a ViT's pooler stand between the states and the embedding; BERT's does not.
+    pooled = {"siglip": "head.", "siglip-vision": "head.", "vit": "pooler."}.get(kind)
+    assert any(pooled in name for name in named) if pooled else not any("pooler" in name for name in named)
+
+
+def test_poolers_that_a_checkpoint_lacks_are_not_made_up(tmp_path):
+    for kind in ("vit-classifier", "bert-masked"):
+        encoder = load(kind, tmp_path)
+        assert not any("pooler" in name for name in encoder.module.state_dict())
+        save_encoder(encoder, tmp_path / f"{kind}-saved")
+        assert not any("pooler" in name for name in load_file(tmp_path / f"{kind}-saved" / "model.safetensors"))
+        back = load_encoder(tmp_path / f"{kind}-saved", "cpu")
+        assert back.pooling == encoder.pooling
+        assert np.array_equal(embeddings(back), embeddings(encoder))
+
+
+def test_freezing_by_pattern(tmp_path):
+    encoder = load("bert", tmp_path)
+    every = [name for name, _ in trainable(encoder)]
+    kept = [name for name, _ in trainable(encoder, ["embeddings.*", "encoder.layer.0.*", "pooler.*"])]
+    assert kept == [name for name in every if name.startswith("encoder.layer.1.")]
+    assert {name for name, p in encoder.module.named_parameters() if p.requires_grad} == set(kept)
+    assert [name for name, _ in trainable(encoder)] == every  # and thaws again
+    with pytest.raises(
+        InputError, match=r"is called 'embedings\.\*'.*must match a parameter; it has \d+, such as 'emb"
+    ):
+        trainable(encoder, ["embeddings.*", "embedings.*"])
+    with pytest.raises(InputError, match="nothing is left to train"):
+        trainable(encoder, ["*"])
+    with pytest.raises(InputError, match=r"'text_model\.\*'"):
+        trainable(load("clip", tmp_path), ["text_model.*"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_it_is_the_same(tmp_path, capfd, kind):
+    encoder = load(kind, tmp_path)
+    trained = replace(encoder, module=tiny.changed(encoder.module))
+    capfd.readouterr()
+    for name in ("one", "two"):
+        save_encoder(trained, tmp_path / name)
+    assert capfd.readouterr().err == ""
+    back = load_encoder(tmp_path / "one", "cpu")
+    assert np.array_equal(embeddings(back), embeddings(trained))
+    assert type(back.module) is type(trained.module)
+    save_encoder(back, tmp_path / "again")  # base and tasks must agree in names, however often they were loaded
+    assert checkpoint_digest(tmp_path / "again") == checkpoint_digest(tmp_path / "one")
+    assert {str(tensor.dtype) for tensor in load_file(tmp_path / "one" / "model.safetensors").values()} == {
+        "torch.float32"
+    }
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*"))
+    assert files == sorted(path.relative_to(tmp_path / "two") for path in (tmp_path / "two").rglob("*"))
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+        assert str(tmp_path).encode() not in (tmp_path / "one" / file).read_bytes()
+
+
+def test_half_precision_becomes_single(tmp_path):
+    encoder = load("vit", tmp_path, tiny.build("vit").half())
+    save_encoder(encoder, tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == "float32"
+    encoder.module.half()
+    with pytest.raises(InputError, match=r"holds torch\.float16, but checkpoints of training are float32"):
+        save_encoder(encoder, tmp_path / "half")
+
+
+def test_how_a_sentence_encoder_pools_is_kept(tmp_path):
+    folder = tiny.save(tiny.build("bert"), tmp_path / "bert")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6}))
+    save_encoder(load_encoder(folder, "cpu"), tmp_path / "saved")
+    back = load_encoder(tmp_path / "saved", "cpu")
+    assert (back.pooling, back.text_length) == ("first", 6)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_an_encoder_made_in_memory_saves_its_own_tools(tmp_path, kind):
+    encoder = replace(load(kind, tmp_path), homes=())
+    save_encoder(encoder, tmp_path / "saved")
+    assert np.array_equal(embeddings(load_encoder(tmp_path / "saved", "cpu")), embeddings(encoder))
+
+
+def test_a_directory_is_there_entirely_or_not_at_all(tmp_path, monkeypatch):
+    encoder = load("vit", tmp_path)
+    out = tmp_path / "out"
+    (tmp_path / ".out.saving").mkdir()  # of a save that was killed
+    (tmp_path / ".out.saving" / "half.bin").write_bytes(b"")
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tunable_magmax.models.tower.put_companions", fails)
+        with pytest.raises(StorageError, match=r"out: could not be written \(No space left on device\)"):
+            save_encoder(encoder, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vit"]
+    save_encoder(encoder, out, companions=False)
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert np.array_equal(embeddings(load_encoder(out, "cpu", assets=tmp_path / "vit")), embeddings(encoder))
+    with pytest.raises(InputError, match="exists already: choose another place"):
+        save_encoder(encoder, out)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tunable_magmax.errors import InputError as InputError
     from tunable_magmax.errors import StorageError as StorageError
     from tunable_magmax.errors import TmxError as TmxError
+    from tunable_magmax.evaluation.evaluate import evaluate as evaluate
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
@@ -41,6 +42,7 @@ _HOMES = {
     "METHODS": "tunable_magmax.merging.methods",
     "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
+    "evaluate": "tunable_magmax.evaluation.evaluate",
     "ExactnessError": "tunable_magmax.errors",
     "InputError": "tunable_magmax.errors",
     "StorageError": "tunable_magmax.errors",

@@ -7,26 +7,25 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
-from tunable_magmax.data.target import MOST_SAMPLES, by_name
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.target import MOST_SAMPLES
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.evaluation.labelled import Labelled, known_labels
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
-from tunable_magmax.preference.profile import choose_rows
 from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 from tunable_magmax.profiling import BATCH, Progress, RunProfiles
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
 NAMED = 5
@@ -76,7 +75,7 @@ def search_preference(
             "a search cannot be shrunk: the weights would no longer be those that were scored; set shrink to 0"
         )
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import Classifier, load_head
+    from tunable_magmax.models.head import load_head
 
     head_file = run.head if head is None else Path(head)
     if head_file is None:
@@ -86,17 +85,15 @@ def search_preference(
             "(--method label)"
         )
     frozen = load_head(head_file)
-    chosen = _known(run, pairs, frozen)
-    left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(chosen)} if len(chosen) < len(pairs) else {}
-    chosen = {position: chosen[position] for position in _drawn(list(chosen), limit, resampling.seed)}
-    encoder = load_encoder(run.base, device)
-    Classifier(encoder, frozen)  # refuses a head of another width
-    sample = _prepared(encoder, pairs, chosen, progress)
-    samples = len(sample.truth)
-    if samples < len(chosen):
-        left_out["unreadable"] = len(chosen) - samples
-    starts = _starts(run, [frozen.classes[index] for index in sample.truth], similarity)
-    with _Scorer(run, encoder, frozen, sample, progress) as scorer:
+    known = _known(run, pairs, frozen)
+    left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
+    drawn = known.draw(limit, resampling.seed)
+    evaluator = Evaluator(load_encoder(run.base, device), frozen, drawn, batch=BATCH, progress=progress)
+    samples = len(evaluator)
+    if evaluator.unreadable:
+        left_out["unreadable"] = evaluator.unreadable
+    starts = _starts(run, [frozen.classes[index] for index in evaluator.truth.tolist()], similarity)
+    with _Scorer(run, evaluator, progress) as scorer:
         found = search(
             scorer.score,
             len(run.tasks),
@@ -131,61 +128,27 @@ def search_preference(
 # -- the labelled sample -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    """Pixels or tokens on the encoder's device, in batches, and for each sample the index of its class in the head."""
-
-    batches: list[Any]
-    truth: list[int]
-    pool: Callable[[Any], Any]
-
-
-def _known(run: RunProfiles, pairs: Samples, head: Head) -> dict[int, int]:
-    """The positions of the samples whose class the head knows, with its index; the others are named in a warning."""
+def _known(run: RunProfiles, pairs: Samples, head: Head) -> Labelled:
+    """The samples whose class the head knows; the labels of the others are named in a warning."""
     if pairs.labels is None:
         raise InputError(
             f"{pairs.origin} holds inputs without labels, and pairs need both: put images into class folders, add a "
             "column 'label', or give it as --inputs"
         )
-    given = [pairs.classes[label] for label in pairs.labels]
-    if not given:
-        raise InputError(f"{pairs.origin}: holds no samples; give at least one")
-    lists = [profile.classes for profile in run.profiles if profile is not None] or [head.classes]
-    names = by_name(given, lists, [head.classes], Path(pairs.origin))
-    place = {name: index for index, name in enumerate(head.classes)}
-    known = {position: place[name] for position, name in enumerate(names) if name in place}
-    if len(known) < len(names):
-        unknown = list(dict.fromkeys(name for name in names if name not in place))
-        shown = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
-        if not known:
+    lists = [profile.classes for profile in run.profiles if profile is not None]
+    place, unknown = known_labels(pairs, head.classes, lists)
+    if unknown:
+        names = list(dict.fromkeys(unknown))
+        shown = ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+        if not place:
             raise InputError(
-                f"{pairs.origin}: none of the {len(names)} labels ({shown}) is one of the classifier's "
+                f"{pairs.origin}: none of the {len(pairs)} labels ({shown}) is one of the classifier's "
                 f"{len(head.classes)} classes, such as {', '.join(map(repr, head.classes[:NAMED]))}; give labels in "
                 "its class names, or a head that knows these"
             )
-        left = len(names) - len(known)
-        warnings.warn(f"{left} ({shown}) of {len(names)} labels are no class of the classifier; left out", stacklevel=3)
-    return known
-
-
-def _drawn(positions: Sequence[int], limit: int, seed: int) -> list[int]:
-    return [positions[k] for k in choose_rows(len(positions), limit, seed)]
-
-
-def _prepared(encoder: Encoder, pairs: Samples, chosen: Mapping[int, int], progress: Progress | None) -> _Sample:
-    """Read and prepare the chosen samples once. Of pictures as they are, only one batch is in memory at a time."""
-    images = pairs.kind == "image"
-    prepare: Callable[[Any], Any] = encoder.prepare_images if images else encoder.prepare_texts
-    batches: list[Any] = []
-    truth: list[int] = []
-    failed: dict[int, Unreadable] = {}
-    for where, inputs in pairs.batches(list(chosen), BATCH, failed):
-        batches.append(prepare(inputs))
-        truth += [chosen[position] for position in where]
-        if progress is not None:
-            progress("preparing", len(truth), len(chosen))
-    warn_unreadable(pairs.origin, failed, len(chosen))
-    return _Sample(batches, truth, encoder.pool_images if images else encoder.pool_texts)
+        told = f"{len(unknown)} ({shown}) of {len(pairs)} labels are no class of the classifier; left out"
+        warnings.warn(told, stacklevel=3)
+    return Labelled(pairs, tuple(place), np.array(list(place.values()), dtype=np.int64), {}, None)
 
 
 def _starts(run: RunProfiles, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
@@ -222,14 +185,11 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
 class _Scorer:
     """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
 
-    def __init__(
-        self, run: RunProfiles, encoder: Encoder, head: Head, sample: _Sample, progress: Progress | None
-    ) -> None:
+    def __init__(self, run: RunProfiles, evaluator: Evaluator, progress: Progress | None) -> None:
         from tunable_magmax.merging.session import MergeSession
-        from tunable_magmax.models.refill import Refill
         from tunable_magmax.models.state import read_state
 
-        self._head, self._sample = head, sample
+        self._evaluator = evaluator
         states, digests = [], []
         for done, path in enumerate((run.base, *run.tasks), 1):
             state, digest = read_state(path)
@@ -238,7 +198,6 @@ class _Scorer:
             if progress is not None:
                 progress("loading", done, 1 + len(run.tasks))
         self.digest = self._problem(digests)
-        self._refill = Refill(encoder, states[0])
         self._session = MergeSession(states[0], states[1:])
         if not self._session.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
@@ -259,22 +218,19 @@ class _Scorer:
         return float(self._session.merge(weights=weights).report.scale)
 
     def _right(self, weights: tuple[float, ...], scale: float | None) -> NDArray[np.bool_]:
-        import torch
-
-        self._refill(self._session.merge(weights=weights, scale="matched" if scale is None else scale).state_dict)
-        with torch.inference_mode():
-            rows = [self._sample.pool(batch).float().cpu().numpy() for batch in self._sample.batches]
-        predicted = self._head.probabilities(np.concatenate(rows)).argmax(axis=1)
-        right: NDArray[np.bool_] = predicted == np.array(self._sample.truth)
+        merged = self._session.merge(weights=weights, scale="matched" if scale is None else scale)
+        predicted, _ = self._evaluator.predict(merged.state_dict)
+        right: NDArray[np.bool_] = predicted == self._evaluator.truth
         return right
 
     def _problem(self, digests: Sequence[str]) -> str:
         """Changes with everything that a score depends on, so that a study of other data is not continued."""
-        head = [self._head.digest, list(self._head.classes), self._head.logit_scale]
-        digest = hashlib.sha256(json.dumps([digests, head, self._sample.truth]).encode())
-        for batch in self._sample.batches:
-            for tensor in batch.values() if isinstance(batch, dict) else [batch]:
-                digest.update(tensor.cpu().numpy().tobytes())
+        head = self._evaluator.head
+        about = [digests, [head.digest, list(head.classes), head.logit_scale], self._evaluator.truth.tolist()]
+        digest = hashlib.sha256(json.dumps(about).encode())
+        inputs = self._evaluator.prepared.inputs
+        for tensor in inputs.values() if isinstance(inputs, dict) else [inputs]:
+            digest.update(tensor.cpu().numpy().tobytes())
         return f"sha256:{digest.hexdigest()}"
 
 

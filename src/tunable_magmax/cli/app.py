@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 import tunable_magmax
 from tunable_magmax.cli.convert import convert
 from tunable_magmax.cli.demo import demo
+from tunable_magmax.cli.eval import eval as measure
 from tunable_magmax.cli.inspect import inspect
 from tunable_magmax.cli.merge import merge, plan
 from tunable_magmax.cli.prefer import prefer
@@ -35,7 +36,18 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_said),
 )
-COMMANDS: tuple[Callable[..., Any], ...] = (merge, plan, sweep, prefer, profile, inspect, verify, convert, demo)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    merge,
+    plan,
+    sweep,
+    prefer,
+    profile,
+    measure,
+    inspect,
+    verify,
+    convert,
+    demo,
+)
 for _place, _command in enumerate(COMMANDS):
     app.command(_command, sort_key=_place)
 

@@ -1,0 +1,317 @@
+"""Predictions and labels -> accuracy: over all samples, for each task and class, with the task unknown and known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError, closest
+from tunable_magmax.evaluation.share import LEVEL, Share
+
+VERSION = 1
+DEFINITIONS = {
+    "accuracy": "share of samples whose class has the largest score among all classes of the head (task unknown)",
+    "known_accuracy": "share of samples whose class has the largest score among the classes of their own task (task "
+    "known); of samples that belong to a task",
+    "interval": "Wilson score interval of the share, at the level given",
+    "confusion": "rows: the task of the sample; columns: the task of the predicted class; counts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What was right, in counts. `tasks` name classes by index; both lists may be empty where tasks are not known.
+
+    Tasks are disjoint in their classes (class-incremental) or not (domain-incremental): then a predicted class belongs
+    to no single task, and `confusion` is None. `known` is None where only predictions were given, not scores.
+
+    >>> found = Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"])
+    >>> found.overall.value, found.by_class["dog"]
+    (0.6666666666666666, Share(right=1, samples=2))
+    >>> Accuracy.from_json(found.to_json()) == found
+    True
+    """
+
+    classes: tuple[str, ...]
+    class_samples: tuple[int, ...]
+    class_right: tuple[int, ...]
+    tasks: tuple[str, ...] = ()
+    task_classes: tuple[tuple[int, ...], ...] = ()
+    task_samples: tuple[int, ...] = ()
+    task_right: tuple[int, ...] = ()
+    known_right: tuple[int, ...] | None = None
+    """Of each task's samples, how many are right among the classes of the task."""
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    """[T, T]: samples of a task (row) that were taken for classes of a task (column)."""
+    level: float = LEVEL
+
+    # -- readings --------------------------------------------------------------------------------------------------
+
+    @property
+    def overall(self) -> Share:
+        """Task unknown, all samples."""
+        return Share(sum(self.class_right), sum(self.class_samples))
+
+    @property
+    def known(self) -> Share | None:
+        """Task known, all samples that belong to a task."""
+        return None if self.known_right is None else Share(sum(self.known_right), sum(self.task_samples))
+
+    @property
+    def by_task(self) -> dict[str, Share]:
+        """Task unknown."""
+        return dict(zip(self.tasks, map(Share, self.task_right, self.task_samples), strict=True))
+
+    @property
+    def known_by_task(self) -> dict[str, Share] | None:
+        """Task known."""
+        if self.known_right is None:
+            return None
+        return dict(zip(self.tasks, map(Share, self.known_right, self.task_samples), strict=True))
+
+    @property
+    def by_class(self) -> dict[str, Share]:
+        """Task unknown."""
+        return dict(zip(self.classes, map(Share, self.class_right, self.class_samples), strict=True))
+
+    @property
+    def elsewhere(self) -> tuple[int, ...] | None:
+        """Samples of each task that were taken for classes of no task."""
+        if self.confusion is None:
+            return None
+        return tuple(n - sum(row) for n, row in zip(self.task_samples, self.confusion, strict=True))
+
+    # -- making ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(
+        cls,
+        predicted: Any,
+        labels: Any,
+        classes: Sequence[str],
+        tasks: Mapping[str, Sequence[int]] | None = None,
+        *,
+        sample_tasks: Any = None,
+        known: Any = None,
+        level: float = LEVEL,
+    ) -> Accuracy:
+        """From predicted class indices [n] and labels [n], both into `classes`.
+
+        `tasks`: the class indices of each task. `sample_tasks` [n]: each sample's task as an index, -1 for none; needed
+        where tasks share classes, else the label tells. `known` [n]: the prediction among the task's own classes.
+        """
+        if not 0 < level < 1:
+            raise InputError(f"the level of intervals is {level}, expected a number between 0 and 1, such as {LEVEL}")
+        _require_tasks(tasks or {}, len(classes))
+        truth = _indices(labels, len(classes), "labels")
+        guess = _indices(predicted, len(classes), "predictions")
+        if len(guess) != len(truth):
+            raise InputError(f"{len(guess)} predictions for {len(truth)} labels: give one for each")
+        names, members = tuple(tasks or ()), tuple(tuple(sorted(map(int, group))) for group in (tasks or {}).values())
+        home = task_of_class(members, len(classes))
+        owner = _owners(truth, home, members, sample_tasks)
+        right = guess == truth
+        confusion = None
+        if home is not None and members:
+            both = (owner >= 0) & (home[guess] >= 0)
+            table = np.zeros((len(members), len(members)), dtype=np.int64)
+            np.add.at(table, (owner[both], home[guess[both]]), 1)
+            confusion = tuple(tuple(row) for row in table.tolist())
+        known_right = None
+        if known is not None:
+            within = _indices(known, len(classes), "predictions with the task known", least=-1)
+            if len(within) != len(truth):
+                raise InputError(f"{len(within)} predictions with the task known for {len(truth)} labels")
+            known_right = _counts(owner[(within == truth) & (owner >= 0)], len(members))
+        return cls(
+            tuple(classes),
+            _counts(truth, len(classes)),
+            _counts(truth[right], len(classes)),
+            names,
+            members,
+            _counts(owner[owner >= 0], len(members)),
+            _counts(owner[right & (owner >= 0)], len(members)),
+            known_right,
+            confusion,
+            level,
+        )
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: Any,
+        labels: Any,
+        classes: Sequence[str],
+        tasks: Mapping[str, Sequence[int]] | None = None,
+        *,
+        sample_tasks: Any = None,
+        level: float = LEVEL,
+    ) -> Accuracy:
+        """From scores [n, classes], an array or a tensor: logits, cosines or probabilities."""
+        _require_tasks(tasks or {}, len(classes))
+        members = tuple(tuple(map(int, group)) for group in (tasks or {}).values())
+        truth = _indices(labels, len(classes), "labels")
+        owner = _owners(truth, task_of_class(members, len(classes)), members, sample_tasks)
+        predicted, known = predict(scores, owner, members)
+        return cls.of(
+            predicted,
+            truth,
+            classes,
+            tasks,
+            sample_tasks=owner if members else None,
+            known=known if members else None,
+            level=level,
+        )
+
+    # -- JSON ------------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, with shares and intervals beside them for the reader."""
+        known = self.known_by_task or {}
+        tasks = [
+            {"name": name, "classes": [self.classes[k] for k in members], **self._told(self.by_task[name])}
+            | ({} if self.known_right is None else self._told(known[name], "known_"))
+            for name, members in zip(self.tasks, self.task_classes, strict=True)
+        ]
+        return {
+            "version": VERSION,
+            "definitions": dict(DEFINITIONS),
+            "level": self.level,
+            **self._told(self.overall),
+            **({} if self.known is None else self._told(self.known, "known_")),
+            "tasks": tasks,
+            "confusion": None if self.confusion is None else [list(row) for row in self.confusion],
+            "classes": [{"name": name, **self._told(share)} for name, share in self.by_class.items()],
+        }
+
+    def to_json(self) -> str:
+        """JSON text; equal results give equal bytes."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Accuracy:
+        """The counts of `to_dict`; a broken or foreign object is an `InputError`."""
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            raise InputError(f"not an accuracy of version {VERSION}")
+        known_keys = ("version", "definitions", "level", *_TOLD, *(f"known_{key}" for key in _TOLD))
+        for key in data:
+            if key not in (*known_keys, "tasks", "confusion", "classes"):
+                raise InputError(f"unknown key {key!r} in an accuracy{closest(key, known_keys)}")
+        try:
+            classes = tuple(item["name"] for item in data["classes"])
+            place = {name: k for k, name in enumerate(classes)}
+            tasks, confusion = data["tasks"], data["confusion"]
+            return cls(
+                classes,
+                tuple(item["samples"] for item in data["classes"]),
+                tuple(item["right"] for item in data["classes"]),
+                tuple(item["name"] for item in tasks),
+                tuple(tuple(place[name] for name in item["classes"]) for item in tasks),
+                tuple(item["samples"] for item in tasks),
+                tuple(item["right"] for item in tasks),
+                tuple(item["known_right"] for item in tasks) if "known_right" in data else None,
+                None if confusion is None else tuple(tuple(row) for row in confusion),
+                data["level"],
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not an accuracy: {type(error).__name__} {error}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Accuracy:
+        """Read what `to_json` wrote."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise InputError(f"not an accuracy: {error}") from None
+
+    def _told(self, share: Share, prefix: str = "") -> dict[str, Any]:
+        value = share.value if share.samples else None
+        told = {"samples": share.samples, "right": share.right, "accuracy": value}
+        return {f"{prefix}{key}": item for key, item in {**told, "interval": list(share.interval(self.level))}.items()}
+
+
+_TOLD = ("samples", "right", "accuracy", "interval")
+
+
+def predict(scores: Any, owner: Any, members: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The best class of each row of `scores` [n, classes]: among all, and among those of the sample's task.
+
+    `owner` [n]: the task of each sample; without one (-1) the second answer is -1. Equal scores: the first class.
+    """
+    import torch
+
+    table = torch.as_tensor(scores)
+    if table.ndim != 2:
+        raise InputError(f"scores have shape {tuple(table.shape)}, expected [samples, classes]")
+    bad = int((~torch.isfinite(table)).any(dim=1).sum())
+    if bad:
+        raise InputError(
+            f"the scores of {bad} of {len(table)} samples hold NaN or infinity: the checkpoint's numbers are broken "
+            "(training diverged, or the scale is far too large)"
+        )
+    predicted = table.argmax(dim=1).cpu().numpy()
+    tasks = torch.as_tensor(owner, dtype=torch.int64, device=table.device)
+    if not members or not len(table):
+        return predicted, np.full(len(table), -1)
+    allowed = torch.zeros(len(members), table.shape[1], dtype=torch.bool)
+    for row, group in zip(allowed, members, strict=True):
+        row[list(group)] = True
+    open_to = allowed.to(table.device)[tasks.clamp(min=0)]
+    known = table.masked_fill(~open_to, -math.inf).argmax(dim=1)
+    return predicted, torch.where(tasks >= 0, known, -1).cpu().numpy()
+
+
+def task_of_class(members: Sequence[Sequence[int]], classes: int) -> NDArray[np.int64] | None:
+    """The task of each class, -1 for none; None where tasks share classes."""
+    home = np.full(classes, -1, dtype=np.int64)
+    for task, group in enumerate(members):
+        indices = list(group)
+        if (home[indices] >= 0).any():
+            return None
+        home[indices] = task
+    return home
+
+
+def _owners(
+    truth: NDArray[np.int64],
+    home: NDArray[np.int64] | None,
+    members: Sequence[Sequence[int]],
+    sample_tasks: Any,
+) -> NDArray[np.int64]:
+    if sample_tasks is None:
+        if home is None:
+            raise InputError("tasks share classes, so a label does not tell its task: give the task of each sample")
+        return home[truth]
+    owner = _indices(sample_tasks, len(members), "tasks of samples", least=-1)
+    if len(owner) != len(truth):
+        raise InputError(f"{len(owner)} tasks of samples for {len(truth)} labels: give one for each")
+    return owner
+
+
+def _require_tasks(tasks: Mapping[str, Sequence[int]], classes: int) -> None:
+    for name, group in tasks.items():
+        if not group or len(set(group)) < len(group) or not all(0 <= k < classes for k in group):
+            raise InputError(
+                f"task {name!r} has the classes {list(group)[:10]}: expected different indices from 0 to {classes - 1}"
+            )
+
+
+def _indices(values: Any, count: int, what: str, least: int = 0) -> NDArray[np.int64]:
+    found = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+    if not found.size:
+        found = found.astype(np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise InputError(f"{what} must be a vector of whole numbers, found {found.dtype} {found.shape}")
+    if found.size and (found.min() < least or found.max() >= count):
+        raise InputError(f"{what} must be from {least} to {count - 1}, found {found.min()} to {found.max()}")
+    return found.astype(np.int64)
+
+
+def _counts(indices: NDArray[np.int64], count: int) -> tuple[int, ...]:
+    return tuple(np.bincount(indices, minlength=count).tolist())

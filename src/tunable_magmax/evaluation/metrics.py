@@ -1,0 +1,156 @@
+"""What a sequence of tasks gains and forgets, from its accuracy matrix R: R[i, j] after task i, on task j."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+
+VERSION = 1
+METRICS_FILE = "metrics.json"
+DEFINITIONS = {
+    "average_accuracy": "mean over tasks j <= T of R[T, j]",
+    "forgetting": "mean over tasks j < T of max over i < T of R[i, j], less R[T, j] (Chaudhry et al. 2018); positive "
+    "is worse",
+    "backward_transfer": "mean over tasks j < T of R[T, j] - R[j, j] (Lopez-Paz and Ranzato 2017); negative is worse",
+    "forward_transfer": "mean over tasks 1 < j <= T of R[j - 1, j] - R[0, j], where R[0] is the base (after Lopez-Paz "
+    "and Ranzato 2017, who take random weights for it)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number, None where R does not tell it, and what it means."""
+
+    name: str
+    value: float | None
+    definition: str
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyMatrix:
+    """R [T, T] in `rows`: after task i, on task j; NaN where unknown. `base`: the row of the base, before any task.
+
+    T in the definitions is the last task after which anything was measured, so a run that is not finished has metrics
+    of the tasks so far. They are means over tasks, whatever the number of samples.
+
+    >>> r = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)), base=(0.5, 0.4))
+    >>> [(metric.name, round(metric.value, 3)) for metric in r.metrics()]
+    [('average_accuracy', 0.7), ('forgetting', 0.3), ('backward_transfer', -0.3), ('forward_transfer', -0.3)]
+    """
+
+    tasks: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+    base: tuple[float, ...] | None = None
+    samples: tuple[int, ...] | None = None
+    """How many samples of each task stand behind a column."""
+
+    def __post_init__(self) -> None:
+        count = len(self.tasks)
+        base = [] if self.base is None else [self.base]
+        if not count or len(self.rows) != count or any(len(row) != count for row in [*self.rows, *base]):
+            raise InputError(f"an accuracy matrix of {count} tasks needs {count} rows of {count} numbers")
+        if any(not (math.isnan(value) or 0 <= value <= 1) for row in [*self.rows, *base] for value in row):
+            raise InputError("accuracies must be shares from 0 to 1, NaN where unknown")
+        if self.samples is not None and len(self.samples) != count:
+            raise InputError(f"{len(self.samples)} numbers of samples for {count} tasks")
+
+    @classmethod
+    def of(
+        cls, tasks: Sequence[str], rows: Any, base: Any = None, samples: Sequence[int] | None = None
+    ) -> AccuracyMatrix:
+        """From arrays, tensors or nested lists; None stands for NaN, and missing last rows for rows of it."""
+        given = [_row(row) for row in rows]
+        given += [(math.nan,) * len(tasks)] * (len(tasks) - len(given))
+        counts = None if samples is None else tuple(map(int, samples))
+        return cls(tuple(tasks), tuple(given), None if base is None else _row(base), counts)
+
+    @property
+    def after(self) -> int:
+        """How many tasks were trained: the last row (from 1) that holds a number; 0 if none does."""
+        known = [i for i, row in enumerate(self.rows, 1) if any(not math.isnan(value) for value in row)]
+        return known[-1] if known else 0
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Average accuracy, forgetting, backward transfer and, with a base, forward transfer."""
+        r, last = np.array(self.rows, dtype=np.float64), self.after
+        values: dict[str, float | None] = {
+            "average_accuracy": _mean(r[last - 1, :last]) if last else None,
+            "forgetting": _forgetting(r[:last, :last]),
+            "backward_transfer": _mean(r[last - 1, : last - 1] - r.diagonal()[: last - 1]) if last > 1 else None,
+        }
+        if self.base is not None:
+            before = r.diagonal(1)[: max(last - 1, 0)] - np.array(self.base)[1 : max(last, 1)]
+            values["forward_transfer"] = _mean(before)
+        return tuple(Metric(name, value, DEFINITIONS[name]) for name, value in values.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The matrix, the metrics and their definitions."""
+        return {
+            "version": VERSION,
+            "tasks": list(self.tasks),
+            "samples": None if self.samples is None else list(self.samples),
+            "base": None if self.base is None else _nulls(self.base),
+            "matrix": [_nulls(row) for row in self.rows],
+            "after": self.after,
+            "metrics": {m.name: {"value": m.value, "definition": m.definition} for m in self.metrics()},
+        }
+
+    def to_json(self) -> str:
+        """JSON text; null where a number is not known."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Any) -> AccuracyMatrix:
+        """What `to_dict` made; other keys are left alone. The metrics are computed again, not read."""
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            raise InputError(f"not an accuracy matrix of version {VERSION}")
+        try:
+            return cls.of(data["tasks"], data["matrix"], data.get("base"), data.get("samples"))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"not an accuracy matrix: {type(error).__name__} {error}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> AccuracyMatrix:
+        """From a JSON file, such as a run's metrics.json."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def _forgetting(r: NDArray[np.float64]) -> float | None:
+    """Needs for each earlier task the last row and at least one row before it that is known."""
+    if len(r) < 2:
+        return None
+    earlier = r[:-1, :-1]
+    if np.isnan(earlier).all(axis=0).any():
+        return None
+    return _mean(np.nanmax(earlier, axis=0) - r[-1, :-1])
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    return None if not values.size or np.isnan(values).any() else float(values.mean())
+
+
+def _row(values: Any) -> tuple[float, ...]:
+    # One and the same NaN everywhere, so that equal matrices are equal.
+    return tuple(math.nan if value is None or math.isnan(value) else float(value) for value in values)
+
+
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values]

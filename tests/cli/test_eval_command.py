@@ -1,0 +1,296 @@
+"""`tmx eval`: checkpoints, merges that are not written, runs; tables, JSON and errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+import labelled_run
+
+from tunable_magmax.evaluation.accuracy import Accuracy
+from tunable_magmax.evaluation.evaluate import Reading, evaluate_run
+from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.preference.preference import Preference
+
+CPU = ("--device", "cpu")
+COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return labelled_run.build(tmp_path_factory.mktemp("made") / "run", "vit")
+
+
+@pytest.fixture(scope="module")
+def site(made, tmp_path_factory):
+    return made.pairs(tmp_path_factory.mktemp("site") / "site", COUNTS)
+
+
+@pytest.fixture
+def benched(tmp_path):
+    """A run of texts with a benchmark: three samples a class for training, five for testing."""
+    run = labelled_run.build(tmp_path / "texts", "bert")
+    (tmp_path / "data").mkdir()
+    for name, count in (("train", 3), ("test", 5)):
+        run.pairs(tmp_path / "data" / name, dict.fromkeys(COUNTS, count))
+    enter(run.path, {"name": "texts", "data": str(tmp_path / "data"), "tasks": labelled_run.TASKS})
+    return run
+
+
+def enter(run, benchmark):
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "benchmark": benchmark}))
+
+
+def told(tmx, *arguments):
+    result = tmx("eval", *arguments, *CPU, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_a_checkpoint_with_its_head(tmx, made, site):
+    head = made.path / "head.safetensors"
+    result = tmx("eval", made.path / "first", "--data", site, "--head", head, *CPU)
+    assert result.code == 0, result.err
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == f"{made.path / 'first'} on {site}, with the head {head}"
+    assert lines[1].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
+    found = Accuracy.from_dict(told(tmx, made.path / "first", "--data", site, "--head", head)["accuracy"])
+    for line, name in zip(lines[2:5], ("all", "first", "second"), strict=True):
+        share = found.overall if name == "all" else found.by_task[name]
+        low, high = share.interval()
+        known = found.known if name == "all" else found.known_by_task[name]
+        expected = [name, str(share.samples), f"{share.value:.1%}", f"{100 * low:.1f}", "to", f"{100 * high:.1f}%"]
+        assert line.split()[:7] == [*expected, f"{known.value:.1%}"]
+    notes = " ".join(lines[5:])
+    assert "among all 4 classes of the head; task known: among those of the sample's own task" in notes
+    assert notes.endswith("intervals: Wilson, 95%")
+
+
+def test_a_merge_is_measured_without_being_written(tmx, made, site, tmp_path):
+    Preference.from_weights([3, 1]).save(tmp_path / "site.json")
+    before = sorted(made.path.rglob("*"))
+    found = told(tmx, made.path, "--preference", tmp_path / "site.json", "--data", site)
+    assert sorted(made.path.rglob("*")) == before
+    assert found["accuracy"] == told(tmx, made.path, "--weights", "3,1", "--data", site)["accuracy"]
+    assert tmx("merge", made.path, "--weights", "3,1", "-o", tmp_path / "site-model").code == 0
+    written = told(tmx, tmp_path / "site-model", "--data", site)  # finds the run by its log
+    assert written["accuracy"] == found["accuracy"]
+    assert found["merge"]["budget"] == found["merge"]["counts"]
+    assert written["head"] == found["head"] == str(made.path / "head.safetensors")
+    text = tmx("eval", made.path, "--weights", "3,1", "--data", site, *CPU).out
+    assert text.startswith(f"merge of 2 tasks by tunable_magmax on {site}")
+    assert "merged in memory by tunable_magmax, scale " in text
+
+
+def test_a_configuration_and_given_checkpoints(tmx, made, site, tmp_path):
+    config = tmp_path / "config.yml"
+    models = "\n".join(f"  - model: {made.path / name}" for name in labelled_run.TASKS)
+    config.write_text(f"merge_method: magmax\nbase_model: {made.path / 'base'}\nmodels:\n{models}\n")
+    by_run = told(tmx, made.path, "--method", "magmax", "--data", site)
+    assert told(tmx, config, "--data", site) == by_run
+    tasks = [part for name in labelled_run.TASKS for part in ("--task", made.path / name)]
+    given = ("--base", made.path / "base", *tasks, "--method", "magmax", "--data", site)
+    result = tmx("eval", *given, *CPU, "--json")
+    assert json.loads(result.out) == by_run
+
+
+def test_classes_and_confusion(tmx, made, site):
+    options = ("--data", site, "--per-class", "--confusion")
+    result = tmx("eval", made.path / "first", *options, *CPU)
+    lines = result.out.splitlines()
+    start = lines.index("by class")
+    assert lines[start + 1].split()[:4] == ["class", "task", "samples", "accuracy"]
+    assert [line.split()[:3] for line in lines[start + 2 : start + 6]] == [
+        [name, next(t for t, names in labelled_run.TASKS.items() if name in names), str(count)]
+        for name, count in COUNTS.items()
+    ]
+    start = lines.index("samples of a task (rows) taken for classes of a task (columns)")
+    found = Accuracy.from_dict(told(tmx, made.path / "first", *options)["accuracy"])
+    assert [line.split() for line in lines[start + 2 : start + 4]] == [
+        [name, *map(str, row)] for name, row in zip(found.tasks, found.confusion, strict=True)
+    ]
+
+
+def test_without_tasks_there_is_no_confusion(tmx, made, site, tmp_path):
+    model = shutil.copytree(made.path / "base", tmp_path / "model")
+    shutil.copy(made.path / "head.safetensors", model)
+    result = tmx("eval", model, "--data", site, "--confusion", *CPU)
+    assert "no confusion between tasks: the tasks are not known; --run RUN_DIR tells them" in result.out
+    assert "task known" not in result.out
+    assert "first" in tmx("eval", model, "--data", site, "--run", made.path, "--confusion", *CPU).out
+
+
+def test_all_checkpoints_of_a_run(tmx, made, site):
+    result = tmx("eval", made.path, "--checkpoint", "all", "--data", site, *CPU)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    expected = evaluate_run(made.path, site, reading=Reading(device="cpu"))
+    assert lines[1] == "accuracy after each task (rows) on each task (columns), the task unknown"
+    assert lines[2].split() == ["all", "samples", "first", "second"]
+    rows = [("base", expected.matrix.base), *zip(("after first", "after second"), expected.matrix.rows, strict=True)]
+    for line, (name, row), accuracy in zip(lines[3:6], rows, expected.accuracies.values(), strict=True):
+        assert line.split() == [*name.split(), *(f"{value:.1%}" for value in (accuracy.overall.value, *row))]
+    text = " ".join(result.out.split())
+    for metric in expected.matrix.metrics():
+        assert f"{metric.title} {metric.value:.1%} {metric.definition}" in text
+    found = told(tmx, made.path, "--checkpoint", "all", "--data", site)
+    assert AccuracyMatrix.from_dict(found["matrix"]) == expected.matrix
+    assert list(found["checkpoints"]) == ["base", "first", "second"]
+    assert "Chaudhry" in found["matrix"]["metrics"]["forgetting"]["definition"]
+
+
+def test_some_checkpoints_of_a_run(tmx, made, site):
+    result = tmx("eval", made.path, "--checkpoint", "last", "--checkpoint", "base", "--data", site, *CPU)
+    assert [line for line in result.out.splitlines() if line in ("after second", "base")] == ["after second", "base"]
+    assert "forgetting" not in result.out
+
+
+def test_what_training_measured(tmx, made, tmp_path):
+    run = shutil.copytree(made.path, tmp_path / "run")
+    matrix = AccuracyMatrix.of(
+        ["first", "second", "third"], [[0.9, None, None], [0.5, 0.8, None]], base=[0.2, 0.3, 0.1]
+    )
+    (run / "metrics.json").write_text(matrix.to_json())
+    result = tmx("eval", run)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0] == f"{run}, as training measured it"
+    assert [line.split() for line in lines[3:6]] == [
+        ["base", "20.0%", "30.0%", "10.0%"],
+        ["after", "first", "90.0%", "-", "-"],
+        ["after", "second", "50.0%", "80.0%", "-"],
+    ]
+    assert lines[6] == "after 2 of 3 tasks, so T = 2"
+    assert "  average accuracy       65.0%  mean over tasks j <= T of R[T, j]" in lines
+    assert "  forward transfer   not known" in result.out
+    assert json.loads(tmx("eval", run, "--json").out) == matrix.to_dict()
+    assert tmx("eval", run, "--quiet").out == "0.6500\n"
+
+
+def test_the_benchmark_of_a_run(tmx, benched):
+    found = told(tmx, benched.path, "--checkpoint", "all")
+    assert found["data"] == "texts (test)"
+    assert [task["samples"] for task in found["checkpoints"]["base"]["tasks"]] == [10, 10]
+    assert found["matrix"]["samples"] == [10, 10]
+    merged = told(tmx, benched.path, "--method", "average")
+    assert merged["accuracy"]["samples"] == 20
+    assert told(tmx, benched.path, "--method", "average", "--split", "train")["accuracy"]["samples"] == 12
+    assert told(tmx, benched.path / "first", "--limit", "7")["accuracy"]["samples"] == 7
+    result = tmx("eval", benched.path, "--method", "average", "--split", "tset", *CPU)
+    assert result.code == 2
+    assert "a benchmark has the splits train and test, not 'tset' (did you mean 'test'?)" in result.err
+
+
+def test_a_benchmark_in_a_file(tmx, benched, tmp_path):
+    section = {"name": "texts", "data": "data", "tasks": labelled_run.TASKS}
+    expected = told(tmx, benched.path / "first")["accuracy"]
+    for content in (section, {"benchmark": section, "model": "base"}):
+        (tmp_path / "run.yaml").write_text(json.dumps(content))
+        assert told(tmx, benched.path / "first", "--data", tmp_path / "run.yaml")["accuracy"] == expected
+    (tmp_path / "run.yaml").write_text("- texts")
+    result = tmx("eval", benched.path / "first", "--data", tmp_path / "run.yaml", *CPU)
+    assert "run.yaml: expected a mapping with the section 'benchmark'" in result.err
+
+
+def test_a_run_that_is_not_finished(tmx, benched):
+    record = json.loads((benched.path / "run.json").read_text())
+    (benched.path / "run.json").write_text(json.dumps({**record, "tasks": record["tasks"][:1]}))
+    found = told(tmx, benched.path, "--checkpoint", "all")["matrix"]
+    assert found["tasks"] == ["first", "second"]
+    assert found["matrix"][1] == [None, None]
+    assert found["after"] == 1
+    assert "after 1 of 2 tasks, so T = 1" in tmx("eval", benched.path, "--checkpoint", "all", *CPU).out
+
+
+def test_domains(tmx, benched, tmp_path):
+    """Tasks that are domains share all classes: the sample tells its task, and knowing it changes nothing."""
+    for name in ("train", "test"):
+        with (tmp_path / "data" / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.reader(file))
+        with (tmp_path / "data" / f"{name}.csv").open("w", newline="") as file:
+            where = ["domain", *("second" if k % 2 else "first" for k in range(len(rows) - 1))]
+            csv.writer(file).writerows([*row, domain] for row, domain in zip(rows, where, strict=True))
+    data = str(tmp_path / "data")
+    enter(benched.path, {"name": "texts", "data": data, "scenario": "domain", "domain_column": "domain"})
+    found = told(tmx, benched.path, "--checkpoint", "all")
+    accuracy = Accuracy.from_dict(found["checkpoints"]["second"])
+    assert accuracy.tasks == ("first", "second")
+    assert accuracy.known_by_task == accuracy.by_task
+    assert accuracy.confusion is None
+    text = tmx("eval", benched.path, "--checkpoint", "second", "--confusion", *CPU).out
+    assert "no confusion between tasks: they share their classes" in text
+
+
+def test_quiet_is_a_number(tmx, made, site):
+    found = told(tmx, made.path / "first", "--data", site)["accuracy"]["accuracy"]
+    assert tmx("eval", made.path / "first", "--data", site, "--quiet", *CPU).out == f"{found:.4f}\n"
+
+
+def test_unreadable_samples_are_told(tmx, made, tmp_path):
+    data = made.pairs(tmp_path / "site", COUNTS)
+    (data / "red" / "0.png").write_text("?")
+    result = tmx("eval", made.path / "first", "--data", data, *CPU)
+    assert result.code == 0
+    assert result.err.startswith("warning: ")
+    assert "1 of 14 samples could not be read and were left out: red/0.png" in result.err
+    assert tmx("eval", made.path / "first", "--data", data, "--strict", *CPU).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "what should be evaluated? Give a checkpoint, a run directory or a YAML"),
+        ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory or a YAML"),
+        ("{run}", "has no metrics.json, so what training measured is not known: `tmx eval {run} --checkpoint all`"),
+        ("{run} --data {site}", "should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge:"),
+        (
+            "{run} --checkpoint frist --data {site}",
+            "has no checkpoint 'frist' (did you mean 'first'?); it has base, first",
+        ),
+        ("{run} --checkpoint first --weights 1,2", "--checkpoint and options of a merge: leave out the one"),
+        ("{run}/first --checkpoint first", "--checkpoint names checkpoints of a run directory, which"),
+        ("{run} --method average --run {run}", "is a run itself: leave out --run"),
+        (
+            "{run}/first --weights 1,2",
+            "is a checkpoint, so there is nothing to merge: leave out the options of a merge",
+        ),
+        ("{run}/first", "run.json names no benchmark, so its test data are not known: give --data"),
+        ("{run} --weights 1,2,3 --data {site}", "3 weights"),
+        ("{run} --method avrage --data {site}", "unknown method 'avrage' (did you mean 'average'?)"),
+        ("{run}/first --data {new}/nothing", "does not exist"),
+        ("{run}/first --data {new}/other", "2 of 3 labels are no class of the head: 'zebra'; it knows 4 classes"),
+        ("{run}/first --data {new}/loose", "holds inputs without labels: put images into class folders"),
+        ("{run}/first --data {new}/texts.csv", "encodes images, not texts"),
+        ("{run}/first --data {site} --head {new}/nothing", "no such file; a head is a safetensors file"),
+        ("{run}/first --data {site} --run {site}", "has no run.json"),
+        ("{run}/first --data {site} --limit 0", "the limit is 0, expected at least 1 sample"),
+        ("{run}/first --data {site} --batch 0", "the batch is 0, expected at least 1"),
+        ("{run}/first --data {site} --level 95", "the level of intervals is 95.0, expected a number between 0 and 1"),
+        (
+            "{new}/model --data {site}",
+            "which head turns its embeddings into classes? Give --head FILE, or --run RUN_DIR",
+        ),
+    ],
+)
+def test_bad_input(tmx, made, site, tmp_path, arguments, says):
+    other = made.pairs(tmp_path / "other", {"red": 1, "blue": 2})
+    (other / "blue").rename(other / "zebra")
+    shutil.copytree(other / "red", tmp_path / "loose")
+    (tmp_path / "texts.csv").write_text("text,label\nhello,red\n")
+    shutil.copytree(made.path / "base", tmp_path / "model")
+    shutil.copytree(made.path / "base", tmp_path / "hinted")
+    shutil.copy(made.path / "head.safetensors", tmp_path / "hinted" / "my_head.safetensors")
+    names = {"run": made.path, "site": site, "new": tmp_path}
+    result = tmx("eval", *arguments.format(**names).split(), *CPU)
+    assert result.code == 2, result.out
+    assert says.format(**names) in result.err
+    assert result.err.startswith("error: ")
+    assert result.out == ""

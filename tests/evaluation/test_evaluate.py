@@ -1,0 +1,341 @@
+"""Checkpoints, merges and runs on labelled data give what a plain loop over files gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+import labelled_run
+import torch
+from models import tiny
+from safetensors.torch import load_file, save_file
+
+import tunable_magmax as tmx
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import Accuracy
+from tunable_magmax.evaluation.belongings import find_belongings, read_trained_run
+from tunable_magmax.evaluation.evaluate import Reading, evaluate, evaluate_run
+from tunable_magmax.evaluation.evaluator import Evaluator, full_float32
+from tunable_magmax.evaluation.labelled import known_labels, label_samples
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import Classifier, Head, load_head
+from tunable_magmax.models.state import read_state
+from tunable_magmax.recipes import read_run
+
+CPU = Reading(device="cpu")
+COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
+
+
+@pytest.fixture(scope="module", params=["vit", "bert"])
+def made(request, tmp_path_factory):
+    return labelled_run.build(tmp_path_factory.mktemp(request.param) / "run", request.param)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return labelled_run.build(tmp_path_factory.mktemp("images") / "run", "vit")
+
+
+@pytest.fixture
+def site(images, tmp_path):
+    return images.pairs(tmp_path / "site", COUNTS)
+
+
+def plain(run, checkpoint, data):
+    """The accuracy by the parts that others test: classifier, samples, counting."""
+    classifier = Classifier(load_encoder(checkpoint, "cpu", assets=run / "base"), load_head(run / "head.safetensors"))
+    samples = open_samples(data)
+    labels = [classifier.classes.index(samples.classes[label]) for label in samples.labels]
+    scores = classifier.probabilities(list(samples.load(range(len(samples)))))
+    tasks = {name: [classifier.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
+    return Accuracy.from_scores(scores, labels, classifier.classes, tasks)
+
+
+def merged(run, folder, **options):
+    recipe = read_run(run)
+    tmx.merge_checkpoints(recipe.base, recipe.tasks, folder, **options)
+    return folder
+
+
+def test_a_checkpoint(made, tmp_path):
+    data = made.pairs(tmp_path / "site", COUNTS)
+    for name in ("base", "first", "second"):
+        found = evaluate(made.path / name, data, head=made.path / "head.safetensors", reading=CPU)
+        assert found.accuracy == plain(made.path, made.path / name, data)
+        assert sum(found.accuracy.class_samples) == 14
+        assert found.unreadable == 0
+    # The head was made under this task.
+    assert found.accuracy.known_by_task["second"].value > 0.8
+
+
+@pytest.mark.parametrize("options", [{"weights": ["3", "1"]}, {"method": "magmax"}, {"method": "ties", "scale": "0.5"}])
+def test_a_merge_that_is_not_written(made, tmp_path, options):
+    data = made.pairs(tmp_path / "site", COUNTS)
+    before = sorted(made.path.rglob("*"))
+    found = evaluate(read_run(made.path).with_options(**options), data, reading=CPU)
+    assert sorted(made.path.rglob("*")) == before
+    written = merged(made.path, tmp_path / "merged", **options)
+    assert found.accuracy == plain(made.path, written, data)
+    assert found.accuracy == evaluate(written, data, run=made.path, reading=CPU).accuracy
+    assert found.merge.method == options.get("method", "tunable_magmax")
+    assert json.loads(json.dumps(found.to_dict()))["merge"]["scale"] == found.merge.scale
+
+
+def test_a_run_gives_its_matrix(made, tmp_path):
+    data = made.pairs(tmp_path / "site", COUNTS)
+    steps = []
+    found = evaluate_run(made.path, data, reading=CPU, progress=lambda *step: steps.append(step))
+    rows = {name: plain(made.path, made.path / name, data) for name in ("base", "first", "second")}
+    assert found.accuracies == rows
+    assert found.matrix.tasks == ("first", "second")
+    for i, name in enumerate(found.matrix.tasks):
+        assert found.matrix.rows[i] == tuple(rows[name].by_task[task].value for task in found.matrix.tasks)
+        assert found.known_matrix.rows[i] == tuple(rows[name].known_by_task[task].value for task in found.matrix.tasks)
+    assert found.matrix.base == tuple(share.value for share in rows["base"].by_task.values())
+    assert found.matrix.samples == (8, 6)
+    assert [m.name for m in found.matrix.metrics()][-1] == "forward_transfer"
+    assert [step for step in steps if step[0] == "evaluating"][-1] == ("evaluating", 42, 42)
+
+
+def test_some_checkpoints_of_a_run_give_no_matrix(images, site):
+    found = evaluate_run(images.path, site, checkpoints=["last", "base"], reading=CPU)
+    assert list(found.accuracies) == ["second", "base"]
+    assert found.matrix is None
+    with pytest.raises(
+        InputError, match=r"no checkpoint 'frist' \(did you mean 'first'\?\); it has base, first, second"
+    ):
+        evaluate_run(images.path, site, checkpoints=["frist"], reading=CPU)
+
+
+def test_one_evaluator_for_many_merges(made, tmp_path):
+    """Inputs are read once, and no merge leaves a trace in the next."""
+    samples = open_samples(made.pairs(tmp_path / "site", COUNTS))
+    opened = []
+
+    def load(positions):
+        opened.extend(positions)
+        return samples.load(positions)
+
+    run = read_run(made.path)
+    head = load_head(made.path / "head.safetensors")
+    labelled = label_samples(dataclasses.replace(samples, load=load), head.classes, labelled_run.TASKS)
+    evaluator = Evaluator(load_encoder(run.base, "cpu"), head, labelled, batch=3)
+    states = [read_state(path)[0] for path in (run.base, *run.tasks)]
+    with tmx.MergeSession(states[0], states[1:]) as session:
+        several = [evaluator.measure(session.merge(weights=w).state_dict) for w in ([1, 0], [0, 1], [1, 1], [1, 0])]
+    assert opened == list(range(14))
+    assert several[0] == several[3]
+    for weights, found in zip(([1, 0], [0, 1], [1, 1]), several, strict=False):
+        assert found == plain(made.path, merged(made.path, tmp_path / str(weights), weights=weights), samples.origin)
+    assert evaluator.measure() == several[3]  # as the weights are now
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip-vision", "siglip", "siglip-vision", "vit-classifier"])
+def test_every_family_of_encoders(kind, site, tmp_path):
+    first = tiny.save(tiny.build(kind), tmp_path / "first")
+    other = tiny.save(tiny.changed(tiny.build(kind)), tmp_path / "other")
+    encoder = load_encoder(first, "cpu")
+    random = np.random.default_rng(0)
+    head = Head.of(random.normal(size=(4, encoder.dim)), list(COUNTS), 20.0)
+    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes))
+    images = list(open_samples(site).load(range(14)))
+    for folder in (other, first):
+        expected = Classifier(load_encoder(folder, "cpu"), head).probabilities(images).argmax(axis=1)
+        assert evaluator.predict(read_state(folder)[0])[0].tolist() == expected.tolist()
+
+
+def test_the_batch_does_not_matter(images, site):
+    found = [
+        evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, batch=batch)).accuracy
+        for batch in (1, 99)
+    ]
+    assert found[0] == found[1]
+
+
+def test_training_mode_is_given_back(images, site):
+    head = load_head(images.path / "head.safetensors")
+    encoder = load_encoder(images.path / "base", "cpu")
+    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes))
+    encoder.module.train()
+    evaluator.measure()
+    assert encoder.module.training
+
+
+def test_a_limit_is_a_seeded_draw(images, site):
+    def positions(limit, seed):
+        samples = open_samples(site)
+        return label_samples(samples, tuple(COUNTS)).draw(limit, seed).positions
+
+    assert positions(6, 0) == positions(6, 0)
+    assert len(positions(6, 0)) == 6
+    assert positions(6, 0) != positions(6, 1)
+    assert positions(99, 0) == positions(None, 0) == tuple(range(14))
+    found = evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, limit=6))
+    assert found.accuracy.overall.samples == 6
+    with pytest.raises(InputError, match="the limit is 0"):
+        positions(0, 0)
+
+
+def test_float32_means_float32():
+    with torch.autocast("cpu", dtype=torch.bfloat16), full_float32(torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+# -- labels and tasks --------------------------------------------------------------------------------------------------
+
+
+def test_labels_by_name_or_by_index(tmp_path):
+    (tmp_path / "names.csv").write_text("text,label\na,dog\nb,cat\n")
+    (tmp_path / "indices.csv").write_text("text,label\na,1\nb,0\n")
+    for file in ("names.csv", "indices.csv"):
+        assert known_labels(open_samples(tmp_path / file), ["cat", "dog"]) == ({0: 1, 1: 0}, [])
+
+
+def test_unknown_labels_are_counted_and_named(tmp_path):
+    (tmp_path / "site.csv").write_text("text,label\na,cat\nb,zebra\nc,zebra\nd,dgo\n")
+    with pytest.raises(InputError) as error:
+        label_samples(open_samples(tmp_path / "site.csv"), ["cat", "dog"])
+    assert "3 of 4 labels are no class of the head: 'zebra', 'dgo' (did you mean 'dog'?); it knows 2" in str(
+        error.value
+    )
+    assert len(label_samples(open_samples(tmp_path / "site.csv"), ["cat", "dog"], positions=[0])) == 1
+
+
+def test_tasks_that_share_classes_go_by_domain(tmp_path):
+    (tmp_path / "site.csv").write_text("text,label\na,cat\nb,dog\nc,dog\n")
+    samples, tasks = open_samples(tmp_path / "site.csv"), {"photo": ("cat", "dog"), "sketch": ("dog", "cat")}
+    assert label_samples(samples, ["cat", "dog"], tasks).tasks == {}
+    told = dataclasses.replace(samples, domains=("sketch", "photo", "sketch"))
+    found = label_samples(told, ["cat", "dog"], tasks)
+    assert found.tasks == {"photo": (0, 1), "sketch": (1, 0)}
+    assert found.sample_tasks.tolist() == [1, 0, 1]
+    with pytest.raises(InputError, match="1 classes of the tasks are no class of the head: 'cow'"):
+        label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
+
+
+def test_the_tasks_of_a_run(images, tmp_path):
+    by_profiles = read_trained_run(images.path).classes
+    assert {task: set(names) for task, names in by_profiles.items()} == {
+        task: set(names) for task, names in labelled_run.TASKS.items()
+    }
+    run = shutil.copytree(images.path, tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    for task, names in zip(record["tasks"], (["red"], ["blue", "green"]), strict=True):
+        task["classes"] = names
+    (run / "run.json").write_text(json.dumps(record))
+    assert read_trained_run(run).classes == {"first": ("red",), "second": ("blue", "green")}
+    for task in record["tasks"]:
+        del task["classes"], task["profile"]
+    record["tasks"][0]["classes"] = ["red"]
+    (run / "run.json").write_text(json.dumps(record))
+    assert read_trained_run(run).classes == {}
+    record["tasks"][0]["classes"] = "red"
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="\"classes\" of task 'first' must be a list of names"):
+        read_trained_run(run)
+
+
+# -- finding the head --------------------------------------------------------------------------------------------------
+
+
+def test_a_merged_directory_finds_its_run_by_its_log(images, site, tmp_path):
+    folder = merged(images.path, tmp_path / "site-model")
+    found = evaluate(folder, site, reading=CPU)
+    assert found.head == str(images.path / "head.safetensors")
+    assert found.accuracy.tasks == ("first", "second")
+    # What was given goes first, then what lies beside it.
+    shutil.copy(images.path / "head.safetensors", folder / "classifier-head.safetensors")
+    assert find_belongings(folder).head == folder / "classifier-head.safetensors"
+    assert find_belongings(folder, run=images.path).head == images.path / "head.safetensors"
+    other = tmp_path / "other.safetensors"
+    assert find_belongings(folder, head=other, run=images.path).head == other
+
+
+def test_without_a_head(images, site, tmp_path):
+    folder = merged(images.path, tmp_path / "site-model")
+    (tmp_path / "site-model.log").unlink()
+    with pytest.raises(InputError, match=r"which head .* Give --head FILE, or --run RUN_DIR.* as classifier-head"):
+        evaluate(folder, site, reading=CPU)
+    run = shutil.copytree(images.path, tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    del record["classifier"]
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"run.json names no classifier head: give it with --head"):
+        evaluate(run / "first", site, reading=CPU)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_another_width(images, site, tmp_path):
+    head = tmp_path / "head.safetensors"
+    save_file({"weight": torch.zeros(4, 7)}, head, {"classes": json.dumps(list(COUNTS))})
+    with pytest.raises(InputError, match="width 7"):
+        evaluate(images.path / "first", site, head=head, reading=CPU)
+
+
+def test_unreadable_images(images, site):
+    (site / "red" / "0.png").write_text("?")
+    with pytest.warns(UserWarning, match="1 of 14 samples could not be read"):
+        found = evaluate(images.path / "first", site, reading=CPU)
+    assert found.unreadable == 1
+    assert found.accuracy.by_class["red"].samples == 4
+    with pytest.raises(InputError, match="1 of 14 samples cannot be read"):
+        evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, strict=True))
+
+
+def test_broken_weights(images, site, tmp_path):
+    folder = tiny.save(tiny.build("vit"), tmp_path / "broken")
+    tensors = {
+        name: torch.full_like(tensor, np.nan) for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="hold NaN or infinity"):
+        evaluate(folder, site, run=images.path, reading=CPU)
+
+
+def test_a_checkpoint_that_lacks_tensors(images, site, tmp_path):
+    run = shutil.copytree(images.path, tmp_path / "run")
+    tensors = load_file(run / "second" / "model.safetensors")
+    dropped = sorted(tensors)[0]
+    tensors.pop(dropped)
+    save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=f"lacks 1 tensors of .*, first '{dropped}'"):
+        evaluate_run(run, site, reading=CPU)
+    head = load_head(images.path / "head.safetensors")
+    evaluator = Evaluator(
+        load_encoder(images.path / "base", "cpu"), head, label_samples(open_samples(site), head.classes)
+    )
+    evaluator.fill(read_state(run / "first")[0])
+    with pytest.raises(InputError, match="the weights lack 1 tensors that those before them had"):
+        evaluator.fill(tensors)
+
+
+def test_no_data_and_no_benchmark(images):
+    with pytest.raises(InputError, match=r"run.json names no benchmark, so its test data are not known: give --data"):
+        evaluate(images.path / "first", reading=CPU)
+    with pytest.raises(InputError, match=r"on what data\? Give --data"):
+        evaluate(images.path.parent, head=images.path / "head.safetensors", reading=CPU)
+
+
+def test_memory_that_runs_out_names_the_option(images, site, monkeypatch):
+    head = load_head(images.path / "head.safetensors")
+    encoder = load_encoder(images.path / "base", "cpu")
+    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes), batch=64)
+
+    def full(*_, **__):
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(type(encoder), "pool", full)
+    with pytest.raises(
+        InputError, match="ran out of memory with 64 samples at a time: give a smaller --batch, such as 16"
+    ):
+        evaluator.measure()

@@ -1,0 +1,108 @@
+"""Average accuracy, forgetting and transfer, by hand and by their definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.metrics import DEFINITIONS, AccuracyMatrix
+
+NAN = math.nan
+
+
+def values(matrix):
+    return {metric.name: metric.value for metric in matrix.metrics()}
+
+
+@st.composite
+def matrices(draw):
+    tasks = draw(st.integers(2, 6))
+    row = st.lists(st.floats(0, 1), min_size=tasks, max_size=tasks)
+    return draw(st.lists(row, min_size=tasks, max_size=tasks)), draw(row)
+
+
+@given(matrices())
+def test_as_the_definitions_say(data):
+    rows, base = data
+    last = len(rows) - 1
+    found = values(AccuracyMatrix.of([f"t{k}" for k in range(last + 1)], rows, base))
+    assert found["average_accuracy"] == pytest.approx(sum(rows[last]) / (last + 1))
+    drops = [max(rows[i][j] for i in range(last)) - rows[last][j] for j in range(last)]
+    assert found["forgetting"] == pytest.approx(sum(drops) / last)
+    back = [rows[last][j] - rows[j][j] for j in range(last)]
+    assert found["backward_transfer"] == pytest.approx(sum(back) / last)
+    ahead = [rows[j - 1][j] - base[j] for j in range(1, last + 1)]
+    assert found["forward_transfer"] == pytest.approx(sum(ahead) / last)
+
+
+def test_by_hand():
+    matrix = AccuracyMatrix.of("abc", [[0.9, 0.2, 0.1], [0.95, 0.8, 0.3], [0.5, 0.6, 0.7]], samples=[10, 10, 20])
+    assert values(matrix) == pytest.approx(
+        {
+            "average_accuracy": 0.6,
+            "forgetting": (0.45 + 0.2) / 2,  # the best of task a came after task b
+            "backward_transfer": (-0.4 - 0.2) / 2,
+        }
+    )
+
+
+def test_a_run_that_is_not_finished():
+    matrix = AccuracyMatrix.of("abcd", [[0.9, NAN, NAN, NAN], [0.6, 0.8, None, None]])
+    assert matrix.after == 2
+    assert values(matrix) == pytest.approx({"average_accuracy": 0.7, "forgetting": 0.3, "backward_transfer": -0.3})
+    first = AccuracyMatrix.of("ab", [[0.9, NAN]], base=[0.1, 0.2])
+    assert values(first) == {
+        "average_accuracy": 0.9,
+        "forgetting": None,
+        "backward_transfer": None,
+        "forward_transfer": None,
+    }
+    nothing = AccuracyMatrix.of("ab", [])
+    assert nothing.after == 0
+    assert set(values(nothing).values()) == {None}
+
+
+def test_what_is_not_known_is_not_made_up():
+    only_last = AccuracyMatrix.of("ab", [[NAN, NAN], [0.5, 0.7]])
+    assert values(only_last) == {"average_accuracy": 0.6, "forgetting": None, "backward_transfer": None}
+    holes = AccuracyMatrix.of("ab", [[0.9, NAN], [NAN, 0.7]], base=[0.1, 0.1])
+    assert set(values(holes).values()) == {None}
+
+
+def test_json_both_ways(tmp_path):
+    matrix = AccuracyMatrix.of(["a", "b"], np.array([[0.5, np.nan], [0.25, 1]]), base=[0.1, 0.2], samples=[3, 4])
+    told = json.loads(matrix.to_json())
+    assert told["matrix"] == [[0.5, None], [0.25, 1]]
+    assert told["metrics"]["forgetting"] == {"value": 0.25, "definition": DEFINITIONS["forgetting"]}
+    assert "Chaudhry" in DEFINITIONS["forgetting"]
+    assert "Lopez-Paz" in DEFINITIONS["backward_transfer"]
+    (tmp_path / "metrics.json").write_text(json.dumps({**told, "seconds": 3}))
+    assert AccuracyMatrix.load(tmp_path / "metrics.json") == matrix
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("?", "Expecting value"),
+        ("[]", "not an accuracy matrix of version 1"),
+        ('{"version": 1, "tasks": ["a"]}', "not an accuracy matrix: KeyError 'matrix'"),
+        ('{"version": 1, "tasks": ["a"], "matrix": [[1, 0]]}', "of 1 tasks needs 1 rows of 1 numbers"),
+        ('{"version": 1, "tasks": ["a"], "matrix": [[50]]}', "accuracies must be shares from 0 to 1"),
+        ('{"version": 1, "tasks": ["a"], "matrix": [["x"]]}', "not an accuracy matrix"),
+        ('{"version": 1, "tasks": ["a"], "matrix": [[1]], "samples": [1, 2]}', "2 numbers of samples for 1 tasks"),
+    ],
+)
+def test_bad_files(tmp_path, content, says):
+    path = tmp_path / "metrics.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=says) as error:
+        AccuracyMatrix.load(path)
+    assert str(path) in str(error.value)

@@ -154,19 +154,24 @@ def make_profile(
             progress("embedding", done, len(chosen))
     warn_unreadable(samples.origin, failed, len(chosen))
     left = [samples.labels[position] for position in positions if position not in failed]
-    profile = Profile(
-        task=task,
-        classes=samples.classes,
-        label_counts=_count(left, len(samples.classes)),
-        samples=len(left),
-        features=np.concatenate(embedded),
-        encoder=encoder.digest,
-    )
+    profile = assemble_profile(task, samples.classes, left, np.concatenate(embedded), encoder.digest)
     if classifier is None:
         return profile
-    table = np.concatenate(shares)
-    mean = table.astype(np.float64).mean(axis=0).clip(0, 1)
-    return profile.with_predictions(classifier.digest, classifier.classes, table.argmax(axis=1), mean)
+    return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))
+
+
+def assemble_profile(
+    task: str, classes: Sequence[str], labels: Sequence[int], features: NDArray[Any], encoder: str
+) -> Profile:
+    """A profile from the labels of all the task's samples, which count in `classes`, and features of some of them."""
+    return Profile(
+        task=task,
+        classes=tuple(classes),
+        label_counts=_count(labels, len(classes)),
+        samples=len(labels),
+        features=features,
+        encoder=encoder,
+    )
 
 
 def profile_from_features(
@@ -179,14 +184,8 @@ def profile_from_features(
     if len(labels) != len(matrix):
         raise InputError(f"{len(matrix)} rows of features and {len(labels)} labels: give one label for each row")
     classes, indices = indexed(labels)
-    return Profile(
-        task=task,
-        classes=classes,
-        label_counts=_count(indices, len(classes)),
-        samples=len(matrix),
-        features=np.asarray(matrix[choose_rows(len(matrix), rows, seed)], dtype=np.float32),
-        encoder=encoder,
-    )
+    chosen = np.asarray(matrix[choose_rows(len(matrix), rows, seed)], dtype=np.float32)
+    return assemble_profile(task, classes, indices, chosen, encoder)
 
 
 def _count(labels: Iterable[int], classes: int) -> tuple[int, ...]:

@@ -203,6 +203,11 @@ class Profile:
             posterior=posterior,
         )
 
+    def with_shares(self, classifier: str, classes: Sequence[str], shares: NDArray[Any]) -> Profile:
+        """The profile with the fixed classifier's class probabilities [n, classes] for this task's own sample."""
+        mean = shares.astype(np.float64).mean(axis=0).clip(0, 1)
+        return self.with_predictions(classifier, classes, shares.argmax(axis=1), mean)
+
 
 def choose_rows(samples: int, rows: int = ROWS, seed: int = 0) -> list[int]:
     """Which of a task's samples go into its profile: a seeded draw in ascending order, all if there are few.

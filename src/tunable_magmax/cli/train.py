@@ -1,0 +1,189 @@
+"""`tmx train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.tables import number, table
+
+if TYPE_CHECKING:
+    from tunable_magmax.training.plan import TrainingPlan
+    from tunable_magmax.training.sequence import TrainedRun
+    from tunable_magmax.training.trainer import Tick
+
+
+def train(
+    config: Path,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    change: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    device: str | None = None,
+    strict: bool = False,
+    tensorboard: bool = False,
+    snapshot_every: Annotated[float, Parameter(name="--snapshot-every")] = 60.0,
+    dry_run: bool = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Train an encoder through a sequence of tasks: a checkpoint and a profile for each.
+
+    tmx train run.yaml -o run/
+    tmx train run.yaml -o run/ --set train.lr=3e-5 --set seed=4
+
+    Started again, it goes on where it stopped. docs/training.md describes run.yaml.
+
+    Parameters
+    ----------
+    config
+        What to train, on what, and how: a YAML file.
+    out
+        The run directory. Default: named after the file, beside it.
+    change
+        KEY=VALUE instead of what the file says; may be repeated.
+    device
+        Default: the GPU if there is one.
+    strict
+        Inputs that cannot be read are an error; otherwise they are counted, named and left out.
+    tensorboard
+        Also write records for TensorBoard, into the run directory.
+    snapshot_every
+        Seconds of training that a kill may cost.
+    dry_run
+        Only say what would be trained: tasks, samples, steps, bytes.
+    quiet
+        No progress bar, no summary.
+    as_json
+        Print the result as JSON on stdout.
+    """
+    from tunable_magmax.training.config import read_config
+
+    chosen = read_config(config, change or ())
+    place = out or config.with_suffix("")
+    if dry_run:
+        from tunable_magmax.training.plan import plan_training
+
+        plan = plan_training(chosen)
+        sys.stdout.write(json.dumps(plan.record(), indent=1) + "\n" if as_json else _planned(plan, place))
+        return
+    from tunable_magmax.training.sequence import train_sequence
+
+    with _bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
+        warnings.showwarning = _tell  # type: ignore[assignment]
+        warnings.simplefilter("always", UserWarning)
+        run = train_sequence(
+            chosen,
+            place,
+            device=device,
+            strict=strict,
+            tensorboard=tensorboard,
+            snapshot_seconds=snapshot_every,
+            progress=progress,
+            watch=watch,
+        )
+    if as_json:
+        sys.stdout.write(json.dumps(_record(run), indent=1, ensure_ascii=False) + "\n")
+    elif not quiet:
+        sys.stdout.write(_summary(run))
+
+
+def _tell(message: Any, category: type[Warning], *rest: Any) -> None:
+    if issubclass(category, UserWarning):
+        sys.stderr.write(f"warning: {message}\n")
+
+
+@contextmanager
+def _bars(
+    quiet: bool,
+) -> Iterator[tuple[Callable[[str, int, int], None] | None, Callable[[Tick], None] | None]]:
+    """Bars for reading and for training, with loss, speed and the time that is left; None where nobody watches."""
+    if quiet or not sys.stderr.isatty():
+        yield None, None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:>24}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        phases: dict[str, TaskID] = {}
+
+        def progress(phase: str, done: int, total: int) -> None:
+            if phase not in phases:
+                phases[phase] = bars.add_task(phase, total=total, note="")
+            bars.update(phases[phase], completed=done, total=total, visible=done < total)
+
+        def watch(tick: Tick) -> None:
+            # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
+            done = int(1000 * (tick.task + tick.step / tick.steps))
+            if "training" not in phases:
+                phases["training"] = bars.add_task("", total=1000 * tick.tasks, note="")
+            bars.update(
+                phases["training"],
+                description=f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}",
+                completed=done,
+                note=f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s",
+            )
+
+        yield progress, watch
+
+
+def _planned(plan: TrainingPlan, place: Path) -> str:
+    rows = [["task", "classes", "samples", "test", "steps"]]
+    rows += [
+        [task.name, f"{task.classes:,}", f"{task.samples:,}", f"{task.test:,}", f"{task.steps:,}"]
+        for task in plan.tasks
+    ]
+    return "\n".join(
+        [
+            f"{place}: {plan.model} through {number(len(plan.tasks), 'task')} of {plan.benchmark}",
+            *table(rows),
+            f"  {number(sum(task.steps for task in plan.tasks), 'step')} in all; "
+            + (f"about {plan.bytes / 1e9:.2f} GB of checkpoints" if plan.bytes else "size of the model not known yet"),
+            *(f"  {note}" for note in plan.notes),
+            "",
+        ]
+    )
+
+
+def _summary(run: TrainedRun) -> str:
+    lines = [f"{run.path}: {number(len(run.tasks), 'task')} trained"]
+    if run.matrix is not None:
+        r = run.matrix
+        rows = [["", "among own classes", "among all classes", "after the last task"]]
+        for t, name in enumerate(run.tasks):
+            shown = (run.known[t], r.rows[t][t], r.rows[-1][t])
+            rows.append([name, *(f"{100 * value:.1f}" for value in shown)])
+        lines += ["accuracy in % on each task, after it and at the end", *table(rows)]
+        for metric in r.metrics():
+            if metric.value is not None:
+                lines.append(f"  {metric.title} {100 * metric.value:.1f}: {metric.definition}")
+    lines.append(f"next: tmx prefer {run.path} --inputs DATA -o site.json")
+    lines.append(f"      tmx merge {run.path} --preference site.json -o site-model/")
+    return "\n".join(lines) + "\n"
+
+
+def _record(run: TrainedRun) -> dict[str, Any]:
+    return {
+        "out": str(run.path),
+        "tasks": [
+            {"name": name}
+            | ({} if result is None else {"steps": result.steps, "seconds": result.seconds, "loss": result.loss})
+            | ({"task_known_accuracy": run.known[t]} if run.known else {})
+            for t, (name, result) in enumerate(zip(run.tasks, run.results, strict=True))
+        ],
+        "matrix": None if run.matrix is None else run.matrix.to_dict(),
+    }

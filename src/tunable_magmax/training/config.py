@@ -1,0 +1,272 @@
+"""run.yaml: what to train, on what, and how. Every problem of a file is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tunable_magmax.data.benchmark import BenchmarkOptions
+from tunable_magmax.errors import InputError, closest
+from tunable_magmax.training.values import Reader, flag, one_of, or_none, real, templates, text, texts, whole
+
+GLYPHS = "glyphs"
+HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]
+Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-crop"]
+SECTIONS = ("model", "benchmark", "head", "train", "regularise", "profile", "matrix", "text_tower", "seed")
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Where the frozen head comes from.
+
+    `text`: the model's own text tower; `names`: class names by the sentence encoder itself; `file`: a head file;
+    `means`: class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first that fits.
+    """
+
+    source: HeadSource = "auto"
+    file: str | None = None
+    templates: str | tuple[str, ...] | None = None
+    logit_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's."""
+
+    epochs: int = 10
+    batch: int = 128
+    lr: float = 1e-5
+    weight_decay: float = 0.1
+    warmup: float = 500
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: float | None = 1.0
+    label_smoothing: float = 0.0
+    freeze: tuple[str, ...] = ()
+    augment: Augmentation = "none"
+    pad: int = 2
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: bool = False
+    log_every: int = 25
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """A pull towards what earlier tasks taught. `none`, `ewc` (online EWC) or `lwf` (learning without forgetting).
+
+    `strength` is the factor of the extra loss. `samples` and `decay`: of EWC's Fisher information; `temperature`: of
+    LwF's distillation.
+    """
+
+    method: Literal["none", "ewc", "lwf"] = "none"
+    strength: float = 1.0
+    samples: int = 256
+    decay: float = 1.0
+    temperature: float = 2.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A checked run.yaml. `root`: the directory that its relative paths count from; not part of the record."""
+
+    model: str
+    benchmark: BenchmarkOptions
+    head: HeadOptions = HeadOptions()
+    train: Optimisation = Optimisation()
+    regularise: Regularisation = Regularisation()
+    profile_rows: int = 500
+    matrix: bool = True
+    text_tower: Literal["drop", "keep"] = "drop"
+    seed: int = 0
+    root: Path = Path()
+
+    @classmethod
+    def read(cls, given: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
+        """From a mapping as run.yaml holds it; all problems in one error."""
+        if not isinstance(given, Mapping):
+            raise InputError(f"{where}: expected a mapping with the keys {', '.join(SECTIONS)}")
+        problems = _unknown(given, SECTIONS, "")
+        model = given.get("model")
+        if not isinstance(model, str) or not model:
+            problems.append(f"'model' is {model!r}: expected a directory, a hub name, or {GLYPHS!r}")
+        benchmark = _benchmark(given.get("benchmark"), root, problems)
+        sections = {
+            name: _section(given.get(name), kind, readers, name, problems)
+            for name, (kind, readers) in _SECTIONS.items()
+        }
+        profile = _section(given.get("profile"), _Profile, {"rows": whole(1)}, "profile", problems)
+        rest = {"matrix": (flag, True), "text_tower": (one_of("drop", "keep"), "drop"), "seed": (whole(0), 0)}
+        chosen = {
+            name: _value(given.get(name, default), check, name, problems) for name, (check, default) in rest.items()
+        }
+        problems += _contradictions(sections.get("head"))
+        if problems:
+            raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        assert benchmark is not None
+        assert isinstance(model, str)
+        return cls(model, benchmark, **sections, profile_rows=profile.rows, **chosen, root=root)
+
+    def record(self) -> dict[str, Any]:
+        """The effective configuration, as run.yaml would say it in full."""
+        return {
+            "model": self.model,
+            "benchmark": self.benchmark.record(),
+            "head": _plain(asdict(self.head)),
+            "train": _plain(asdict(self.train)),
+            "regularise": asdict(self.regularise),
+            "profile": {"rows": self.profile_rows},
+            "matrix": self.matrix,
+            "text_tower": self.text_tower,
+            "seed": self.seed,
+        }
+
+
+def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """Read run.yaml; `changes` such as "train.lr=3e-5" replace single values."""
+    import yaml
+
+    path = Path(path)
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; expected a YAML file that says what to train") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: not a readable YAML file: {error}") from None
+    for change in changes:
+        _change(given, change)
+    return TrainConfig.read(given, path.parent, str(path))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What two records differ in, a line each.
+
+    >>> differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
+    ['train.lr: 1.0 there, 2.0 now']
+    """
+    found = []
+    for key in dict.fromkeys([*old, *new]):
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found.append(f"{prefix}{key}: {one} there, {other} now")
+    return found
+
+
+@dataclass(frozen=True)
+class _Profile:
+    rows: int = 500
+
+
+def _change(given: Any, change: str) -> None:
+    import yaml
+
+    path, equals, value = change.partition("=")
+    *outer, last = path.split(".")
+    place = given
+    for key in outer:
+        place = place.setdefault(key, {}) if isinstance(place, dict) else None
+    if not equals or not isinstance(place, dict):
+        raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
+    try:
+        place[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {change}: the value is not readable ({error})") from None
+
+
+def _benchmark(given: Any, root: Path, problems: list[str]) -> BenchmarkOptions | None:
+    if not isinstance(given, Mapping):
+        problems.append(f"'benchmark' is {given!r}: expected a mapping with at least 'name' and 'tasks'")
+        return None
+    try:
+        return BenchmarkOptions.read(given, root)
+    except InputError as error:
+        problems.append(str(error))
+        return None
+
+
+def _section(given: Any, kind: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> Any:
+    if given is None:
+        return kind()
+    if not isinstance(given, Mapping):
+        problems.append(f"{name!r} is {given!r}: expected a mapping with some of {', '.join(readers)}")
+        return kind()
+    problems += _unknown(given, tuple(readers), f" in {name}")
+    values = {}
+    for field in fields(kind):
+        if field.name in given:
+            values[field.name] = _value(given[field.name], readers[field.name], f"{name}.{field.name}", problems)
+    return kind(**values)
+
+
+def _value(value: Any, check: Reader, name: str, problems: list[str]) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        problems.append(f"{name} is {value!r}: expected {error}")
+        return None
+
+
+def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
+    return [
+        f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}"
+        for key in given
+        if key not in known
+    ]
+
+
+def _contradictions(head: Any) -> list[str]:
+    if not isinstance(head, HeadOptions):
+        return []
+    if head.source == "file" and head.file is None:
+        return ["head.source is 'file', but head.file does not say which"]
+    if head.file is not None and head.source not in ("file", "auto"):
+        return [f"head.file is given, but head.source is {head.source!r}: leave one of them out"]
+    return []
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
+
+
+_SECTIONS: dict[str, tuple[Any, dict[str, Reader]]] = {
+    "head": (
+        HeadOptions,
+        {
+            "source": one_of("auto", "text", "names", "file", "means", "glyphs"),
+            "file": or_none(text),
+            "templates": or_none(templates),
+            "logit_scale": or_none(real(0, above=True)),
+        },
+    ),
+    "train": (
+        Optimisation,
+        {
+            "epochs": whole(1),
+            "batch": whole(1),
+            "lr": real(0, above=True),
+            "weight_decay": real(0),
+            "warmup": real(0),
+            "schedule": one_of("cosine", "constant"),
+            "clip": or_none(real(0, above=True)),
+            "label_smoothing": real(0, 1),
+            "freeze": texts,
+            "augment": one_of("none", "crop", "flip", "crop+flip", "resized-crop"),
+            "pad": whole(1),
+            "precision": one_of("auto", "float32", "bfloat16"),
+            "compile": flag,
+            "log_every": whole(1),
+        },
+    ),
+    "regularise": (
+        Regularisation,
+        {
+            "method": one_of("none", "ewc", "lwf"),
+            "strength": real(0),
+            "samples": whole(1),
+            "decay": real(0),
+            "temperature": real(0, above=True),
+        },
+    ),
+}

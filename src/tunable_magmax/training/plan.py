@@ -1,0 +1,77 @@
+"""What a configuration would train: tasks, samples, steps and bytes, from data headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tunable_magmax.data.benchmark import open_benchmark
+from tunable_magmax.errors import InputError
+from tunable_magmax.training.config import GLYPHS, TrainConfig
+from tunable_magmax.training.schedule import warmup_steps
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One task: how many classes, training samples, test samples and steps."""
+
+    name: str
+    classes: int
+    samples: int
+    test: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What would be trained. `bytes`: of all checkpoints, where the model's size is known."""
+
+    model: str
+    benchmark: str
+    tasks: tuple[PlannedTask, ...]
+    bytes: int | None
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def plan_training(config: TrainConfig) -> TrainingPlan:
+    """Plan without reading inputs or weights."""
+    benchmark = open_benchmark(config.benchmark)
+    options = config.train
+    tasks = tuple(
+        PlannedTask(
+            task.name,
+            len(task.classes),
+            len(task.train),
+            len(task.test),
+            options.epochs * -(-len(task.train) // options.batch),
+        )
+        for task in benchmark.tasks
+    )
+    notes = []
+    short = [task for task in tasks if warmup_steps(options.warmup, task.steps) >= task.steps]
+    if short:
+        notes.append(
+            f"the warm-up of {options.warmup:g} steps is not over at the end of {len(short)} of {len(tasks)} tasks; "
+            "train.warmup below 1 is a share of the steps"
+        )
+    if len({task.classes for task in tasks}) > 1:
+        notes.append("tasks differ in their number of classes: " + ", ".join(str(task.classes) for task in tasks))
+    return TrainingPlan(config.model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
+
+
+def _bytes(config: TrainConfig, tasks: int) -> int | None:
+    """Base and tasks in float32, from the header of the model's file; None for models that are not here yet."""
+    from tunable_magmax.checkpoints.source import open_checkpoint
+
+    if config.model == GLYPHS or not (config.root / config.model).exists():
+        return None
+    try:
+        with open_checkpoint(config.root / config.model) as checkpoint:
+            elements = sum(info.numel for info in checkpoint.tensors.values())
+    except InputError:
+        return None
+    return 4 * elements * (tasks + 1)

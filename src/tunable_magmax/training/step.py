@@ -1,0 +1,158 @@
+"""One step of optimisation; on a GPU it is recorded once for each shape of batch and then replayed.
+
+A step of a small model is hundreds of short kernels, and launching them one by one takes longer than running them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tunable_magmax.training.config import Optimisation
+from tunable_magmax.training.regularise import Parameters, Regulariser
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.prepared import Batch
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# Libraries choose their algorithms in the first runs, which cannot be recorded.
+RUNS_BEFORE_RECORDING = 3
+
+
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    graph: Any
+    batch: Batch
+    targets: Tensor
+    weight: Tensor
+    loss: Tensor
+
+
+class Step:
+    """The optimiser of some parameters of an encoder, and the loss: cross-entropy over the frozen head's rows."""
+
+    def __init__(
+        self, encoder: Encoder, parameters: Parameters, options: Optimisation, regulariser: Regulariser | None
+    ) -> None:
+        self._encoder, self._named, self._options, self._regulariser = encoder, parameters, options, regulariser
+        self._values = [value for _, value in parameters]
+        self._device = self._values[0].device
+        gpu = self._device.type == "cuda"
+        self._reduced = options.precision == "bfloat16" or (options.precision == "auto" and gpu)
+        self._rate = torch.tensor(options.lr, device=self._device) if gpu else options.lr
+        self._optimiser = torch.optim.AdamW(
+            self._values, lr=self._rate, weight_decay=options.weight_decay, fused=gpu, capturable=gpu
+        )
+        for value in self._values:
+            value.grad = torch.zeros_like(value)
+            self._optimiser.state[value] = {
+                "step": torch.zeros((), device=self._device if gpu else None),
+                **{moment: torch.zeros_like(value) for moment in MOMENTS},
+            }
+        self._embed: Callable[[Batch], Tensor] = encoder.pool
+        if options.compile:
+            self._embed = torch.compile(encoder.pool, dynamic=False)
+        self._records = gpu and regulariser is None
+        self._recordings: dict[Any, _Recording] = {}
+        self._runs: dict[Any, int] = {}
+        self._pool: Any = None
+
+    def reset(self) -> None:
+        """Forget the moments: a new task starts. In place, because recordings refer to them."""
+        for state in self._optimiser.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """The parameters and their moments by name, to go on from after a kill."""
+        found = {}
+        for name, value in self._named:
+            found[f"value.{name}"] = value.detach()
+            found |= {f"{moment}.{name}": self._optimiser.state[value][moment] for moment in MOMENTS}
+        return found
+
+    def restore(self, state: Mapping[str, Tensor], steps: int) -> None:
+        """Take up a state after so many steps."""
+        with torch.no_grad():
+            for name, value in self._named:
+                value.copy_(state[f"value.{name}"])
+                kept = self._optimiser.state[value]
+                kept["step"].fill_(steps)
+                for moment in MOMENTS:
+                    kept[moment].copy_(state[f"{moment}.{name}"])
+
+    def __call__(self, batch: Batch, targets: Tensor, weight: Tensor, rate: float) -> Tensor:
+        """One step; the loss (a scalar on the device) of the batch before it. `weight`: scaled head rows."""
+        if isinstance(self._rate, Tensor):
+            self._rate.fill_(rate)
+        else:
+            self._optimiser.param_groups[0]["lr"] = rate
+        if not self._records:
+            return self._run(batch, targets, weight)
+        return self._replayed(batch, targets, weight)
+
+    def _run(self, batch: Batch, targets: Tensor, weight: Tensor) -> Tensor:
+        # Recordings need every tensor at its place, so gradients are emptied, not dropped.
+        loss = self._loss(batch, targets, weight)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._options.clip is not None:
+            nn.utils.clip_grad_norm_(self._values, self._options.clip)
+        self._optimiser.step()
+        torch._foreach_zero_([value.grad for value in self._values if value.grad is not None])
+        return loss.detach()
+
+    def _loss(self, batch: Batch, targets: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._reduced, cache_enabled=False):
+            pooled = self._embed(batch)
+        features = nn.functional.normalize(pooled.float(), dim=1)
+        loss = nn.functional.cross_entropy(features @ weight.T, targets, label_smoothing=self._options.label_smoothing)
+        if self._regulariser is not None:
+            penalty = self._regulariser.penalty(batch, features, self._named)
+            loss = loss if penalty is None else loss + penalty
+        return loss
+
+    # -- recording -------------------------------------------------------------------------------------------------
+
+    def _replayed(self, batch: Batch, targets: Tensor, weight: Tensor) -> Tensor:
+        key = (tuple((name, value.shape) for name, value in _named(batch).items()), weight.shape)
+        recording = self._recordings.get(key)
+        if recording is None:
+            self._runs[key] = self._runs.get(key, 0) + 1
+            if self._runs[key] <= RUNS_BEFORE_RECORDING:
+                return self._run(batch, targets, weight)
+            recording = self._recorded(batch, targets, weight)
+            if recording is None:
+                return self._run(batch, targets, weight)
+            self._recordings[key] = recording
+        for name, place in _named(recording.batch).items():
+            place.copy_(_named(batch)[name])
+        recording.targets.copy_(targets)
+        recording.weight.copy_(weight)
+        recording.graph.replay()
+        return recording.loss
+
+    def _recorded(self, batch: Batch, targets: Tensor, weight: Tensor) -> _Recording | None:
+        places = {name: value.clone() for name, value in _named(batch).items()}
+        own: Batch = places if isinstance(batch, dict) else places["pixels"]
+        targets, weight = targets.clone(), weight.clone()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+                loss = self._run(own, targets, weight)
+        except RuntimeError as error:
+            self._records = False
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"steps cannot be recorded for this model, so training is slower ({reason})", stacklevel=2)
+            return None
+        self._pool = graph.pool()
+        return _Recording(graph, own, targets, weight, loss)
+
+
+def _named(batch: Batch) -> dict[str, Tensor]:
+    return batch if isinstance(batch, dict) else {"pixels": batch}

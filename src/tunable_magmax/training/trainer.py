@@ -1,0 +1,212 @@
+"""The loop: one encoder, task after task, each from where the one before ended. Knows no files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tunable_magmax.data.benchmark import Benchmark, Task
+from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.models.tower import trainable
+from tunable_magmax.training.augment import augment
+from tunable_magmax.training.config import TrainConfig
+from tunable_magmax.training.draws import derived_seed, draw_epoch
+from tunable_magmax.training.regularise import Parameters, make_regulariser
+from tunable_magmax.training.schedule import learning_rate, warmup_steps
+from tunable_magmax.training.step import Step
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Head
+    from tunable_magmax.models.prepared import Batch, Prepared
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Where training stands: after `step` of a task's `steps`, counted from 1; `loss`: mean since the last tick."""
+
+    task: int
+    tasks: int
+    name: str
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    rate: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What training a task took, since it was started or resumed. `loss`: of its last steps."""
+
+    steps: int
+    samples: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Midway:
+    """A task after `step` of its steps: the parameters and their moments, to go on from."""
+
+    step: int
+    state: Mapping[str, Tensor]
+
+
+Watch = Callable[[Tick], None]
+# Called after each tick with the step and a function that gives the state, which is costly to hold on to.
+Keep = Callable[[int, Callable[[], Mapping[str, Tensor]]], None]
+
+
+class Trainer:
+    """Trains an encoder in place through the tasks of a benchmark, against a frozen head over all its classes."""
+
+    def __init__(self, encoder: Encoder, head: Head, benchmark: Benchmark, config: TrainConfig) -> None:
+        self._encoder, self._benchmark, self._config = encoder, benchmark, config
+        device = encoder.device
+        self._weight = head.logit_scale * torch.from_numpy(head.weight).to(device)
+        self.parameters: Parameters = trainable(encoder, config.train.freeze)
+        self.regulariser = make_regulariser(config.regularise)
+        self._step = Step(encoder, self.parameters, config.train, self.regulariser)
+
+    def steps(self, samples: int) -> int:
+        """How many steps a task of so many samples takes."""
+        return self._config.train.epochs * -(-samples // self._config.train.batch)
+
+    def train(
+        self,
+        t: int,
+        inputs: Prepared,
+        *,
+        start: Midway | None = None,
+        watch: Watch | None = None,
+        keep: Keep | None = None,
+    ) -> TaskResult:
+        """Train task t (from 0) on its inputs; `start` goes on from the middle; `keep` is offered each tick's state."""
+        task = self._benchmark.tasks[t]
+        stream = torch.cuda.Stream() if inputs.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        try:
+            # A stream of its own, because the default one cannot be recorded.
+            with torch.random.fork_rng(), torch.cuda.stream(stream):
+                if stream is not None:
+                    stream.wait_stream(torch.cuda.default_stream())
+                return self._train(t, task, inputs, start, watch, keep)
+        except RuntimeError as error:
+            raise _explained(error, self._config.train.batch) from error
+        finally:
+            self._encoder.module.eval()
+            if stream is not None:
+                torch.cuda.default_stream().wait_stream(stream)
+
+    def _train(
+        self, t: int, task: Task, inputs: Prepared, start: Midway | None, watch: Watch | None, keep: Keep | None
+    ) -> TaskResult:
+        options, seed = self._config.train, self._config.seed
+        targets, weight = self.targets(task, inputs), self._rows(task.classes)
+        per_epoch, steps = -(-len(inputs) // options.batch), self.steps(len(inputs))
+        warmup = warmup_steps(options.warmup, steps)
+        self._begin(t)
+        self._step.reset()
+        first = 0
+        if start is not None:
+            first = start.step
+            self._step.restore(start.state, first)
+        self._encoder.module.train()
+        torch.manual_seed(derived_seed(seed, "task", t, first))
+        meter = _Meter(inputs.device)
+        began = time.perf_counter()
+        epoch, draws, loss = -1, None, 0.0
+        for step in range(first, steps):
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                draws = draw_epoch(len(inputs), inputs.device, seed, t, epoch)
+            assert draws is not None
+            place = slice(step % per_epoch * options.batch, (step % per_epoch + 1) * options.batch)
+            rows = draws.order[place]
+            if inputs.device.type == "cpu":
+                # So that dropout goes on after a kill as if there had been none.
+                torch.manual_seed(derived_seed(seed, "step", t, step))
+            rate = learning_rate(step, steps, options.lr, warmup, options.schedule)
+            batch = self._batch(inputs, rows, draws.numbers[place])
+            meter.add(self._step(batch, targets[rows], weight, rate), len(rows))
+            done = step + 1
+            if done % options.log_every == 0 or done == steps:
+                loss, speed = meter.read()
+                if not loss < float("inf"):
+                    raise TmxError(
+                        f"training diverged: the loss of task {task.name!r} is {loss} at step {done} of {steps}; try a "
+                        f"smaller train.lr than {options.lr:g}, or a train.clip"
+                    )
+                if watch is not None:
+                    watch(Tick(t, len(self._benchmark.tasks), task.name, done, steps, epoch + 1, loss, rate, speed))
+                if keep is not None and done < steps:
+                    keep(done, self._step.state)
+        if self.regulariser is not None:
+            self.regulariser.finish(self._encoder, inputs, targets, weight, self.parameters)
+        if inputs.device.type == "cuda":
+            torch.cuda.synchronize()
+        return TaskResult(steps, len(inputs), loss, time.perf_counter() - began)
+
+    def targets(self, task: Task, inputs: Prepared) -> Tensor:
+        """Each input's place among the task's classes [n]."""
+        assert inputs.labels is not None
+        places = torch.full((len(self._benchmark.classes),), -1, dtype=torch.int64, device=inputs.labels.device)
+        places[list(task.classes)] = torch.arange(len(task.classes), device=places.device)
+        found = places[inputs.labels]
+        if bool((found < 0).any()):
+            outside = self._benchmark.classes[int(inputs.labels[found < 0][0])]
+            raise InputError(f"task {task.name!r} has a sample of class {outside!r}, which is not one of its classes")
+        return found
+
+    def _batch(self, inputs: Prepared, rows: Tensor, numbers: Tensor) -> Batch:
+        kind = self._config.train.augment
+        if inputs.kind == "text" or kind == "none":
+            return inputs.batch(rows)
+        return inputs.normalise(augment(inputs.pixels(rows), numbers, kind, self._config.train.pad))
+
+    def _begin(self, t: int) -> None:
+        if self.regulariser is not None:
+            earlier = sorted({c for task in self._benchmark.tasks[:t] for c in task.classes})
+            self.regulariser.begin(self._encoder, self._rows(earlier) if earlier else None)
+
+    def _rows(self, classes: Sequence[int]) -> Tensor:
+        return self._weight[torch.tensor(classes, device=self._weight.device)]
+
+
+class _Meter:
+    """Mean loss and samples a second since the last reading, without waiting for the device in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), device=device)
+        self._steps = self._samples = 0
+        self._since = time.perf_counter()
+
+    def add(self, loss: Tensor, samples: int) -> None:
+        self._sum += loss
+        self._steps += 1
+        self._samples += samples
+
+    def read(self) -> tuple[float, float]:
+        loss = float(self._sum) / self._steps
+        now = time.perf_counter()
+        speed = self._samples / max(now - self._since, 1e-9)
+        self._sum.zero_()
+        self._steps, self._samples, self._since = 0, 0, now
+        return loss, speed
+
+
+def _explained(error: RuntimeError, batch: int) -> Exception:
+    text = str(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text:
+        smaller = max(1, batch // 2)
+        return InputError(
+            f"out of memory with train.batch {batch}: set it lower, such as train.batch: {smaller} in the "
+            f"configuration or --set train.batch={smaller}; what was trained so far is kept"
+        )
+    return error

@@ -28,7 +28,7 @@ class Decoded:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._encoder, self._samples, self._strict, self._progress = encoder, samples, strict, progress
-        self._positions = sorted(range(len(samples)) if positions is None else positions)
+        self._positions = sorted(set(range(len(samples)) if positions is None else positions))
         self._keep = keep
         self._whole: Prepared | None = None
         self._rows: dict[int, int] = {}

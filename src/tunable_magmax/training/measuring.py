@@ -7,55 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.evaluation.labelled import label_benchmark
 from tunable_magmax.evaluation.metrics import METRICS_FILE, AccuracyMatrix
 from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
-from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.atomic import write_atomic
 
-# Samples that are decoded at a time, where they cannot all be kept.
-AT_ONCE = 4096
 BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One model's accuracy on each task: among all classes, and among the task's own."""
+    """One model's accuracy on each task: among all classes, and among the task's own. NaN for a task without tests."""
 
     unknown: tuple[float, ...]
     known: tuple[float, ...]
 
 
-def score_tasks(encoder: Encoder, head: Head, benchmark: Benchmark, test: Decoded) -> Scores:
-    """Measure an encoder on the test samples of all tasks; NaN for a task that has none."""
-    positions = sorted({position for task in benchmark.tasks for position in task.test})
-    labels: dict[int, int] = {}
-    logits: list[NDArray[np.float32]] = []
-    weight = torch.from_numpy(head.weight).to(encoder.device)
-    for start in range(0, len(positions), AT_ONCE):
-        inputs = test.take(positions[start : start + AT_ONCE])
-        assert inputs.labels is not None
-        features = torch.nn.functional.normalize(embed_prepared(encoder, inputs, BATCH), dim=1)
-        logits.append((features @ weight.T).cpu().numpy())
-        labels |= dict(zip(inputs.positions, inputs.labels.tolist(), strict=True))
-    table = np.concatenate(logits) if logits else np.zeros((0, len(head.classes)), np.float32)
-    row = {position: k for k, position in enumerate(labels)}
-    unknown, known = [], []
-    for task in benchmark.tasks:
-        rows = [row[position] for position in task.test if position in row]
-        truth = np.array([labels[position] for position in task.test if position in row], dtype=np.int64)
-        own = np.array(task.classes)
-        scores = table[rows]
-        unknown.append(_share(scores.argmax(axis=1) == truth))
-        known.append(_share(own[scores[:, own].argmax(axis=1)] == truth))
-    return Scores(tuple(unknown), tuple(known))
+def task_evaluator(encoder: Encoder, head: Head, benchmark: Benchmark, test: Decoded) -> Evaluator:
+    """What measures an encoder on the test samples of all tasks."""
+    labelled = label_benchmark(benchmark, head.classes)
+    return Evaluator(encoder, head, labelled, batch=BATCH, prepared=test.take(labelled.positions))
+
+
+def score_tasks(evaluator: Evaluator) -> Scores:
+    """Measure the evaluator's encoder as it is now."""
+    found = evaluator.measure()
+    assert found.known_by_task is not None
+    unknown, known = (
+        tuple(share.value for share in shares.values()) for shares in (found.by_task, found.known_by_task)
+    )
+    return Scores(unknown, known)
 
 
 class Matrix:
@@ -93,7 +79,3 @@ class Matrix:
         """Save metrics.json."""
         content: dict[str, Any] = self.value.to_dict() | {"task_known": self.known}
         write_atomic(self._path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def _share(right: NDArray[np.bool_]) -> float:
-    return float(right.mean()) if right.size else float("nan")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
+from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder, load_encoder
@@ -23,7 +24,7 @@ from tunable_magmax.preference.profile import choose_rows
 from tunable_magmax.profiling import assemble_profile, profile_path
 from tunable_magmax.training.beginning import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.measuring import Matrix, Scores, score_tasks
+from tunable_magmax.training.measuring import Matrix, Scores, score_tasks, task_evaluator
 from tunable_magmax.training.run_directory import RunDirectory
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.training.trainer import TaskResult, Tick, Trainer, Watch
@@ -106,10 +107,11 @@ class _Sequence:
         self._config, self._directory, self._benchmark = config, directory, benchmark
         self._encoder, self._head, self._matrix, self._tracker = encoder, head, matrix, tracker
         self._classifier = Classifier(encoder, head).digest
-        self._train, self._test = (
-            Decoded(encoder, samples, sorted({k for task in benchmark.tasks for k in getattr(task, part)}), **reading)
-            for part, samples in (("train", benchmark.train), ("test", benchmark.test))
-        )
+        self._train = Decoded(encoder, benchmark.train, [k for task in benchmark.tasks for k in task.train], **reading)
+        self._evaluator: Evaluator | None = None
+        if matrix is not None:
+            test = Decoded(encoder, benchmark.test, [k for task in benchmark.tasks for k in task.test], **reading)
+            self._evaluator = task_evaluator(encoder, head, benchmark, test)
 
     def train(
         self, finished: list[dict[str, Any]], snapshot_seconds: float, watch: Watch | None
@@ -118,8 +120,8 @@ class _Sequence:
         first, tasks = len(finished), self._benchmark.tasks
         # While the encoder still is the base.
         shares = {t: self._predictions(tasks[t]) for t in range(first, len(tasks))}
-        if self._matrix is not None and not first:
-            self._matrix.start(self._scores())
+        if self._matrix is not None and self._evaluator is not None and not first:
+            self._matrix.start(score_tasks(self._evaluator))
         trainer = Trainer(self._encoder, self._head, self._benchmark, self._config)
         if first:
             self._resume(trainer, finished)
@@ -130,7 +132,7 @@ class _Sequence:
             checkpoint = self._directory.vacant(self._name(t))
             save_encoder(self._encoder, checkpoint)
             self._write_profile(tasks[t], inputs, shares[t], checkpoint_digest(checkpoint))
-            scores = None if self._matrix is None else self._scores()
+            scores = None if self._evaluator is None else score_tasks(self._evaluator)
             finished.append(self._entry(tasks[t], checkpoint))
             self._commit(t, finished, trainer, result, scores)
             results.append(result)
@@ -198,9 +200,6 @@ class _Sequence:
         self._directory.drop_snapshot()
 
     # -- what a task leaves ----------------------------------------------------------------------------------------
-
-    def _scores(self) -> Scores:
-        return score_tasks(self._encoder, self._head, self._benchmark, self._test)
 
     def _profiled(self, task: Task) -> Prepared:
         """The samples of a task that its profile embeds."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged as Merged
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
+    from tunable_magmax.training.config import TrainConfig as TrainConfig
+    from tunable_magmax.training.sequence import train_sequence as train_sequence
     from tunable_magmax.verification import verify_checkpoint as verify_checkpoint
 
 __version__ = "0.1.0"
@@ -43,6 +45,8 @@ _HOMES = {
     "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
     "evaluate": "tunable_magmax.evaluation.evaluate",
+    "TrainConfig": "tunable_magmax.training.config",
+    "train_sequence": "tunable_magmax.training.sequence",
     "ExactnessError": "tunable_magmax.errors",
     "InputError": "tunable_magmax.errors",
     "StorageError": "tunable_magmax.errors",

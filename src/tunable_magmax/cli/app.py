@@ -18,6 +18,7 @@ from tunable_magmax.cli.merge import merge, plan
 from tunable_magmax.cli.prefer import prefer
 from tunable_magmax.cli.profile import profile
 from tunable_magmax.cli.sweep import sweep
+from tunable_magmax.cli.train import train
 from tunable_magmax.cli.verify import verify
 from tunable_magmax.errors import TmxError
 
@@ -42,6 +43,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     sweep,
     prefer,
     profile,
+    train,
     measure,
     inspect,
     verify,

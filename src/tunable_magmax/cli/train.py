@@ -77,7 +77,7 @@ def train(
     from tunable_magmax.training.sequence import train_sequence
 
     with _bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
-        warnings.showwarning = _tell  # type: ignore[assignment]
+        warnings.showwarning = _teller()
         warnings.simplefilter("always", UserWarning)
         run = train_sequence(
             chosen,
@@ -95,9 +95,16 @@ def train(
         sys.stdout.write(_summary(run))
 
 
-def _tell(message: Any, category: type[Warning], *rest: Any) -> None:
-    if issubclass(category, UserWarning):
-        sys.stderr.write(f"warning: {message}\n")
+def _teller() -> Callable[..., None]:
+    """Says each warning for the user once, as soon as it comes."""
+    told: set[str] = set()
+
+    def tell(message: Any, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, UserWarning) and str(message) not in told:
+            told.add(str(message))
+            sys.stderr.write(f"warning: {message}\n")
+
+    return tell
 
 
 @contextmanager
@@ -177,12 +184,14 @@ def _summary(run: TrainedRun) -> str:
 
 
 def _record(run: TrainedRun) -> dict[str, Any]:
+    from tunable_magmax.training.measuring import or_null
+
     return {
         "out": str(run.path),
         "tasks": [
             {"name": name}
             | ({} if result is None else {"steps": result.steps, "seconds": result.seconds, "loss": result.loss})
-            | ({"task_known_accuracy": run.known[t]} if run.known else {})
+            | ({"task_known_accuracy": or_null(run.known[t])} if run.known else {})
             for t, (name, result) in enumerate(zip(run.tasks, run.results, strict=True))
         ],
         "matrix": None if run.matrix is None else run.matrix.to_dict(),

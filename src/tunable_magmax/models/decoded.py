@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prepared import Prepared, prepare
 
@@ -40,7 +41,10 @@ class Decoded:
             self._rows = {position: row for row, position in enumerate(self._whole.positions)}
         if self._whole is None:
             return self._prepare(sorted(positions))
-        return self._whole.subset([self._rows[k] for k in sorted(positions) if k in self._rows])
+        rows = [self._rows[k] for k in sorted(positions) if k in self._rows]
+        if not rows:
+            raise InputError(f"{self._samples.origin}: none of the {len(positions)} samples asked for can be read")
+        return self._whole.subset(rows)
 
     def _prepare(self, positions: Sequence[int]) -> Prepared:
         return prepare(self._encoder, self._samples, positions, strict=self._strict, progress=self._progress)

@@ -83,7 +83,8 @@ class Prepared:
         found = {name: self._gather(values, index) for name, values in inputs.items()}
         if self.device.type == "cpu" and "attention_mask" in found:
             # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
-            longest = max(1, int(found["attention_mask"].sum(dim=1).max()))
+            used = found["attention_mask"].any(dim=0).nonzero()
+            longest = int(used.max()) + 1 if len(used) else 1
             found = {name: values[:, :longest] for name, values in found.items()}
         return found
 

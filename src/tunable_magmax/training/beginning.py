@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.seeds import derived_seed
 from tunable_magmax.training.config import GLYPHS, HeadOptions, TrainConfig
-from tunable_magmax.training.draws import derived_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decod
     from tunable_magmax.models.head import load_head, require_match
     from tunable_magmax.models.prompts import read_templates
 
+    _require_kind(encoder, benchmark)
     options = config.head
     source = _source(config, encoder)
     if source == "file":
@@ -67,6 +68,19 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decod
         head = replace(head, logit_scale=options.logit_scale)
     require_match(encoder, head)
     return head
+
+
+def _require_kind(encoder: Encoder, benchmark: Benchmark) -> None:
+    if benchmark.kind == "image" and encoder.image_processor is None:
+        raise InputError(
+            f"{benchmark.name} holds images, but {encoder.path} ({encoder.family}) encodes texts: choose a model of "
+            "images, such as CLIP, SigLIP or ViT"
+        )
+    if benchmark.kind == "text" and (encoder.tokenizer is None or encoder.is_whole):
+        raise InputError(
+            f"{benchmark.name} holds texts, but of {encoder.path} ({encoder.family}) what encodes images is trained: "
+            "choose a sentence encoder"
+        )
 
 
 def _source(config: TrainConfig, encoder: Encoder) -> str:

@@ -86,6 +86,7 @@ class TrainConfig:
         """From a mapping as run.yaml holds it; all problems in one error."""
         if not isinstance(given, Mapping):
             raise InputError(f"{where}: expected a mapping with the keys {', '.join(SECTIONS)}")
+        root = root.absolute()  # the record is read from other directories, as by `tmx eval`
         problems = _unknown(given, SECTIONS, "")
         model = given.get("model")
         if not isinstance(model, str) or not model:
@@ -166,7 +167,9 @@ def _change(given: Any, change: str) -> None:
     *outer, last = path.split(".")
     place = given
     for key in outer:
-        place = place.setdefault(key, {}) if isinstance(place, dict) else None
+        if isinstance(place, dict) and place.get(key) is None:
+            place[key] = {}  # not there, or there without a value
+        place = place[key] if isinstance(place, dict) else None
     if not equals or not isinstance(place, dict):
         raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
     try:

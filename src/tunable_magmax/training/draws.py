@@ -5,23 +5,14 @@ So a run that was killed draws the same ones again, and nothing but a step's num
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tunable_magmax.seeds import derived_seed
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-def derived_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits for one purpose.
-
-    >>> derived_seed(0, "epoch", 1) == derived_seed(0, "epoch", 1) != derived_seed(0, "epoch", 2)
-    True
-    """
-    digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @dataclass(frozen=True, eq=False)

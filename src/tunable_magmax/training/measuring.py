@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def score_tasks(evaluator: Evaluator) -> Scores:
     return Scores(unknown, known)
 
 
+def or_null(accuracy: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if isnan(accuracy) else accuracy
+
+
 class Matrix:
     """R of a run, kept in its metrics.json. `known`: after each task, the accuracy on it among its own classes."""
 
@@ -57,9 +63,12 @@ class Matrix:
             self._base, self._rows = before.base, list(before.rows[:finished])
             try:
                 content = json.loads(self._path.read_text(encoding="utf-8"))
-                self.known = [float(value) for value in content["task_known"][:finished]]
+                self.known = [nan if value is None else float(value) for value in content["task_known"][:finished]]
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{self._path}: damaged ({error}); remove {run} and train again") from None
+        # Where the file is gone, what was measured is not known any more.
+        self._rows += [(nan,) * len(benchmark.tasks)] * (finished - len(self._rows))
+        self.known += [nan] * (finished - len(self.known))
 
     @property
     def value(self) -> AccuracyMatrix:
@@ -77,5 +86,5 @@ class Matrix:
 
     def write(self) -> None:
         """Save metrics.json."""
-        content: dict[str, Any] = self.value.to_dict() | {"task_known": self.known}
+        content: dict[str, Any] = self.value.to_dict() | {"task_known": [*map(or_null, self.known)]}
         write_atomic(self._path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

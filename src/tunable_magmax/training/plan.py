@@ -66,12 +66,16 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
 def _bytes(config: TrainConfig, tasks: int) -> int | None:
     """Base and tasks in float32, from the header of the model's file; None for models that are not here yet."""
     from tunable_magmax.checkpoints.source import open_checkpoint
+    from tunable_magmax.models.tower import IMAGE_SIDE
 
     if config.model == GLYPHS or not (config.root / config.model).exists():
         return None
     try:
         with open_checkpoint(config.root / config.model) as checkpoint:
-            elements = sum(info.numel for info in checkpoint.tensors.values())
+            kept = checkpoint.tensors
+            if config.text_tower == "drop" and any(name.startswith("text_model.") for name in kept):
+                kept = {name: info for name, info in kept.items() if name.startswith(IMAGE_SIDE)}
+            elements = sum(info.numel for info in kept.values())
     except InputError:
         return None
     return 4 * elements * (tasks + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ SETUP = "training.json"
 BASE = "base"
 SNAPSHOT = "snapshot.safetensors"
 STATES = "regulariser"
+# What `write_atomic` calls a file until it is complete.
+UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
@@ -46,25 +49,37 @@ class RunDirectory:
         import yaml
 
         file = self.path / CONFIG
+        content = yaml.safe_dump(dict(record), sort_keys=False, allow_unicode=True).encode()
         if not file.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or any(map(_is_foreign, self.path.iterdir()))):
                 raise InputError(f"{self.path} exists and is no training run; choose another directory with -o")
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StorageError(f"{self.path}: cannot be made ({error.strerror or error})") from error
-            write_atomic(file, yaml.safe_dump(dict(record), sort_keys=False, allow_unicode=True).encode())
+            self._sweep()
+            write_atomic(file, content)
             return
+        self._sweep()
         try:
             before = yaml.safe_load(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
         changed = differences(before if isinstance(before, dict) else {}, dict(record))
-        if changed:
+        if changed and not self.base.exists():
+            write_atomic(file, content)  # nothing was made yet: the first try failed, and the configuration was mended
+        elif changed:
             raise InputError(
                 f"{self.path} is a run of another configuration; choose another directory with -o, or undo this:\n"
                 + "\n".join(f"  - {line}" for line in changed)
             )
+
+    def _sweep(self) -> None:
+        """Remove files that a killed run had begun to write."""
+        for folder in (self.path, self.path / "profiles", self.path / STATES):
+            for item in folder.glob(".*"):
+                if UNFINISHED.fullmatch(item.name) and item.is_file():
+                    item.unlink(missing_ok=True)
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Write what the run stands on, or check that its digests and data are still the same."""
@@ -185,6 +200,10 @@ class RunDirectory:
         from safetensors.torch import save
 
         write_atomic(self.path / name, save({k: v.contiguous().cpu() for k, v in tensors.items()}, about))
+
+
+def _is_foreign(item: Path) -> bool:
+    return UNFINISHED.fullmatch(item.name) is None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

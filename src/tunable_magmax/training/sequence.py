@@ -19,12 +19,12 @@ from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.heads import save_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import checkpoint_digest
-from tunable_magmax.models.tower import image_tower, save_encoder
+from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import choose_rows
 from tunable_magmax.profiling import assemble_profile, profile_path
 from tunable_magmax.training.beginning import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.measuring import Matrix, Scores, score_tasks, task_evaluator
+from tunable_magmax.training.measuring import Matrix, Scores, or_null, score_tasks, task_evaluator
 from tunable_magmax.training.run_directory import RunDirectory
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.training.trainer import TaskResult, Tick, Trainer, Watch
@@ -81,6 +81,8 @@ def train_sequence(
         with Tracker(directory.path, tensorboard) as tracker:
             sequence = _Sequence(config, directory, benchmark, encoder, head, matrix, tracker, reading)
             results += sequence.train(finished, snapshot_seconds, watch)
+    else:
+        directory.drop_snapshot()  # of a run that was killed at its very end
     return TrainedRun(
         directory.path,
         tuple(task.name for task in benchmark.tasks),
@@ -193,7 +195,8 @@ class _Sequence:
             self._matrix.write()
             names = [task.name for task in self._benchmark.tasks]
             accuracies = dict(zip(names, scores.unknown, strict=True))
-            told |= {"task_known_accuracy": scores.known[t], "accuracies": accuracies}
+            told["task_known_accuracy"] = or_null(scores.known[t])
+            told["accuracies"] = {name: or_null(value) for name, value in accuracies.items()}
             self._tracker.accuracies(t + 1, accuracies)
         self._tracker.tell("task", **told)
         self._directory.write_run(finished, len(self._benchmark.tasks), self._config.benchmark.record())
@@ -246,9 +249,11 @@ def _beginning(
     if not directory.base.exists() or not directory.head.exists():
         with directory.scratch("pretrained") as scratch:
             encoder = load_base(config, scratch, device, reading["progress"])
-            head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, **reading))
+            positions = [k for task in benchmark.tasks for k in task.train]
+            head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, positions, **reading))
             if config.text_tower == "drop":
                 encoder = image_tower(encoder)
+            trainable(encoder, config.train.freeze)  # a wrong pattern is told before anything is written
             save_encoder(encoder, directory.vacant(directory.base.name))
             save_head(head, directory.head)
     return load_encoder(directory.base, device), load_head(directory.head)

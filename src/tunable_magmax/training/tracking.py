@@ -22,8 +22,7 @@ class Tracker:
     def __init__(self, run: Path, tensorboard: bool = False) -> None:
         self._path = run / RECORDS
         self._board: Any = _board(run / "tensorboard") if tensorboard else None
-        self._before = 0
-        self._planned: dict[int, int] = {}
+        self._planned = _earlier(self._path) if tensorboard else {}
 
     def __enter__(self) -> Tracker:
         return self
@@ -74,9 +73,19 @@ def _stays(line: str, task: int, step: int) -> bool:
     return bool(at < task or (at == task and record.get("kind") == "step" and record["step"] <= step))
 
 
+def _earlier(path: Path) -> dict[int, int]:
+    """How many steps the finished tasks (from 0) of an earlier call took."""
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    # The last line of a killed run may be cut off, and is no task's then.
+    told = [json.loads(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
+    return {record["task"] - 1: record["steps"] for record in told}
+
+
 def _board(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError('--tensorboard needs tensorboard: pip install "tunable-magmax[tensorboard]"') from None
+        raise InputError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
     return SummaryWriter(folder)

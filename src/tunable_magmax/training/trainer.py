@@ -13,9 +13,10 @@ from torch import Tensor
 from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.tower import trainable
+from tunable_magmax.seeds import derived_seed
 from tunable_magmax.training.augment import augment
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.draws import derived_seed, draw_epoch
+from tunable_magmax.training.draws import draw_epoch
 from tunable_magmax.training.regularise import Parameters, make_regulariser
 from tunable_magmax.training.schedule import learning_rate, warmup_steps
 from tunable_magmax.training.step import Step
@@ -98,7 +99,9 @@ class Trainer:
                     stream.wait_stream(torch.cuda.default_stream())
                 return self._train(t, task, inputs, start, watch, keep)
         except RuntimeError as error:
-            raise _explained(error, self._config.train.batch) from error
+            if not _is_out_of_memory(error):
+                raise
+            raise InputError(_out_of_memory(self._config.train.batch)) from error
         finally:
             self._encoder.module.eval()
             if stream is not None:
@@ -201,12 +204,14 @@ class _Meter:
         return loss, speed
 
 
-def _explained(error: RuntimeError, batch: int) -> Exception:
+def _is_out_of_memory(error: RuntimeError) -> bool:
     text = str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text:
-        smaller = max(1, batch // 2)
-        return InputError(
-            f"out of memory with train.batch {batch}: set it lower, such as train.batch: {smaller} in the "
-            f"configuration or --set train.batch={smaller}; what was trained so far is kept"
-        )
-    return error
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
+
+
+def _out_of_memory(batch: int) -> str:
+    smaller = max(1, batch // 2)
+    return (
+        f"out of memory with train.batch {batch}: set it lower, such as train.batch: {smaller} in the configuration or "
+        f"--set train.batch={smaller}, and choose another directory with -o, since a run has one configuration"
+    )

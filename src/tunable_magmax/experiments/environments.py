@@ -1,0 +1,127 @@
+"""Target environments: mixtures of some tasks' test samples, each split into a small meta part and the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tunable_magmax.data.benchmark import Benchmark, Task
+from tunable_magmax.data.splits import shuffled
+from tunable_magmax.errors import InputError
+from tunable_magmax.seeds import derived_seed
+
+VARIANTS = (42, 123, 456, 789, 1011)
+META = 0.1
+PAPER: Mapping[str, tuple[float, ...]] = {
+    "D1": (0.5, 0.5),
+    "D2": (0.8, 0.2),
+    "D3": (1 / 3, 1 / 3, 1 / 3),
+    "D4": (0.4, 0.4, 0.2),
+    "D5": (0.6, 0.2, 0.2),
+}
+"""The paper's five mixing ratios."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One target. `tasks`: indices from 0, with their wanted `ratio`; `meta` and `rest`: positions of test samples.
+
+    `short`: how many samples each task lacked to satisfy the ratio.
+    """
+
+    mixture: str
+    variant: int
+    tasks: tuple[int, ...]
+    ratio: tuple[float, ...]
+    meta: tuple[int, ...]
+    rest: tuple[int, ...]
+    short: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.mixture}/{self.variant}"
+
+
+def paper_size(tasks: int) -> int:
+    """How many samples the paper's environments have: 1000, 500 or 200 for 5, 20 or 50 tasks.
+
+    >>> [paper_size(tasks) for tasks in (5, 15, 20, 50)]
+    [1000, 500, 500, 200]
+    """
+    return 1000 if tasks <= 10 else 500 if tasks <= 30 else 200
+
+
+def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
+    """Equal shares of M tasks, for each M.
+
+    >>> equal_mixtures([2])
+    {'M2': (0.5, 0.5)}
+    """
+    return {f"M{count}": (1 / count,) * count for count in counts}
+
+
+def draw_environments(
+    benchmark: Benchmark,
+    mixtures: Mapping[str, Sequence[float]] = PAPER,
+    variants: Sequence[int] = VARIANTS,
+    *,
+    size: int | None = None,
+    most: int = 1000,
+    meta: float = META,
+) -> list[Environment]:
+    """An environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed.
+
+    `size`: samples of each; a task with too few gives all it has, and how many are missing is told. Without it, the
+    largest size for which every ratio can be satisfied by every task, at most `most`. The first share `meta` of each
+    task's samples (at least one) is the meta part.
+    """
+    for name, ratio in mixtures.items():
+        if len(ratio) > len(benchmark.tasks) or not ratio or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
+            raise InputError(
+                f"environment {name!r}: the ratio {tuple(ratio)} must be positive shares that sum to 1, of at most "
+                f"{len(benchmark.tasks)} tasks"
+            )
+    if size is None:
+        supply = min(len(task.test) for task in benchmark.tasks)
+        size = min(most, *(int(supply / max(ratio) + 1e-9) for ratio in mixtures.values()))
+    return [
+        _drawn(benchmark, name, tuple(ratio), variant, size, meta)
+        for name, ratio in mixtures.items()
+        for variant in variants
+    ]
+
+
+def _drawn(
+    benchmark: Benchmark, mixture: str, ratio: tuple[float, ...], variant: int, size: int, share: float
+) -> Environment:
+    chosen = shuffled(len(benchmark.tasks), derived_seed(variant, mixture, "tasks"))[: len(ratio)]
+    meta: list[int] = []
+    rest: list[int] = []
+    short: list[int] = []
+    for t, wanted in zip(chosen, _counts(ratio, size), strict=True):
+        samples = _sampled(benchmark.tasks[t], wanted, derived_seed(variant, mixture, "samples", t))
+        cut = max(1, round(share * len(samples)))
+        meta += samples[:cut]
+        rest += samples[cut:]
+        short.append(wanted - len(samples))
+    if not rest:
+        raise InputError(f"environment {mixture}/{variant} has {len(meta)} samples: none is left to evaluate on")
+    return Environment(mixture, variant, tuple(chosen), ratio, tuple(sorted(meta)), tuple(sorted(rest)), tuple(short))
+
+
+def _sampled(task: Task, count: int, seed: int) -> list[int]:
+    return [task.test[k] for k in shuffled(len(task.test), seed)[:count]]
+
+
+def _counts(ratio: Sequence[float], size: int) -> list[int]:
+    """Whole numbers in a ratio that sum to `size`: by largest remainder.
+
+    >>> _counts((1 / 3, 1 / 3, 1 / 3), 500)
+    [167, 167, 166]
+    """
+    floors = [int(share * size + 1e-9) for share in ratio]
+    order = sorted(range(len(ratio)), key=lambda k: (floors[k] - ratio[k] * size, k))
+    for k in order[: size - sum(floors)]:
+        floors[k] += 1
+    return floors

@@ -1,0 +1,177 @@
+"""`tmx train`: plans, trains, goes on, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+from training import toy
+
+from tunable_magmax.cli.train import _bars
+from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.training.config import read_config
+
+CPU = ("--device", "cpu")
+
+
+def test_a_dry_run_reads_and_writes_nothing(tmx, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("read")
+
+    path = toy.file(tmp_path, benchmark={"tasks": 3, "order": "natural"})
+    monkeypatch.setattr("tunable_magmax.data.image_folder.read_picture", refuse)
+    monkeypatch.setattr("tunable_magmax.models.encoder.read_state", refuse)
+    before = sorted(tmp_path.rglob("*"))
+    result = tmx("train", path, "--dry-run", "--set", "train.warmup=100")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0] == f"{tmp_path / 'run'}: vit through 3 tasks of images"
+    assert lines[1].split() == ["task", "classes", "samples", "test", "steps"]
+    assert [line.split() for line in lines[2:5]] == [
+        ["task-01", "2", "14", "6", "8"],
+        ["task-02", "1", "7", "3", "4"],
+        ["task-03", "1", "7", "3", "4"],
+    ]
+    assert lines[5].startswith("  16 steps in all; about 0.00 GB of checkpoints")
+    assert "the warm-up of 100 steps is not over at the end of 3 of 3 tasks" in result.out
+    assert "tasks differ in their number of classes: 2, 1, 1" in result.out
+    told = json.loads(tmx("train", path, "--dry-run", "--json").out)
+    assert [task["steps"] for task in told["tasks"]] == [8, 4, 4]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_beside_its_file_and_once_more(tmx, tmp_path):
+    path = toy.file(tmp_path)
+    result = tmx("train", path, *CPU)
+    assert (result.code, result.err) == (0, "")
+    run = tmp_path / "run"
+    matrix = AccuracyMatrix.load(run / "metrics.json")
+    known = json.loads((run / "metrics.json").read_text())["task_known"]
+    lines = result.out.splitlines()
+    assert lines[0] == f"{run}: 2 tasks trained"
+    for t, line in enumerate(lines[3:5]):
+        shown = (known[t], matrix.rows[t][t], matrix.rows[-1][t])
+        assert line.split() == [f"task-0{t + 1}", *(f"{100 * value:.1f}" for value in shown)]
+    for metric in matrix.metrics():
+        assert f"  {metric.title} {100 * metric.value:.1f}: {metric.definition}" in lines
+    assert f"next: tmx prefer {run} --inputs DATA -o site.json" in lines
+    again = tmx("train", path, *CPU)
+    assert (again.code, again.out) == (0, result.out)
+
+
+def test_json_quiet_and_changes(tmx, tmp_path):
+    path = toy.file(tmp_path)
+    out = tmp_path / "elsewhere" / "run"
+    changes = ("--set", "train.lr=3e-5", "--set", "seed=4", "--set", "train.epochs=1")
+    result = tmx("train", path, "-o", out, *changes, "--json", *CPU)
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told["out"] == str(out)
+    assert [(task["name"], task["steps"]) for task in told["tasks"]] == [("task-01", 4), ("task-02", 4)]
+    assert all(task["loss"] > 0 and task["seconds"] > 0 for task in told["tasks"])
+    assert AccuracyMatrix.from_dict(told["matrix"]) == AccuracyMatrix.load(out / "metrics.json")
+    kept = read_config(out / "config.yaml")
+    assert (kept.train.lr, kept.seed, kept.train.epochs) == (3e-5, 4, 1)
+    assert tmx("train", path, "-o", out, *changes, "--quiet", *CPU).out == ""
+    again = json.loads(tmx("train", path, "-o", out, *changes, "--json", *CPU).out)
+    assert [set(task) for task in again["tasks"]] == [{"name", "task_known_accuracy"}] * 2
+    other = tmx("train", path, "-o", out, *changes[:-2], *CPU)
+    assert other.code == 2
+    assert "is a run of another configuration; choose another directory with -o, or undo this:" in other.err
+    assert "  - train.epochs: 1 there, 2 now" in other.err
+
+
+def test_unreadable_images_are_told_once_and_strict_stops(tmx, tmp_path):
+    path = toy.file(tmp_path, train={"epochs": 1})
+    (tmp_path / "images" / "train" / "hello" / "2.png").write_text("?")
+    (tmp_path / "images" / "test" / "pay" / "0.png").write_text("?")
+    result = tmx("train", path, "--strict", *CPU)
+    assert (result.code, result.out) == (2, "")
+    assert "1 of 28 samples cannot be read: hello/2.png (not an image)" in result.err
+    result = tmx("train", path, *CPU)  # the same directory may be used: nothing was made
+    assert result.code == 0, result.err
+    said = result.err.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("warning: ") for line in said)
+    assert said[0].endswith("1 of 28 samples could not be read and were left out: hello/2.png (not an image)")
+    assert said[1].endswith("1 of 12 samples could not be read and were left out: pay/0.png (not an image)")
+
+
+def test_the_run_of_a_file_named_from_its_own_directory_is_found_from_anywhere(tmx, tmp_path, monkeypatch):
+    toy.file(tmp_path, train={"epochs": 1})
+    monkeypatch.chdir(tmp_path)
+    assert tmx("train", "run.yaml", *CPU, "--quiet").code == 0
+    monkeypatch.chdir("/")
+    result = tmx("eval", tmp_path / "run", "--checkpoint", "last", "--json", *CPU)
+    assert result.code == 0, result.err
+    matrix = AccuracyMatrix.load(tmp_path / "run" / "metrics.json")
+    found = json.loads(result.out)["checkpoints"]["task-02"]
+    assert [task["accuracy"] for task in found["tasks"]] == list(matrix.rows[-1])
+    assert tmx("train", tmp_path / "run.yaml", *CPU, "--quiet").code == 0
+
+
+def test_all_problems_of_a_file_at_once(tmx, tmp_path):
+    path = toy.file(tmp_path, train={"lr": 0, "epochs": "many"}, seed="x")
+    result = tmx("train", path, "--set", "matrx=true")
+    assert (result.code, result.out) == (2, "")
+    for said in (
+        f"error: {path}:",
+        "  - train.lr is 0: expected a number above 0",
+        "  - train.epochs is 'many': expected a whole number of at least 1",
+        "  - seed is 'x': expected a whole number of at least 0",
+        "  - unknown key 'matrx' (did you mean 'matrix'?)",
+    ):
+        assert said in result.err
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("{root}/none.yaml", "none.yaml does not exist; expected a YAML file that says what to train"),
+        ("{root}/run.yaml --set train.lr", "--set train.lr: expected KEY=VALUE, such as train.lr=3e-5"),
+        ("{root}/run.yaml --set model=./none", "none does not exist: give a directory with config.json and weights"),
+        ("{root}/run.yaml --set train.freeze=[nothing.*]", "patterns of what to freeze must match a parameter"),
+        ("{root}/run.yaml --set head.source=text", "has no text tower to make a head from class names"),
+        ("{root}/run.yaml --set benchmark.data=none", "does not exist; 'data' says where the data lies"),
+        ("{root}/run.yaml -o {root}/images", "images exists and is no training run; choose another directory with -o"),
+        ("{root}/run.yaml --device tpu9", "device 'tpu9' cannot be used"),
+    ],
+)
+def test_bad_input(tmx, tmp_path, options, says):
+    toy.file(tmp_path)
+    result = tmx("train", *options.format(root=tmp_path).split())
+    assert result.code == 2, result.err
+    assert says in result.err
+    assert "Traceback" not in result.err
+
+
+def test_bars_show_loss_and_speed_only_to_people(monkeypatch):
+    from tunable_magmax.training.trainer import Tick
+
+    with _bars(quiet=False) as bars:
+        assert bars == (None, None)  # the tests' stderr is no terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with _bars(quiet=True) as bars:
+        assert bars == (None, None)
+    with _bars(quiet=False) as (progress, watch):
+        progress("reading", 3, 10)
+        watch(Tick(0, 2, "birds", 5, 10, 1, 0.5, 1e-3, 1234.0))
+        watch(Tick(1, 2, "cars", 10, 10, 2, 0.25, 1e-3, 1234.0))
+        progress("reading", 10, 10)
+
+
+def test_a_whole_model_may_keep_its_text_tower(tmx, tmp_path):
+    path = toy.file(tmp_path, "clip", text_tower="keep", train={"epochs": 1}, matrix=False)
+    result = tmx("train", path, *CPU)
+    assert result.code == 0, result.err
+    assert "accuracy" not in result.out
+    config = json.loads((tmp_path / "run" / "task-02" / "config.json").read_text())
+    assert config["model_type"] == "clip"
+    assert tiny.build("clip").config.text_config.hidden_size == config["text_config"]["hidden_size"]

@@ -1,0 +1,105 @@
+"""A run that was killed, at whatever moment, ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from training import toy
+
+KINDS = {
+    "vit": {"train": {"augment": "crop+flip"}, "regularise": {"method": "ewc", "strength": 10}},
+    "bert": {"regularise": {"method": "lwf", "strength": 2}},  # with dropout
+}
+MOMENTS = {
+    "base without head": ("save_head", 1),
+    "nothing trained": ("check_setup", 1),
+    "inside the first task": ("write_snapshot", 3),
+    "trained but not saved": ("vacant", 2),
+    "saved but not entered": ("write_run", 1),
+    "entered, with an old snapshot": ("drop_snapshot", 1),
+    "inside the second task": ("write_snapshot", 6),
+    "checkpoint without profile": ("checkpoint_digest", 2),
+    "the last one not entered": ("write_run", 2),
+    "the very end": ("drop_snapshot", 2),
+}
+
+
+@pytest.fixture(scope="module")
+def serve():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("doomed.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as server:
+
+        def ask(**order):
+            server.stdin.write(json.dumps(order, default=str) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())
+
+        yield ask
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def whole(serve, tmp_path_factory):
+    """For each kind: its settings, and a run that nobody disturbed."""
+    made = {}
+    for kind, sections in KINDS.items():
+        root = tmp_path_factory.mktemp(kind)
+        order = {"settings": toy.settings(root, kind, **sections), "root": root}
+        answer = serve(**order, out=root / "whole")
+        assert answer["trained"] == [True, True]
+        made[kind] = (order, root / "whole", answer["count"])
+    return made
+
+
+def killed(serve, order, out, place, deadly):
+    answer = serve(**order, out=out, place=place, deadly=deadly)
+    assert answer == {"killed": 9}
+
+
+def assert_same(serve, order, out, whole):
+    """Started again it ends, equal in every file."""
+    assert serve(**order, out=out).keys() == {"trained", "count"}
+    assert toy.differing(out, whole) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [*(("vit", moment) for moment in MOMENTS), ("bert", "inside the first task"), ("bert", "inside the second task")],
+)
+def test_killed_once(serve, whole, tmp_path, kind, moment):
+    order, undisturbed, _ = whole[kind]
+    killed(serve, order, tmp_path / "run", *MOMENTS[moment])
+    assert_same(serve, order, tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.8])
+def test_killed_before_a_change_of_the_disk(serve, whole, tmp_path, share):
+    order, undisturbed, changes = whole["vit"]
+    killed(serve, order, tmp_path / "run", None, max(1, round(share * changes)))
+    assert_same(serve, order, tmp_path / "run", undisturbed)
+
+
+def test_killed_again_and_again(serve, whole, tmp_path):
+    order, undisturbed, _ = whole["bert"]
+    for place, deadly in (("save_head", 1), ("write_snapshot", 2), ("write_snapshot", 2), ("write_run", 1)):
+        killed(serve, order, tmp_path / "run", place, deadly)
+    assert_same(serve, order, tmp_path / "run", undisturbed)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert serve(**order, out=tmp_path / "run")["trained"] == [False, False]  # and once more, nothing is done
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before

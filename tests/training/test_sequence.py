@@ -1,0 +1,539 @@
+"""Runs: reproducible, complete, readable by the rest of the package, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+from safetensors.torch import load_file
+from training import toy
+
+import tunable_magmax as tmx
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.evaluation.evaluate import Reading, evaluate_run
+from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import Classifier, Head, load_head
+from tunable_magmax.models.heads import save_head
+from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.tower import trainable
+from tunable_magmax.preference.profile import Profile
+from tunable_magmax.profiling import make_profile, read_run_profiles
+from tunable_magmax.training.step import Step
+from tunable_magmax.training.tracking import Tracker
+
+
+class Stopped(Exception):
+    pass
+
+
+def train(config, out, **options):
+    return tmx.train_sequence(config, out, device="cpu", **options)
+
+
+def stop_at(task, step):
+    """Somebody who watches, and stops training there."""
+
+    def watch(tick):
+        if (tick.task, tick.step) == (task, step):
+            raise Stopped
+
+    return watch
+
+
+def stopped(config, out, task=1, step=4):
+    with pytest.raises(Stopped):
+        train(config, out, snapshot_seconds=0, watch=stop_at(task, step))
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished run of a tiny ViT, with its configuration."""
+    root = tmp_path_factory.mktemp("made")
+    config = toy.config(root)
+    return config, train(config, root / "run")
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """A copy of the finished run, to be damaged."""
+    return made[0], shutil.copytree(made[1].path, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def middle(made, tmp_path_factory):
+    return stopped(made[0], tmp_path_factory.mktemp("stopped") / "run")
+
+
+@pytest.fixture
+def halfway(made, middle, tmp_path):
+    """The configuration, and a copy of its run that was stopped inside the second task, after a snapshot."""
+    return made[0], shutil.copytree(middle, tmp_path / "run")
+
+
+# -- what a run is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "augment"), [("vit", "crop+flip"), ("bert", "none"), ("clip", "resized-crop")])
+def test_one_seed_one_result_and_another_seed_another(tmp_path, kind, augment):
+    sections = {"train": {"augment": augment}, "matrix": kind != "clip"}
+    torch.manual_seed(1)
+    train(toy.config(tmp_path, kind, **sections), tmp_path / "one")
+    torch.manual_seed(2)  # whatever others did with random numbers
+    np.random.seed(2)
+    train(toy.config(tmp_path, kind, **sections), tmp_path / "two", snapshot_seconds=0)
+    assert toy.differing(tmp_path / "one", tmp_path / "two") == []
+    train(toy.config(tmp_path, kind, **sections, seed=1), tmp_path / "three")
+    different = toy.differing(tmp_path / "one", tmp_path / "three")
+    assert {"task-01/model.safetensors", "task-02/model.safetensors", "records.jsonl"} <= set(different)
+    assert not any(name.startswith("base/") for name in different)
+
+
+def test_a_run_is_complete(made):
+    config, run = made
+    record = json.loads((run.path / "run.json").read_text())
+    assert record["version"] == 1
+    assert record["tasks"] == [
+        {"name": name, "checkpoint": name, "profile": f"profiles/{name}.safetensors", "classes": classes}
+        for name, classes in (("task-01", ["card", "hello"]), ("task-02", ["pay", "bill"]))
+    ]
+    assert record["benchmark"] == config.benchmark.record()
+    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+    assert sorted(item.name for item in run.path.iterdir()) == [
+        "base",
+        "classifier-head.safetensors",
+        "config.yaml",
+        "metrics.json",
+        "profiles",
+        "records.jsonl",
+        "run.json",
+        "task-01",
+        "task-02",
+        "training.json",
+    ]
+    setup = json.loads((run.path / "training.json").read_text())
+    assert setup["digests"]["base"] == checkpoint_digest(run.path / "base")
+    assert setup["digests"]["head"] == checkpoint_digest(run.path / "classifier-head.safetensors")
+    assert set(setup["versions"]) == {"tunable_magmax", "torch", "transformers", "python"}
+    assert setup["benchmark"]["sizes"] == "4 classes in 2 tasks of 2"
+
+
+def test_what_was_read_back_is_the_configuration(made):
+    from tunable_magmax.training.config import read_config
+
+    config, run = made
+    assert read_config(run.path / "config.yaml").record() == config.record()
+
+
+def test_records_tell_every_tick_and_every_task(made):
+    _, run = made
+    records = toy.records(run.path)
+    assert [(r["kind"], r["task"], r.get("step")) for r in records] == [
+        *(("step", 1, step) for step in (2, 4, 6, 8)),
+        ("task", 1, None),
+        *(("step", 2, step) for step in (2, 4, 6, 8)),
+        ("task", 2, None),
+    ]
+    assert all(r["steps"] == 8 for r in records)
+    ends = [r for r in records if r["kind"] == "task"]
+    assert [tuple(end["accuracies"].values()) for end in ends] == list(run.matrix.rows)
+    assert [end["task_known_accuracy"] for end in ends] == list(run.known)
+    assert [end["samples"] for end in ends] == [14, 14]
+    assert [result.loss for result in run.results] == [end["loss"] for end in ends]
+
+
+def test_the_matrix_is_what_evaluation_measures(made):
+    """Also where classes are not learned in the order of the data, as here."""
+    _, run = made
+    found = evaluate_run(run.path, reading=Reading(device="cpu"))
+    assert found.matrix == run.matrix == AccuracyMatrix.load(run.path / "metrics.json")
+    assert [found.known_matrix.rows[t][t] for t in range(2)] == list(run.known)
+    assert json.loads((run.path / "metrics.json").read_text())["task_known"] == list(run.known)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_profiles_are_those_that_tmx_profile_makes(made, tmp_path, kind):
+    if kind == "vit":
+        (config, run), root = made, made[0].root
+    else:
+        config, root = toy.config(tmp_path, kind), tmp_path
+        run = train(config, tmp_path / "run")
+    found = read_run_profiles(run.path).profiles
+    samples = open_samples(root / ("images/train" if kind == "vit" else "texts/train.csv"))
+    classifier = Classifier(load_encoder(run.path / "base", "cpu"), load_head(run.path / "classifier-head.safetensors"))
+    for t, (name, classes) in enumerate((("task-01", ("card", "hello")), ("task-02", ("pay", "bill")))):
+        encoder = load_encoder(run.path / name, "cpu")
+        expected = make_profile(name, samples, encoder, classes=classes, classifier=classifier, rows=5, seed=0)
+        for field in ("task", "classes", "label_counts", "samples", "encoder", "classifier", "classifier_classes"):
+            assert getattr(found[t], field) == getattr(expected, field), field
+        np.testing.assert_allclose(found[t].features, expected.features, atol=1e-5)
+        np.testing.assert_allclose(found[t].posterior, expected.posterior, atol=1e-4)
+        assert len(found[t].features) == 5
+
+
+@pytest.mark.parametrize(("kind", "tower"), [("clip", "drop"), ("clip", "keep"), ("siglip", "keep")])
+def test_a_text_tower_makes_the_head_and_is_dropped_or_stays_as_it_is(tmp_path, kind, tower):
+    run = train(toy.config(tmp_path, kind, text_tower=tower), tmp_path / "run")
+    original = load_file(tmp_path / kind / "model.safetensors")
+    head = load_head(run.path / "classifier-head.safetensors")
+    cosines = head.weight @ head.weight.T
+    assert (cosines[~np.eye(4, dtype=bool)] < 1 - 1e-4).all()  # the tiny text tower tells the classes apart
+    last = load_file(run.path / "task-02" / "model.safetensors")
+    text_side = {name for name in original if not name.startswith(("vision_model.", "visual_projection."))}
+    assert any(name.startswith("text_model.") for name in text_side)
+    assert set(last) == (set(original) if tower == "keep" else set(original) - text_side)
+    assert load_encoder(run.path / "task-02", "cpu").is_whole == (tower == "keep")
+    for name in set(last):
+        assert torch.equal(last[name], original[name]) == (name in text_side), name
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "vit", "bert"])
+def test_task_vectors_touch_exactly_what_was_trained(tmp_path, kind):
+    run = train(toy.config(tmp_path, kind, train={"freeze": ["*layer*0.*"]}, matrix=False), tmp_path / "run")
+    base, first, last = (load_file(run.path / name / "model.safetensors") for name in ("base", "task-01", "task-02"))
+    changed = {name for name in base if not torch.equal(base[name], last[name])}
+    assert changed == {name for name in base if not torch.equal(base[name], first[name])}
+    encoder = load_encoder(run.path / "base", "cpu")
+    chosen = {name for name, _ in trainable(encoder, ["*layer*0.*"])}
+    # Files of some versions have other names than the module: count elements.
+    assert sum(base[name].numel() for name in changed) == sum(
+        parameter.numel() for name, parameter in encoder.module.named_parameters() if name in chosen
+    )
+    assert 0 < len(changed) < len(base)
+    assert not any("pooler.dense" in name for name in changed) or kind == "vit"
+
+
+def test_named_groups_and_tasks_of_unequal_size(tmp_path):
+    tasks = {"three": ["pay", "hello", "bill"], "one": ["card"]}
+    benchmark = {"tasks": tasks, "order": "natural"}
+    run = train(toy.config(tmp_path, benchmark=benchmark, train={"epochs": 1}), tmp_path / "run")
+    assert run.tasks == ("three", "one")
+    assert run.known[1] == 1.0  # among one class there is no choice
+    assert [result.steps for result in run.results] == [6, 2]
+    other = toy.config(tmp_path, benchmark={"tasks": 3, "order": "natural"}, train={"epochs": 1}, matrix=False)
+    train(other, tmp_path / "other")
+    told = json.loads((tmp_path / "other" / "training.json").read_text())["benchmark"]
+    assert told["sizes"] == "4 classes in 3 tasks: 1 of 2 and 2 of 1"
+
+
+def test_without_a_matrix_no_test_data_is_read(tmp_path):
+    config = toy.config(tmp_path, matrix=False)
+    for file in (tmp_path / "images" / "test").rglob("*.png"):
+        file.write_text("?")
+    run = train(config, tmp_path / "run", strict=True)
+    assert (run.matrix, run.known) == (None, ())
+    assert not (run.path / "metrics.json").exists()
+
+
+def test_progress_is_told(tmp_path):
+    told, ticks = [], []
+    train(toy.config(tmp_path), tmp_path / "run", progress=lambda *given: told.append(given), watch=ticks.append)
+    assert ("reading", 28, 28) in told
+    assert [(tick.task, tick.tasks, tick.name, tick.step) for tick in ticks[3:5]] == [
+        (0, 2, "task-01", 8),
+        (1, 2, "task-02", 2),
+    ]
+    assert all(tick.samples_per_second > 0 and tick.loss > 0 and tick.rate > 0 for tick in ticks)
+
+
+def test_tensorboard_counts_steps_on_after_a_stop(tmp_path, monkeypatch):
+    seen = []
+
+    class Board:
+        def add_scalar(self, name, value, step):
+            seen.append((name, step))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("tunable_magmax.training.tracking._board", lambda folder: Board())
+    config = toy.config(tmp_path)
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run", tensorboard=True, watch=stop_at(1, 2))
+    train(config, tmp_path / "run", tensorboard=True)
+    steps = [step for name, step in seen if name == "loss"]
+    assert steps == [2, 4, 6, 8, 10, 10, 12, 14, 16]
+    assert [item for item in seen if item[0] == "accuracy/task-01"] == [
+        ("accuracy/task-01", 1),
+        ("accuracy/task-01", 2),
+    ]
+
+
+def test_without_tensorboard_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+        Tracker(tmp_path, tensorboard=True)
+
+
+# -- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_only_read(made):
+    config, run = made
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    again = train(config, run.path)
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+    assert again.results == (None, None)
+    assert (again.matrix, again.known, again.tasks) == (run.matrix, run.known, run.tasks)
+
+
+def test_a_snapshot_is_not_taken_before_its_time(made, tmp_path):
+    config, run = made
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run", watch=stop_at(1, 6))
+    assert not (tmp_path / "run" / "snapshot.safetensors").exists()
+    resumed = train(config, tmp_path / "run")
+    assert [result is None for result in resumed.results] == [True, False]
+    assert toy.differing(tmp_path / "run", run.path) == []
+    assert (resumed.matrix, resumed.known) == (run.matrix, run.known)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"train": {"lr": 0.5}}, {"benchmark": {"order": "natural"}}])
+def test_a_run_of_another_configuration_is_refused_with_the_difference(copied, made, change):
+    _, out = copied
+    before = toy.contents(out)
+    with pytest.raises(InputError) as caught:
+        train(toy.config(made[0].root, **change), out)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{out} is a run of another configuration; choose another directory with -o, or undo this:"
+    assert lines[1:] in (
+        ["  - seed: 0 there, 1 now"],
+        ["  - train.lr: 0.001 there, 0.5 now"],
+        ["  - benchmark.order: ['card', 'hello', 'pay', 'bill'] there, natural now"],
+    )
+    assert toy.contents(out) == before
+
+
+def test_changed_data_is_refused(tmp_path):
+    config = toy.config(tmp_path, matrix=False)
+    out = stopped(config, tmp_path / "run", 0, 4)
+    tiny.picture((1, 2, 3)).save(tmp_path / "images" / "train" / "pay" / "new.png")
+    with pytest.raises(InputError) as caught:
+        train(config, out)
+    said = str(caught.value)
+    assert "training.json: the run was begun with other data; put it back, or choose another directory with -o:" in said
+    assert "  - benchmark.digest: " in said
+    (tmp_path / "images" / "train" / "pay" / "new.png").unlink()
+    train(config, out)
+
+
+def test_a_changed_base_is_refused(halfway):
+    config, out = halfway
+    shutil.rmtree(out / "base")
+    tiny.save(tiny.changed(tiny.build("vit")), out / "base")
+    with pytest.raises(InputError, match=r"  - digests\.base: sha256:\w+ there, sha256:\w+ now"):
+        train(config, out)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_foreign_place_is_left_alone(made, tmp_path, kind):
+    out = tmp_path / "mine"
+    if kind == "folder":
+        out.mkdir()
+        (out / "thesis.txt").write_text("!")
+    else:
+        out.write_text("!")
+    with pytest.raises(InputError, match="mine exists and is no training run; choose another directory with -o"):
+        train(made[0], out)
+    assert [path.name for path in tmp_path.rglob("*")] == (["mine", "thesis.txt"] if kind == "folder" else ["mine"])
+
+
+def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
+    config, run = made
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".config.yaml.ab12cd_9").write_text("mod")  # killed at its very first write
+    stopped(config, out)
+    (out / ".snapshot.safetensors.abcdefgh").write_bytes(b"half")
+    (out / "profiles" / ".task-02.safetensors.abcdefg1").write_bytes(b"half")
+    train(config, out)
+    assert toy.differing(out, run.path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("snapshot.safetensors", b"half", r"snapshot\.safetensors: damaged \(.*\); remove it, and the task starts"),
+        ("run.json", b"{", r"run\.json: damaged \(.*\); remove .*run and train again"),
+        ("training.json", b"{", r"training\.json: damaged \(.*\); remove .*run and train again"),
+        ("metrics.json", b"{", r"metrics\.json: "),
+        ("config.yaml", b"a: [", r"(?s)config\.yaml: cannot be read \(.*\); choose another directory"),
+        ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors: not a readable safetensors file"),
+    ],
+)
+def test_damaged_files_are_named(halfway, name, content, says):
+    config, out = halfway
+    (out / name).write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        train(config, out)
+
+
+def test_a_task_starts_again_without_its_snapshot(halfway, made):
+    config, out = halfway
+    (out / "snapshot.safetensors").unlink()
+    train(config, out)
+    assert toy.differing(out, made[1].path) == []
+
+
+def test_a_checkpoint_that_is_gone_is_missed(halfway):
+    config, out = halfway
+    shutil.rmtree(out / "task-01")
+    with pytest.raises(InputError, match=r"run\.json: task-01 is gone; remove .* and train again"):
+        train(config, out)
+
+
+def test_without_the_accuracies_of_earlier_tasks_the_others_stay_in_their_rows(halfway, made):
+    (config, out), run = halfway, made[1]
+    (out / "metrics.json").unlink()
+    resumed = train(config, out)
+    assert all(map(math.isnan, resumed.matrix.rows[0]))
+    assert resumed.matrix.rows[1] == run.matrix.rows[1]
+    assert json.loads((out / "metrics.json").read_text())["task_known"] == [None, run.known[1]]
+    assert math.isnan(train(config, out).known[0])
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mended_configuration_may_use_the_directory_where_nothing_was_made(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=r"is called 'embedings\.\*'.*must match a parameter"):
+        train(toy.config(tmp_path, train={"freeze": ["embedings.*"]}, matrix=False), out)
+    assert [path.name for path in out.iterdir()] == ["config.yaml"]
+    config = toy.config(tmp_path, train={"freeze": ["embeddings.*"]}, matrix=False)
+    train(config, out)
+    assert "embeddings.*" in (out / "config.yaml").read_text()
+    assert train(config, out).results == (None, None)
+
+
+def test_unreadable_images_are_counted_named_and_left_out(tmp_path):
+    config = toy.config(tmp_path, train={"epochs": 1})
+    broken = tmp_path / "images" / "train" / "hello" / "2.png"
+    broken.write_text("?")
+    with pytest.warns(UserWarning, match="1 of 28 samples could not be read") as caught:
+        run = train(config, tmp_path / "run")
+    said = {str(warning.message) for warning in caught}
+    assert said == {
+        f"{tmp_path / 'images' / 'train'}: 1 of 28 samples could not be read and were left out: hello/2.png "
+        "(not an image)"
+    }
+    assert [result.samples for result in run.results] == [13, 14]
+    profile = Profile.load(run.path / "profiles" / "task-01.safetensors")
+    assert (profile.label_table["hello"], profile.samples) == (6, 13)
+    with pytest.raises(InputError, match=r"1 of 28 samples cannot be read: hello/2\.png \(not an image\)"):
+        train(config, tmp_path / "strict", strict=True)
+
+
+def test_a_task_of_which_nothing_can_be_read_is_an_error(tmp_path):
+    rows = np.eye(4, 16)
+    save_head(Head.of(rows, sorted(toy.CLASSES), 10.0), tmp_path / "head.safetensors")
+    config = toy.config(tmp_path, head={"file": "head.safetensors"})
+    for name in ("pay", "bill"):
+        for file in (tmp_path / "images" / "train" / name).iterdir():
+            file.write_text("?")
+    with (
+        pytest.warns(UserWarning, match="14 of 28 samples could not be read"),
+        pytest.raises(InputError, match="none of the 5 samples asked for can be read"),
+    ):
+        train(config, tmp_path / "run")
+
+
+def test_a_task_without_readable_tests_has_no_accuracy(tmp_path):
+    config = toy.config(tmp_path, train={"epochs": 1})
+    for name in ("pay", "bill"):
+        for file in (tmp_path / "images" / "test" / name).iterdir():
+            file.write_text("?")
+    with pytest.warns(UserWarning, match="6 of 12 samples could not be read"):
+        run = train(config, tmp_path / "run")
+    assert [math.isnan(row[1]) for row in run.matrix.rows] == [True, True]
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    for text in [(run.path / "metrics.json").read_text(), *(run.path / "records.jsonl").read_text().splitlines()]:
+        json.loads(text, parse_constant=refuse)  # JSON has no NaN
+
+
+def bad(root, **sections):
+    with pytest.raises(TmxError) as caught:
+        train(toy.config(root, **sections), root / "run")
+    return str(caught.value)
+
+
+def test_an_empty_class(tmp_path):
+    toy.images(tmp_path / "images")
+    (tmp_path / "names.txt").write_text("\n".join([*toy.CLASSES, "bye"]))
+    said = bad(tmp_path, benchmark={"class_names": "names.txt", "order": "natural"})
+    assert "no training sample of 1 of the 5 classes: 'bye'; add samples" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_label_outside_the_class_list(tmp_path):
+    toy.images(tmp_path / "images")
+    (tmp_path / "names.txt").write_text("hello\npay\nbill\ncart\n")
+    said = bad(tmp_path, benchmark={"class_names": "names.txt", "order": "natural"})
+    assert "1 labels are outside the 4 classes of " in said
+    assert "'card' (did you mean 'cart'?)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_heads_that_do_not_fit(tmp_path):
+    classes = sorted(toy.CLASSES)
+    save_head(Head.of(np.eye(4, 8), classes, 10.0), tmp_path / "narrow.safetensors")
+    save_head(Head.of(np.eye(3, 16), classes[:3], 10.0), tmp_path / "short.safetensors")
+    said = bad(tmp_path, head={"file": "narrow.safetensors"})
+    assert "width 8" in said
+    assert "16" in said
+    assert "lacks 1 of 4 classes: 'pay'" in bad(tmp_path, head={"file": "short.safetensors"})
+    assert "none.safetensors: no such file" in bad(tmp_path, head={"file": "none.safetensors"})
+    assert "has no text tower to make a head from class names" in bad(tmp_path, head={"source": "text"})
+    assert "is no sentence encoder" in bad(tmp_path, head={"source": "names"})
+    good = Head.of(np.eye(4, 16)[::-1], classes[::-1], 10.0)  # rows go by name
+    save_head(good, tmp_path / "good.safetensors")
+    config = toy.config(tmp_path, head={"file": "good.safetensors", "logit_scale": 7}, matrix=False)
+    head = load_head(train(config, tmp_path / "run").path / "classifier-head.safetensors")
+    assert (head.classes, head.logit_scale) == (tuple(classes), 7.0)
+    assert np.array_equal(head.weight, np.eye(4, 16))
+
+
+def test_data_of_the_other_kind(tmp_path):
+    texts = {"name": "texts", "data": str(toy.texts(tmp_path / "texts"))}
+    for kind in ("vit", "clip"):
+        said = bad(tmp_path, kind=kind, benchmark=texts, text_tower="keep")
+        assert f"texts holds texts, but of {tmp_path / kind} ({kind}) what encodes images is trained" in said
+    images = {"name": "images", "data": str(toy.images(tmp_path / "images2"))}
+    said = bad(tmp_path, kind="bert", benchmark=images)
+    assert f"images holds images, but {tmp_path / 'bert'} (bert) encodes texts: choose a model of images" in said
+
+
+def test_a_model_that_is_not_there(tmp_path, monkeypatch):
+    given = {**toy.settings(tmp_path), "model": "./nowhere"}
+    with pytest.raises(InputError, match=r"nowhere does not exist: give a directory with config\.json and weights"):
+        train(tmx.TrainConfig.read(given, tmp_path), tmp_path / "run")
+
+
+def test_out_of_memory_and_divergence_leave_no_task(tmp_path, monkeypatch):
+    def fails(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "_loss", fails)
+        assert "out of memory with train.batch 4: set it lower" in bad(tmp_path)
+    assert not (tmp_path / "run" / "run.json").exists()
+    shutil.rmtree(tmp_path / "run")
+    said = bad(tmp_path, train={"lr": "1e6", "epochs": 20, "warmup": 0})
+    assert "training diverged: the loss of task 'task-01' is nan at step" in said
+    assert "try a smaller train.lr than 1e+06, or a train.clip" in said
+    assert not (tmp_path / "run" / "task-01").exists()

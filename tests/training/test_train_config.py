@@ -1,0 +1,197 @@
+"""run.yaml: read in full, told back in full, and every problem of a file at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.training.config import (
+    HeadOptions,
+    Optimisation,
+    Regularisation,
+    TrainConfig,
+    differences,
+    read_config,
+)
+
+TEXTS = {"name": "texts", "data": "all.csv", "tasks": 3}
+PLAIN = {"model": "bert", "benchmark": TEXTS}
+
+
+def written(folder, given):
+    path = folder / "run.yaml"
+    path.write_text(given if isinstance(given, str) else yaml.safe_dump(given))
+    return path
+
+
+def problems(given, *changes, folder=None):
+    with pytest.raises(InputError) as caught:
+        TrainConfig.read(given) if folder is None else read_config(written(folder, given), changes)
+    return str(caught.value)
+
+
+def test_defaults_are_the_papers():
+    config = TrainConfig.read(PLAIN)
+    assert (config.head, config.train, config.regularise) == (HeadOptions(), Optimisation(), Regularisation())
+    train = config.train
+    assert (train.epochs, train.batch, train.lr, train.weight_decay, train.warmup) == (10, 128, 1e-5, 0.1, 500)
+    assert (train.schedule, train.clip, config.matrix, config.text_tower, config.seed) == (
+        "cosine",
+        1.0,
+        True,
+        "drop",
+        0,
+    )
+
+
+FULL = {
+    "model": "clip",
+    "benchmark": {**TEXTS, "order": ["a", "b", "c"], "per_class": {"train": 4}},
+    "head": {"source": "file", "file": "head.safetensors", "logit_scale": 5, "templates": ["a {}.", "the {}."]},
+    "train": {
+        "epochs": 3,
+        "batch": 7,
+        "lr": "3e-4",
+        "weight_decay": 0,
+        "warmup": 0.1,
+        "schedule": "constant",
+        "clip": None,
+        "label_smoothing": 0.1,
+        "freeze": ["embeddings.*", "x"],
+        "augment": "crop+flip",
+        "pad": 4,
+        "precision": "float32",
+        "compile": True,
+        "log_every": 3,
+    },
+    "regularise": {"method": "ewc", "strength": 10, "samples": 5, "decay": 0.9, "temperature": 3},
+    "profile": {"rows": 9},
+    "matrix": False,
+    "text_tower": "keep",
+    "seed": 4,
+}
+
+
+@pytest.mark.parametrize("given", [PLAIN, FULL])
+def test_the_record_reads_back_to_an_equal_configuration(tmp_path, given):
+    config = TrainConfig.read(given, tmp_path)
+    record = config.record()
+    assert TrainConfig.read(record, tmp_path) == config
+    assert TrainConfig.read(yaml.safe_load(yaml.safe_dump(record)), tmp_path).record() == record
+    assert TrainConfig.read(json.loads(json.dumps(record)), tmp_path) == config
+    assert set(record) == set(FULL)
+    assert set(record["train"]) == set(FULL["train"])
+
+
+def test_everything_that_is_given_is_taken(tmp_path):
+    record = TrainConfig.read(FULL, tmp_path).record()
+    expected = {**FULL, "benchmark": record["benchmark"], "train": {**FULL["train"], "lr": 3e-4}}
+    assert record == expected
+
+
+def test_data_is_found_from_wherever_the_record_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config(written(tmp_path, PLAIN).relative_to(tmp_path))
+    assert config.record()["benchmark"]["data"] == str(tmp_path / "all.csv")
+    assert config == read_config(tmp_path / "run.yaml")
+
+
+def test_numbers_that_yaml_takes_for_texts(tmp_path):
+    path = written(tmp_path, "model: m\nbenchmark: {name: texts, data: x, tasks: 2}\ntrain: {lr: 1e-5}\n")
+    assert yaml.safe_load(path.read_text())["train"]["lr"] == "1e-5"
+    assert read_config(path).train.lr == 1e-5
+    assert read_config(path, ["train.lr=3e-4"]).train.lr == 3e-4
+    assert "train.lr is 'fast': expected a number above 0" in problems(
+        {**PLAIN, "train": {"lr": "fast"}}, folder=tmp_path
+    )
+
+
+def test_single_values_can_be_changed(tmp_path):
+    path = written(tmp_path, {**PLAIN, "train": None})
+    changes = ["train.lr=3e-5", "seed=4", "regularise.method=lwf", "benchmark.tasks=5", "train.freeze=[a.*, b]"]
+    config = read_config(path, changes)
+    assert (config.train.lr, config.seed, config.regularise.method) == (3e-5, 4, "lwf")
+    assert (config.benchmark.tasks, config.train.freeze) == (5, ("a.*", "b"))
+    assert read_config(path) == TrainConfig.read(PLAIN, tmp_path)  # the file is as it was
+    for change in ("train.lr", "seed.x=1", "train.lr=[1"):
+        assert f"--set {change}: " in problems(PLAIN, "seed=1", change, folder=tmp_path)
+    assert "unknown key 'lrr' in train (did you mean 'lr'?)" in problems(PLAIN, "train.lrr=1", folder=tmp_path)
+
+
+def test_all_problems_at_once(tmp_path):
+    given = {
+        "modell": "x",
+        "benchmark": {"name": "texts", "data": "x", "tasks": 0, "ordr": "natural"},
+        "train": {"epochs": 0, "lr": -1, "schedule": "cosin", "label_smoothing": 1, "freeze": [1], "batchh": 3},
+        "head": {"source": "means", "file": "x"},
+        "regularise": {"method": "ewk", "strength": True},
+        "profile": 7,
+        "matrix": "yes",
+        "text_tower": "dropp",
+        "seed": -1,
+    }
+    said = problems(given, folder=tmp_path)
+    assert said.splitlines()[0] == f"{tmp_path / 'run.yaml'}:"
+    for problem in (
+        "unknown key 'modell' (did you mean 'model'?); known: model, benchmark,",
+        "'model' is None: expected a directory, a hub name, or 'glyphs'",
+        "tasks is 0, expected how many",
+        "unknown key 'ordr' (did you mean 'order'?)",
+        "train.epochs is 0: expected a whole number of at least 1",
+        "train.lr is -1: expected a number above 0",
+        "train.schedule is 'cosin': expected one of cosine, constant (did you mean 'cosine'?)",
+        "train.label_smoothing is 1: expected a number of at least 0 and below 1",
+        "train.freeze is [1]: expected a list of texts",
+        "unknown key 'batchh' in train (did you mean 'batch'?)",
+        "head.file is given, but head.source is 'means': leave one of them out",
+        "regularise.method is 'ewk': expected one of none, ewc, lwf (did you mean 'ewc'?)",
+        "regularise.strength is True: expected a number of at least 0",
+        "'profile' is 7: expected a mapping with some of rows",
+        "matrix is 'yes': expected true or false",
+        "text_tower is 'dropp': expected one of drop, keep (did you mean 'drop'?)",
+        "seed is -1: expected a whole number of at least 0",
+    ):
+        assert problem in said
+    assert len(said.splitlines()) == 17  # the first line, and the benchmark's two problems share one
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], "expected a mapping with the keys model, benchmark,"),
+        ({"model": "m"}, "'benchmark' is None: expected a mapping with at least 'name' and 'tasks'"),
+        ({**PLAIN, "head": {"source": "file"}}, "head.source is 'file', but head.file does not say which"),
+        ({**PLAIN, "train": {"lr": float("nan")}}, "train.lr is nan: expected a number above 0"),
+        ({**PLAIN, "train": {"lr": float("inf")}}, "train.lr is inf: expected a number above 0"),
+        ({**PLAIN, "train": {"clip": 0}}, "train.clip is 0: expected a number above 0"),
+        ({**PLAIN, "train": {"epochs": 2.5}}, "train.epochs is 2.5: expected a whole number of at least 1"),
+        ({**PLAIN, "head": {"templates": [1]}}, "head.templates is [1]: expected a list of texts"),
+    ],
+)
+def test_single_problems(given, says):
+    assert says in problems(given)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(InputError, match=r"none\.yaml does not exist; expected a YAML file that says what to train"):
+        read_config(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match=r"run\.yaml: not a readable YAML file"):
+        read_config(written(tmp_path, "model: [x"))
+    with pytest.raises(InputError, match="expected a mapping with the keys"):
+        read_config(written(tmp_path, ""))
+
+
+def test_differences_name_each_value_and_both_sides():
+    one = TrainConfig.read(PLAIN, Path("/data")).record()
+    other = TrainConfig.read({**PLAIN, "train": {"lr": 1, "freeze": "a"}, "seed": 2}, Path("/data")).record()
+    assert differences(one, one) == []
+    assert differences(one, other) == [
+        "train.lr: 1e-05 there, 1.0 now",
+        "train.freeze: [] there, ['a'] now",
+        "seed: 0 there, 2 now",
+    ]
+    assert differences({"a": 1}, {"b": {"c": 2}}) == ["a: 1 there, None now", "b: None there, {'c': 2} now"]

@@ -10,6 +10,7 @@ from typing import Any
 import tunable_magmax
 from tunable_magmax.checkpoints.card import tag_along
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
@@ -19,6 +20,7 @@ from tunable_magmax.sizes import parse_size
 DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20
 _INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Conversion:
     bytes: int
     tied: Mapping[str, str]
     files: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    """What the result still lacks."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -63,7 +67,7 @@ def convert_checkpoint(
     """
     limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
     source, target = Path(source), Path(out)
-    single = target.name.endswith(".safetensors")
+    single = is_one_file(target)
     with open_checkpoint(source) as checkpoint:
         if checkpoint.would_be_replaced_by(target):
             raise InputError(
@@ -82,10 +86,19 @@ def convert_checkpoint(
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             files = _write(checkpoint, output, shards, total, progress)
             if not single:
-                files |= {path.name: output.copy_file(path.name, path) for path in tag_along(source)}
+                files |= {name: output.copy_file(name, path) for name, path in tag_along(source)}
             output.commit()
     elements = sum(info.numel for info in tensors)
-    return Conversion(str(source), str(target), len(tensors), elements, total, dict(checkpoint.aliases), files)
+    notes = () if single or CONFIG in files else (_without_config(source, target),)
+    return Conversion(str(source), str(target), len(tensors), elements, total, dict(checkpoint.aliases), files, notes)
+
+
+def _without_config(source: Path, target: Path) -> str:
+    home = source if source.is_dir() else source.parent
+    what = f"{target} has no {CONFIG}, which it needs to be loaded by transformers"
+    if (home / CONFIG).is_file():
+        return f"{what}: only a directory's files go along; convert {home}, or copy them from there"
+    return f"{what}: there was none beside the weights; put the model's own there"
 
 
 def _write(

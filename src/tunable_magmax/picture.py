@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.figures import NAMED_COLOURS, SUFFIXES, blank_figure, plain, save_figure, short, task_colours
 from tunable_magmax.inspection import Layer, layers
 from tunable_magmax.merging.report import MergeReport
-
-SUFFIXES = (".png", ".svg", ".pdf")
-_NAMED_COLOURS = 10  # as many as people can tell apart; beyond, colours run in training order
 
 
 def save_picture(report: MergeReport, path: str | os.PathLike[str], title: str | None = None) -> None:
@@ -25,34 +22,17 @@ def save_picture(report: MergeReport, path: str | os.PathLike[str], title: str |
         raise InputError(f"{report.method} mixes the tasks in every element, so there are no owners to draw")
     if not report.elements:
         raise InputError("nothing was merged (the result is a copy of the base), so there is nothing to draw")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError('a picture needs matplotlib: pip install "tunable-magmax[report]"') from None
     rows = [Layer("all layers", len(report.tensors), report.elements, report.counts), *layers(report)]
     rows = [row for row in rows if row.elements]
-    figure = Figure(figsize=(9.5, 1.6 + 0.26 * len(rows)), dpi=150, layout="constrained")
+    figure = blank_figure(9.5, 1.6 + 0.26 * len(rows))
     axes = figure.add_subplot()
-    colours = _colours(report.tasks)
+    colours = task_colours(report.tasks)
     places = [0.0, *(k + 0.6 for k in range(1, len(rows)))]  # the model stands a little apart
     _draw_bars(axes, rows, places, colours)
     _label(axes, rows, places)
-    _explain(figure, axes, colours)
+    _explain(figure, axes, colours, report.labels())
     axes.set_title(title or f"{report.method}, {report.tasks} tasks, scale {report.scale:g}", loc="left", fontsize=11)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of characters in names that the font lacks
-            figure.savefig(target)
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror or error}): choose another place") from None
-
-
-def _colours(tasks: int) -> Sequence[Any]:
-    from matplotlib import colormaps
-
-    if tasks <= _NAMED_COLOURS:
-        return [colormaps["tab10"](k) for k in range(tasks)]
-    return [colormaps["turbo"](0.05 + 0.9 * k / (tasks - 1)) for k in range(tasks)]
+    save_figure(figure, target, create_folder=False)
 
 
 def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colours: Sequence[Any]) -> None:
@@ -70,7 +50,7 @@ def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colour
 
 def _inscription(task: int, width: float, tasks: int) -> str:
     """What fits into a bar's part: its percentage; among many tasks, whose colours are close, rather its task."""
-    if tasks <= _NAMED_COLOURS:
+    if tasks <= NAMED_COLOURS:
         return f"{width:.0f}%" if width >= 5 else ""
     if width >= 10:
         return f"#{task}: {width:.0f}%"
@@ -95,15 +75,15 @@ def _label(axes: Any, rows: Sequence[Layer], places: Sequence[float]) -> None:
     axes.text(101, -0.75, "elements", va="bottom", fontsize=7, color="dimgray")
 
 
-def _explain(figure: Any, axes: Any, colours: Sequence[Any]) -> None:
+def _explain(figure: Any, axes: Any, colours: Sequence[Any], labels: Sequence[str]) -> None:
     """A legend for few tasks, a scale in training order for many."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.patches import Patch
 
     tasks = len(colours)
-    if tasks <= _NAMED_COLOURS:
-        handles = [Patch(color=colour, label=f"task {t}") for t, colour in enumerate(colours, start=1)]
+    if tasks <= NAMED_COLOURS:
+        handles = [Patch(color=colour, label=short(label)) for colour, label in zip(colours, labels, strict=True)]
         figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
         return
     norm = BoundaryNorm([t + 0.5 for t in range(tasks + 1)], tasks)
@@ -118,8 +98,7 @@ def _explain(figure: Any, axes: Any, colours: Sequence[Any]) -> None:
 
 
 def _shown(name: str) -> str:
-    text = name if len(name) <= 40 else f"...{name[-37:]}"
-    return text.replace("$", r"\$")  # which would start a formula
+    return plain(name if len(name) <= 40 else f"...{name[-37:]}")
 
 
 def _count(elements: int) -> str:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.figures import blank_figure, save_figure, short, task_colours
 
 if TYPE_CHECKING:
     from tunable_magmax.engines.sweep import Sweep, SweepPoint
 
-_NAMED_COLOURS = 10  # as many as people can tell apart; beyond, colours run in training order
-_LONGEST_NAME = 24
 _HEIGHT = math.sqrt(3) / 2  # of a triangle whose sides are 1
 _CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, _HEIGHT))
 
@@ -28,30 +24,15 @@ def save_sweep_picture(
     names: Sequence[str] | None = None,
 ) -> None:
     """Draw a sweep; the suffix of `path` is the format, `names` are the tasks'."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError('a picture needs matplotlib: pip install "tunable-magmax[report]"') from None
-    shown = [_plain(_cut(name)) for name in names or [f"task {t}" for t in range(1, sweep.tasks + 1)]]
+    shown = [short(name) for name in names or [f"task {t}" for t in range(1, sweep.tasks + 1)]]
     if kind == "grid":
-        figure = Figure(
-            figsize=(5.6 * (1 if sweep.points[0].leftovers is None else 2), 4.8), dpi=150, layout="compressed"
-        )
+        figure = blank_figure(5.6 * (1 if sweep.points[0].leftovers is None else 2), 4.8, layout="compressed")
         _draw_grid(figure, sweep, shown)
     else:
         wide = max(7.5, 3 + 0.3 * len(sweep.points)) if kind == "list" else 7.5
-        figure = Figure(figsize=(min(wide, 40), 6.4), dpi=150, layout="constrained")
+        figure = blank_figure(min(wide, 40), 6.4)
         _draw_row(figure, sweep, shown, kind == "line")
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of characters in names that the font lacks
-            figure.savefig(target)
-    except ValueError as error:
-        raise InputError(f"{target}: cannot draw this kind of file ({error})") from error
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror or error}): choose another place") from None
+    save_figure(figure, path)
 
 
 # -- a line or a list -------------------------------------------------------------------------------------------------
@@ -79,7 +60,7 @@ def _draw_row(figure: Any, sweep: Sweep, names: Sequence[str], line: bool) -> No
 
 def _draw_shares(axes: Any, sweep: Sweep, places: Sequence[int], names: Sequence[str], line: bool) -> None:
     shares = [[100 * share[t] for share in map(_shares, sweep.points)] for t in range(sweep.tasks)]
-    colours = _colours(sweep.tasks)
+    colours = task_colours(sweep.tasks)
     if line:
         axes.stackplot(places, *shares, colors=colours, edgecolor="white", linewidth=0.5, labels=names)
     else:
@@ -101,7 +82,7 @@ def _draw_curve(axes: Any, places: Sequence[int], values: Sequence[float], label
 
 def _label_points(axes: Any, points: Sequence[SweepPoint], places: Sequence[int], line: bool) -> None:
     if not line:
-        names = [_plain(_cut(point.name)) for point in points]
+        names = [short(point.name) for point in points]
         fits = max(map(len, names)) * len(names) < 75
         axes.set_xticks(list(places), names, rotation=0 if fits else 90)
         axes.tick_params(axis="x", length=0)
@@ -208,21 +189,5 @@ def _title(sweep: Sweep) -> str:
     return f"{sweep.method}, {len(sweep.points)} points, {sweep.elements:,} elements, {scale}"
 
 
-def _colours(tasks: int) -> Sequence[Any]:
-    from matplotlib import colormaps
-
-    if tasks <= _NAMED_COLOURS:
-        return [colormaps["tab10"](k) for k in range(tasks)]
-    return [colormaps["turbo"](0.05 + 0.9 * k / (tasks - 1)) for k in range(tasks)]
-
-
 def _number(weight: str) -> str:
     return weight if len(weight) <= 6 else f"{float(Fraction(weight)):.3g}"
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-
-
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # which would start a formula

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.writer import is_plain_name
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.inspection import read_report
 from tunable_magmax.merging.report import MergeReport
@@ -111,7 +112,7 @@ def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterat
     if not path.is_dir() and len(files) > 1:
         yield Check("one file", False, f"the report lists {len(files)} files, found one")
         return
-    outside = [f"{name!r} is not a plain file name" for name in files if Path(name).name != name]
+    outside = [f"{name!r} is not the name of a file in it" for name in files if not is_plain_name(name, depth=2)]
     if outside:
         yield Check("SHA-256 of the files", False, "; ".join(outside))
         return

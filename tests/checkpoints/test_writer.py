@@ -156,7 +156,7 @@ def test_sidecars(tmp_path: Path) -> None:
     with Output(tmp_path / "out", {}) as output:
         assert output.write_file("a.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
         assert output.copy_file("b", tmp_path / "source") == hashlib.sha256(b"z" * 3_000_000).hexdigest()
-        for name in ("", "..", "a/b"):
+        for name in ("", "..", "a/b/c"):
             with pytest.raises(InputError, match="cannot be the name of an output file"):
                 output.write_file(name, b"")
         with pytest.raises(StorageError, match=r"nowhere: reading failed \(No such file"):
@@ -598,3 +598,34 @@ def test_a_place_that_cannot_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(StorageError, match=r"out\.partial: cannot be created \(Permission denied\): make sure that"):
         Output(tmp_path / "out", {})
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_in_folders_appear_with_the_rest_and_leftovers_do_not(tmp_path: Path) -> None:
+    [shard] = plan_shards([TensorInfo("w", "U8", (3,))])
+    out = tmp_path / "out"
+    with Output(out, {}) as output:
+        output.write_shard(shard, [b"abc"])
+        for name in ("1_Old/config.json", "2_Pooling/old.json", "2_Pooling/config.json"):
+            output.write_file(name, b"{}")
+    assert not out.exists()
+    with Output(out, {}) as output:  # goes on, without what the first has left
+        assert output.finished(shard)
+        assert output.write_file("2_Pooling/config.json", b"{}") == hashlib.sha256(b"{}").hexdigest()
+        output.commit()
+    assert files(out).keys() == {"model.safetensors", "2_Pooling/config.json"}
+    assert not (out / "1_Old").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "x/", "a/b/c", "a/../b", "a//b", "a/\0"])
+def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    with Output(tmp_path / "out", {}) as output, pytest.raises(InputError, match="cannot be the name of an output"):
+        output.write_file(name, b"")
+
+
+def test_a_single_file_has_no_folders(tmp_path: Path) -> None:
+    with Output(tmp_path / "x.safetensors", {}) as output, pytest.raises(InputError, match="cannot be the name"):
+        output.write_file("1_Pooling/config.json", b"")

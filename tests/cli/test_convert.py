@@ -83,6 +83,23 @@ def test_configuration_and_tokenizer_go_along(tmx, tmp_path, tensors):
     assert names == {"model.safetensors", "config.json", "tokenizer.json", "vocab.txt"}
 
 
+def test_a_missing_configuration_is_said_where_it_will_be_missed(tmx, tmp_path, tensors):
+    (tmp_path / "old").mkdir()
+    file = tmp_path / "old" / "pytorch_model.bin"
+    torch.save(tensors, file)
+    result = tmx("convert", tmp_path / "old", "-o", tmp_path / "a")
+    assert result.code == 0
+    [note] = [line for line in result.out.splitlines() if line.startswith("note: ")]
+    assert "a has no config.json, which it needs to be loaded by transformers: there was none beside" in note
+    assert json.loads(tmx("convert", file, "-o", tmp_path / "b", "--json").out)["notes"] != []
+    assert "note: " not in tmx("convert", file, "-o", tmp_path / "c.safetensors").out
+    quiet = tmx("convert", file, "-o", tmp_path / "d", "-q")
+    assert (quiet.out, quiet.err) == ("", "")
+    (tmp_path / "old" / "config.json").write_text("{}")
+    assert "note: " not in tmx("convert", tmp_path / "old", "-o", tmp_path / "e").out
+    assert f"convert {tmp_path / 'old'}, or copy them from there" in tmx("convert", file, "-o", tmp_path / "f").out
+
+
 class Payload:
     def __init__(self, path):
         self.path = path
@@ -103,6 +120,7 @@ def test_refusals(tmx, sequence):
     assert "-o OUT" in tmp(tmx("convert", sequence.base))
     assert "would replace" in tmp(tmx("convert", sequence.base, "--overwrite", "-o", sequence.base))
     assert "already exists" in tmp(tmx("convert", sequence.base, "-o", sequence.tasks[0]))
+    assert "looks like a torch file" in tmp(tmx("convert", sequence.base, "-o", sequence.folder / "x.bin"))
     assert "does not exist" in tmp(tmx("convert", sequence.folder / "nowhere", "-o", sequence.folder / "x"))
     assert "shard size" in tmp(tmx("convert", sequence.base, "--shard-size", "big", "-o", sequence.folder / "x"))
     before = sequence.tasks[0].read_bytes()

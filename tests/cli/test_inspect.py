@@ -104,6 +104,26 @@ def test_a_merge_shows_what_each_task_gave_to_each_layer(tmx, merge):
     assert "%" in tmx("inspect", merge, "--shares").out.split("by layer and task")[1]
 
 
+def test_names_of_the_tasks(tmx, sequence, tmp_path):
+    tasks = [{"name": n, "checkpoint": p.name} for n, p in zip(("cats", "dogs", "$x"), sequence.tasks, strict=True)]
+    (tmp_path / "run.json").write_text(json.dumps({"version": 1, "base": "base.safetensors", "tasks": tasks}))
+    assert tmx("merge", tmp_path, "--weights", "3,1,0", "-o", tmp_path / "merged").code == 0
+    result = tmx("inspect", tmp_path / "merged", "--plot", tmp_path / "p.svg")
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert "names cats, dogs, $x" in lines
+    assert "task 3: $x 0 0.00%" in lines
+    assert "<!-- task 2: dogs -->" in (tmp_path / "p.svg").read_text()
+    assert json.loads(tmx("inspect", tmp_path / "merged", "--json").out)["merge"]["names"] == ["cats", "dogs", "$x"]
+    assert tmx("merge", tmp_path, "--method", "average", "-o", tmp_path / "mixed").code == 0
+    assert "cats, dogs, $x" in tmx("inspect", tmp_path / "mixed").out
+    assert tmx("verify", tmp_path / "merged").code == 0
+
+
+def test_without_names_nothing_is_said_of_them(tmx, merge):
+    assert "  names" not in tmx("inspect", merge).out
+    assert "names" not in json.loads(tmx("inspect", merge, "--json").out)["merge"]
+
+
 def test_json_holds_the_layers(tmx, merge):
     found = json.loads(tmx("inspect", merge, "--json").out)
     per_layer = found["merge"]["layers"].values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import tunable_magmax
 from tunable_magmax import MergeReport, Preference
 from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.engines.inputs import is_legacy_torch
 
 
 def merged(sequence, **options):
@@ -87,6 +89,16 @@ def test_form_2_a_run_directory_and_a_preference(tmx, sequence, tmp_path):
 def test_form_2_without_a_preference_weighs_tasks_equally(tmx, sequence, tmp_path):
     assert tmx("merge", write_run(sequence), "-o", tmp_path / "out.safetensors").code == 0
     assert_equal(tmp_path / "out.safetensors", merged(sequence).state_dict)
+
+
+def test_the_names_of_a_run_are_in_report_and_card(tmx, sequence, tmp_path):
+    result = tmx("merge", write_run(sequence), "--weights", "3,1,0", "--json", "-o", tmp_path / "out")
+    assert json.loads(result.out)["names"] == ["cats", "dogs", "birds"]
+    assert MergeReport.from_json((tmp_path / "out" / "tmx-report.json").read_text()).names == ("cats", "dogs", "birds")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| task 2: dogs | " in card
+    assert tmx("merge", *sequence.arguments, "--weights", "3,1,0", "-o", tmp_path / "unnamed").code == 0
+    assert "| task 2 | " in (tmp_path / "unnamed" / "README.md").read_text()
 
 
 def test_a_preference_about_other_tasks_is_refused(tmx, sequence, tmp_path):
@@ -248,6 +260,22 @@ def test_an_input_is_never_replaced(tmx, sequence):
     assert sequence.tasks[1].read_bytes() == before
 
 
+@pytest.mark.parametrize("command", [["merge"], ["plan"], ["merge", "--dry-run"]])
+@pytest.mark.parametrize("name", ["m.bin", "m.pt", "m.pth", "last.CKPT"])
+def test_a_name_of_a_torch_file_is_no_output(tmx, sequence, tmp_path, command, name):
+    before = sorted(tmp_path.iterdir())
+    result = tmx(*command, *sequence.arguments, "-o", tmp_path / name)
+    assert result.code == 2
+    assert f"{name} looks like a torch file, but an output is a directory" in result.err
+    assert f"-o {(tmp_path / name).with_suffix('.safetensors')}" in result.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_dots_in_the_name_of_a_directory_are_fine(tmx, sequence, tmp_path):
+    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "scale-0.5").code == 0
+    assert (tmp_path / "scale-0.5" / "model.safetensors").is_file()
+
+
 # -- usage ------------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +299,35 @@ def test_a_task_without_its_option(tmx, sequence, tmp_path):
     one, two, _ = sequence.tasks
     result = tmx("merge", "--base", sequence.base, "--task", one, two, "-o", tmp_path / "out")
     assert_refused(result, two.name, "put --task before it")
+
+
+@pytest.mark.parametrize("command", ["merge", "plan"])
+def test_weights_with_spaces_between_them(tmx, sequence, tmp_path, command):
+    run = write_run(sequence)
+    for given, meant in (
+        (["--weights", 3, 1, 1], "as --weights 3,1,1"),
+        (["--weights", "3,", "1,", 1], "as --weights 3,1,1"),
+        (["--weights", "1/2", "1/4", "1/4"], "as --weights 1/2,1/4,1/4"),
+        (["--budget", 10, 5], "as --budget 10,5"),
+        (["--weights", "3", "1", "--budget", "5", "6"], "as --weights 3,1,0"),
+    ):
+        for what in (sequence.arguments, [run]):
+            assert_refused(tmx(command, *what, *given, "-o", tmp_path / "out"), "no spaces", meant)
+        assert_refused(tmx(command, *given, run, "-o", tmp_path / "out"), "no spaces", meant)
+
+
+def test_a_run_whose_name_is_a_number(tmx, sequence, tmp_path, monkeypatch):
+    (tmp_path / "7").symlink_to(write_run(sequence), target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    assert tmx("merge", "7", "--weights", "3,1,1", "-o", tmp_path / "out").code == 0
+    assert_refused(tmx("merge", "7", "--weights", "3", "1", "1", "-o", tmp_path / "no"), "as --weights 3,1,1")
+
+
+def test_words_that_belong_to_nothing(tmx, sequence, tmp_path):
+    result = tmx("merge", *sequence.arguments, *sequence.tasks[:2], "-o", tmp_path / "out")
+    assert_refused(result, sequence.tasks[1].name, "belongs to no option", "put --task before", "tmx merge --help")
+    assert_refused(tmx("merge", write_run(sequence), "x", "-o", tmp_path / "out"), "'x' belongs to no option")
+    assert_refused(tmx("merge", write_run(sequence), "4", "-o", tmp_path / "out"), "'4' belongs to no option")
 
 
 def test_a_preference_and_weights(tmx, sequence, tmp_path):
@@ -363,6 +420,37 @@ def test_a_plan_names_problems_of_inputs_and_output_at_once(tmx, sequence, tmp_p
     assert result.code == 2
     assert "already exists" in result.err
     assert "nowhere does not exist" in result.err
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_plan_says_that_old_torch_files_are_loaded_whole(tmx, sequence, tmp_path, in_folder):
+    path = tmp_path / ("old" if in_folder else "old model.pt")
+    if in_folder:
+        path.mkdir()
+    file = path / "pytorch_model.bin" if in_folder else path
+    torch.save(sequence.state_dicts[1], file, _use_new_zipfile_serialization=False)
+    arguments = ["--base", sequence.base, "--task", path, "--task", sequence.tasks[1], "-o", tmp_path / "out"]
+    result = tmx("plan", *arguments)
+    assert result.code == 0
+    [note] = [line for line in result.out.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: task 1 is in torch's old format (no zip archive), so it is loaded whole")
+    assert "tmx convert" in note
+    assert json.loads(tmx("merge", "--dry-run", "--json", *arguments).out)["notes"] == [note.removeprefix("note: ")]
+    convert = shlex.split(note.partition("convert it first: ")[2])
+    assert tmx(*convert[1:]).code == 0
+    torch.save(sequence.state_dicts[1], file)
+    assert "note: " not in tmx("plan", *arguments).out
+    arguments[3] = convert[-1]
+    assert "note: " not in tmx("plan", *arguments).out
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path):
+    for size in range(400):
+        save_file({"w": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={"padding": "x" * size})
+        if (tmp_path / "x.safetensors").read_bytes()[:1] == b"\x80":
+            assert not is_legacy_torch(tmp_path / "x.safetensors")
+            return
+    raise AssertionError("no header of such a length was made")
 
 
 # -- the process ------------------------------------------------------------------------------------------------------

@@ -86,6 +86,31 @@ def test_without_samples(tmx, run, tmp_path, arguments, expected, method):
     assert f"wrote {out}" in result.out
 
 
+def test_a_preference_that_is_replaced_is_said(tmx, run, tmp_path):
+    out = tmp_path / "site.json"
+    assert "replaced" not in tmx("prefer", run, "--equal", "-o", out).out
+    result = tmx("prefer", run, "--weights", "3,1,0", "-o", out)
+    assert f"wrote {out}\nreplaced the preference that was in {out}\n" in result.out
+    assert weights(out) == pytest.approx((0.75, 0.25, 0))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1, 2]", '{"version": 1, "base": "b", "tasks": []}', "name,weight\n"])
+def test_what_is_no_preference_is_not_replaced(tmx, run, tmp_path, content):
+    (tmp_path / "mine").write_text(content)
+    result = tmx("prefer", run, "--equal", "-o", tmp_path / "mine")
+    assert (result.code, result.out) == (2, "")
+    assert "mine exists and is no preference file: choose another name" in result.err
+    assert (tmp_path / "mine").read_text() == content
+
+
+def test_weights_with_spaces_between_them_are_explained(tmx, run):
+    for given in (["prefer", run, "--weights", 3, 1, 0], ["prefer", "--weights", 3, 1, 0, run]):
+        result = tmx(*given)
+        assert result.code == 2
+        assert "no spaces, as --weights 3,1,0" in result.err
+    assert "'x' belongs to no option. See tmx prefer --help." in tmx("prefer", run, "x", "--equal").err
+
+
 def test_the_table(tmx, run):
     result = tmx("prefer", run, "--weights", "3,1,0")
     lines = [line.split() for line in result.out.splitlines()]

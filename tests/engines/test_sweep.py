@@ -18,8 +18,11 @@ from sequences import SMALL, TYPES, digests, save_sequence, sequence
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.engines import sweep as engine
-from tunable_magmax.engines.local import Inputs, merge_checkpoints
-from tunable_magmax.engines.sweep import plan_sweep, sweep_checkpoints
+from tunable_magmax.engines import sweep_plan
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.sweep import sweep_checkpoints
+from tunable_magmax.engines.sweep_plan import plan_sweep
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.points import Point, grid, line, listed
@@ -148,7 +151,7 @@ def test_too_little_memory_is_said_before_anything_is_read(files, tmp_path, monk
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"needs .* MiB, more than the 1.0 MiB it may use: give a larger --memory"):
         sweep_checkpoints(base, tasks, out, POINTS, memory="1MiB")
-    monkeypatch.setattr(engine, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(sweep_plan, "available_memory", lambda: 1 << 20)
     with pytest.raises(InputError, match=r"needs .* MiB, but 1.0 MiB are free: merge fewer tensors"):
         sweep_checkpoints(base, tasks, out, POINTS)
     plan = plan_sweep(base, tasks, out, POINTS)
@@ -397,8 +400,9 @@ def test_sweeps_that_make_no_sense(files, tmp_path, points, options, message) ->
 
 
 def test_places_that_are_no_directories(files, tmp_path) -> None:
-    with pytest.raises(InputError, match="a sweep's output is a directory"):
-        sweep_checkpoints(*files, tmp_path / "out.safetensors", POINTS)
+    for name in ("out.safetensors", "out.bin"):
+        with pytest.raises(InputError, match=r"a sweep's output is a directory .*: give -o .*out, for instance"):
+            sweep_checkpoints(*files, tmp_path / name, POINTS)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
         sweep_checkpoints(*files, tmp_path / "file", POINTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -16,22 +17,52 @@ CONFIG = "tmx-config.yaml"
 CARD = "README.md"
 
 _TAG_ALONG = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
-_NOT_ALONG = ("*.index.json", "trainer_state.json", "all_results.json", "modules.json", "tmx-*", ".*")
+_NOT_ALONG = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*", ".*")
+_MODULES = "modules.json"
+_MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
+_SMALL = 1 << 16
 _DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def tag_along(base: Path) -> Iterator[Path]:
-    """Files of a Hugging Face directory that a merged model needs as well: configuration, tokenizer, processor."""
-    if base.is_dir():
-        for path in sorted(base.iterdir()):
-            wanted = any(fnmatchcase(path.name, pattern) for pattern in _TAG_ALONG)
-            if path.is_file() and wanted and not any(fnmatchcase(path.name, pattern) for pattern in _NOT_ALONG):
-                yield path
+def tag_along(base: Path) -> Iterator[tuple[str, Path]]:
+    """Files of a Hugging Face directory that a merged model needs as well: configuration, tokenizer, processor.
+
+    Of each, its name beneath the directory and its place. A sentence encoder's modules are folders of their own,
+    such as `1_Pooling/config.json`, without which a model would pool in another way than it was trained to.
+    """
+    if not base.is_dir():
+        return
+    for path in sorted(base.iterdir()):
+        if is_module_folder(path):
+            yield from ((f"{path.name}/{file.name}", file) for file in sorted(path.iterdir()))
+        elif path.is_file() and _wanted(path.name) and (path.name != _MODULES or _complete(path)):
+            yield path.name, path
 
 
-def retyped_config(path: Path, dtype: str | None) -> bytes | None:
+def is_module_folder(path: Path) -> bool:
+    """Whether this is a folder of a sentence encoder's module that holds only a little configuration."""
+    if not path.is_dir() or path.is_symlink() or _MODULE_FOLDER.fullmatch(path.name) is None:
+        return False
+    return all(file.is_file() and file.suffix == ".json" and file.stat().st_size <= _SMALL for file in path.iterdir())
+
+
+def _wanted(name: str) -> bool:
+    along = any(fnmatchcase(name, pattern) for pattern in _TAG_ALONG)
+    return along and not any(fnmatchcase(name, pattern) for pattern in _NOT_ALONG)
+
+
+def _complete(modules: Path) -> bool:
+    """Whether all modules listed come along: those with weights of their own do not, and a list must not name them."""
+    try:
+        listed = [modules.parent / module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(place == modules.parent or not place.exists() or is_module_folder(place) for place in listed)
+
+
+def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
     """A config.json that names the output's type, if one was asked for; None if the file can stay as it is."""
-    if path.name != "config.json" or dtype is None:
+    if name != "config.json" or dtype is None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -84,7 +115,7 @@ def effective_config(options: Mapping[str, Any], method: str, tasks: int, base: 
 def model_card(base: str, method: str, shares: list[tuple[str, str]], config: str) -> str:
     """The model card with its front matter; `shares` are rows of (task, what it gave)."""
     front = f"---\nbase_model: {json.dumps(base)}\ntags:\n- merge\n- tunable-magmax\nlibrary_name: transformers\n---\n"
-    rows = "".join(f"| {task} | {share} |\n" for task, share in shares)
+    rows = "".join(f"| {_cell(task)} | {share} |\n" for task, share in shares)
     return (
         f"{front}\n# A merge of {len(shares)} task checkpoints into {base}\n\n"
         f"Made with tunable-magmax, method `{method}`.\n\n"
@@ -92,3 +123,8 @@ def model_card(base: str, method: str, shares: list[tuple[str, str]], config: st
         f"The configuration that was used (also in `{CONFIG}`; what came out of it is in `{REPORT}`):\n\n"
         f"```yaml\n{config}```\n"
     )
+
+
+def _cell(text: str) -> str:
+    """Text that neither ends a table's cell nor starts markup."""
+    return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)

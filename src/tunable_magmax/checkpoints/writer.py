@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tunable_magmax.checkpoints.card import is_module_folder
 from tunable_magmax.checkpoints.partial import Partial, sync_directory
 from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
@@ -116,7 +118,10 @@ class Output:
         return sha256
 
     def write_file(self, name: str, data: bytes) -> str:
-        """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256."""
+        """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256.
+
+        In a directory, `folder/file` is a name as well.
+        """
         self.check_sidecar(name)
         self._sidecars[name] = self._store(name, [data])
         return self._sidecars[name]
@@ -137,15 +142,28 @@ class Output:
         if not self._shards:
             raise ExactnessError(f"{self.out}: nothing was written, so there is nothing to commit")
         with self._partial.storing(self.out):
-            known = {*self._shards, *self._sidecars}
-            for item in self._partial.output.iterdir():
-                if item.name not in known:
-                    item.unlink()
+            self._remove_unknown()
             sync_directory(self._partial.output)
             _refuse_existing(self.out, self._is_file, self.overwrite)  # it may have appeared meanwhile
             self._partial.publish(self._moves())
         with suppress(OSError):  # the output is complete; the next run removes what is left
             self._partial.remove()
+
+    def _remove_unknown(self) -> None:
+        """What an earlier run left that this one has not made."""
+        known = {*self._shards, *self._sidecars}
+        folders = {name.partition("/")[0] for name in known if "/" in name}
+        for item in self._partial.output.iterdir():
+            if not item.is_dir():
+                if item.name not in known:
+                    item.unlink()
+            elif item.name not in folders:
+                shutil.rmtree(item)
+            else:
+                for file in item.iterdir():
+                    if f"{item.name}/{file.name}" not in known:
+                        file.unlink()
+                sync_directory(item)
 
     def discard(self) -> None:
         """Remove all work in progress, for input that proved bad."""
@@ -175,10 +193,10 @@ class Output:
     def _beside(self, name: str) -> Path:
         return self.out.with_name(f"{self.out.name.removesuffix('.safetensors')}.{name}")
 
-    def _check_name(self, name: str) -> None:
+    def _check_name(self, name: str, depth: int = 1) -> None:
         if not self._partial.locked:
             raise ValueError(f"{self.out}: the output is committed, discarded or left")
-        if not name or name in (".", "..") or "/" in name or "\0" in name:
+        if not is_plain_name(name, depth):
             raise InputError(f"{name!r} cannot be the name of an output file: expected a plain file name")
 
     def _check_shard(self, name: str) -> None:
@@ -188,7 +206,7 @@ class Output:
 
     def check_sidecar(self, name: str) -> None:
         """Raise what `write_file` would say of this name, before work is spent on it."""
-        self._check_name(name)
+        self._check_name(name, depth=1 if self._is_file else 2)
         if name in self._shards:
             raise InputError(f"{name!r} is the name of a shard and cannot be that of another output file")
         if self._is_file and not self.overwrite and self._beside(name).exists():
@@ -199,6 +217,8 @@ class Output:
         digest = hashlib.sha256()
         try:
             with self._partial.storing(finished):
+                for folder in {unfinished.parent, finished.parent}:
+                    folder.mkdir(exist_ok=True)
                 file = open(unfinished, "wb", buffering=0)  # noqa: SIM115 - closed below, where errors are told apart
             with file, ThreadPoolExecutor(1) as hasher:
                 for piece in pieces:  # may itself fail, which is not about this file
@@ -211,12 +231,22 @@ class Output:
                     os.fsync(file.fileno())
             with self._partial.storing(finished):
                 unfinished.replace(finished)
-                sync_directory(self._partial.output)
+                sync_directory(finished.parent)
         except BaseException:
             with suppress(OSError):
                 unfinished.unlink()
             raise
         return digest.hexdigest()
+
+
+def is_plain_name(name: str, depth: int = 1) -> bool:
+    """Whether this names a file in a directory, at most `depth` deep, and nothing outside of it.
+
+    >>> is_plain_name("config.json"), is_plain_name("1_Pooling/config.json"), is_plain_name("../config.json", depth=2)
+    (True, False, False)
+    """
+    parts = name.split("/")
+    return len(parts) <= depth and "\0" not in name and not {"", ".", ".."} & set(parts)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -283,7 +313,7 @@ def _refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
     if is_file:
         return
     items = list(out.iterdir())
-    folders = sorted(item.name for item in items if item.is_dir())
+    folders = sorted(item.name for item in items if item.is_dir() and not is_module_folder(item))
     if items and (folders or not any(item.suffix == ".safetensors" for item in items)):
         why = f"it holds the folder {folders[0]!r}" if folders else "it holds files but no *.safetensors"
         raise InputError(

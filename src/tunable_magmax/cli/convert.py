@@ -64,3 +64,4 @@ def convert(
             f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "
             f"{show_size(done.bytes)}{tied}, in {number(len(done.files), 'file')}\n"
         )
+        sys.stdout.write("".join(f"note: {note}\n" for note in done.notes))

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -59,12 +59,19 @@ def inspect(
 
         save_picture(found.report, plot)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(_record(found), indent=1) + "\n")
         return
     lines = [*_holds(found, tensors), *([] if found.report is None else _merge(found, found.report, shares))]
     if plot is not None:
         lines.append(f"picture: {plot}")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _record(found: Inspection) -> dict[str, Any]:
+    record = found.to_dict()
+    if found.report is not None and found.report.names is not None:
+        record["merge"]["names"] = list(found.report.names)
+    return record
 
 
 def _holds(found: Inspection, everything: bool) -> Iterator[str]:
@@ -103,7 +110,9 @@ def _first(lines: Sequence[str], limit: int) -> list[str]:
 def _merge(found: Inspection, report: MergeReport, shares: bool) -> Iterator[str]:
     yield ""
     yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
+    named = {} if report.names is None else {"names": ", ".join(report.names)}
     yield from _facts(
+        **named,
         merged=f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
         copied=f"{number(len(report.copied), 'tensor')} from the base",
         scale=f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
@@ -121,7 +130,8 @@ def _merge(found: Inspection, report: MergeReport, shares: bool) -> Iterator[str
         yield from table([["layer", "elements"], *([la.name, f"{la.elements:,}"] for la in found.layers())])
         return
     yield "elements by task" + (", each as its budget says" if report.counts == report.budget else "")
-    rows = [[f"task {t}", f"{n:,}", _percent(n, report.elements)] for t, n in enumerate(report.counts, start=1)]
+    given = zip(report.labels(), report.counts, strict=True)
+    rows = [[label, f"{n:,}", _percent(n, report.elements)] for label, n in given]
     yield from table([["", "elements", "share"], *rows])
     yield f"{'shares' if shares else 'elements'} by layer and task"
     header = ["layer", "elements", *(f"task {t}" for t in range(1, report.tasks + 1))]

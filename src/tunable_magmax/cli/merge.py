@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from tunable_magmax.cli.loose import Loose, refuse_loose
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
@@ -106,7 +108,7 @@ _WHAT, _HOW = What(), How()
 def merge(
     source: Path | None = None,
     /,
-    *,
+    *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     what: What = _WHAT,
     how: How = _HOW,
@@ -131,6 +133,7 @@ def merge(
     dry_run
         Read headers only and say what would be done.
     """
+    _refuse_loose("merge", loose, source, what)
     recipe = recipe_of(source, what)
     if dry_run:
         return _plan(recipe, out, how, as_json)
@@ -152,6 +155,7 @@ def merge(
             fresh=how.fresh,
             digest_inputs=how.digest_inputs,
             base_model=how.base_name,
+            names=recipe.names,
             progress=progress,
         )
     for warning in report.warnings:
@@ -166,7 +170,7 @@ def merge(
 def plan(
     source: Path | None = None,
     /,
-    *,
+    *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     what: What = _WHAT,
     how: How = _HOW,
@@ -181,7 +185,15 @@ def plan(
     out
         Where the result would go.
     """
+    _refuse_loose("plan", loose, source, what)
     return _plan(recipe_of(source, what), out, how, as_json)
+
+
+def _refuse_loose(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
+    chosen = what.base is not None or bool(what.task)
+    hint = "; put --task before each task checkpoint" if chosen else ""
+    lists = {"--weights": what.weights, "--budget": what.budget}
+    refuse_loose(command, loose, lists, source=source, chosen=chosen, hint=hint)
 
 
 def recipe_of(source: Path | None, what: What) -> Recipe:
@@ -284,6 +296,7 @@ def _plan_text(planned: MergePlan) -> str:
             f"memory       {show_size(planned.peak_memory)} beyond the interpreter"
             + (f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""),
         ]
+    lines += [f"note: {note}" for note in planned.notes]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from tunable_magmax.cli.loose import Loose, refuse_loose
 from tunable_magmax.cli.prefer_options import Finding, Reading, Searching, Sources, details_of, numbers
 from tunable_magmax.cli.prefer_progress import following
 from tunable_magmax.cli.prefer_summary import elements, starved, summary, written
@@ -31,7 +32,7 @@ _SOURCES, _FINDING, _SEARCHING, _READING = Sources(), Finding(), Searching(), Re
 def prefer(
     run_dir: Path,
     /,
-    *,
+    *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     sources: Sources = _SOURCES,
     finding: Finding = _FINDING,
@@ -67,8 +68,13 @@ def prefer(
     from tunable_magmax.preferring import find_preference
     from tunable_magmax.profiling import read_run_profiles
 
-    if out is not None:
-        _refuse_foreign(out)
+    lists = {
+        "--weights": sources.weights,
+        "--strengths": sources.strengths,
+        "--search-scale": searching.search_scale,
+    }
+    refuse_loose("prefer", loose, lists, source=run_dir)
+    replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
     run = read_run_profiles(run_dir)
@@ -103,6 +109,7 @@ def prefer(
         sys.stdout.write(json.dumps({**record, "warnings": told}, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         lines = [*summary(run.labels, preference, count, budget), *written(out, plot, preference)]
+        lines += [f"replaced the preference that was in {out}"] if replaces else []
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
@@ -146,7 +153,8 @@ def _opinions(run: RunProfiles, sources: Sources) -> Iterator[Preference]:
         yield Preference.equal(tasks)
 
 
-def _refuse_foreign(out: Path) -> None:
+def _holds_preference(out: Path) -> bool:
+    """Whether a preference is there, which is replaced; anything else is not."""
     from tunable_magmax.preference.preference import Preference
 
     if out.is_dir():
@@ -156,6 +164,8 @@ def _refuse_foreign(out: Path) -> None:
             Preference.load(out)
         except InputError:
             raise InputError(f"{out} exists and is no preference file: choose another name") from None
+        return True
+    return False
 
 
 @contextmanager

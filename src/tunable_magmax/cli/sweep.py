@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from tunable_magmax.cli.loose import Loose, refuse_loose
 from tunable_magmax.cli.merge import Json, Merging, Quiet, What, numbers, recipe_of, weights_of
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
+from tunable_magmax.figures import SUFFIXES
 from tunable_magmax.recipes import Recipe
 from tunable_magmax.sizes import show_size
 
 if TYPE_CHECKING:
-    from tunable_magmax.engines.sweep import Sweep, SweepPlan
+    from tunable_magmax.engines.sweep import Sweep
+    from tunable_magmax.engines.sweep_plan import SweepPlan
     from tunable_magmax.preference.points import Point
-
-SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @Parameter(name="*", group="The points")
@@ -66,7 +67,7 @@ _ROUTE, _MERGING, _WRITING = Route(), Merging(), Writing()
 def sweep(
     source: Path | None = None,
     /,
-    *,
+    *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     route: Route = _ROUTE,
     merging: Merging = _MERGING,
@@ -96,6 +97,8 @@ def sweep(
     dry_run
         Read headers only and say what would be done, in how much memory.
     """
+    chosen = merging.base is not None or bool(merging.task)
+    refuse_loose("sweep", loose, {"--from": route.start, "--to": route.stop}, source=source, chosen=chosen)
     _check_choice(route)
     recipe = recipe_of(source, What(**{name: getattr(merging, name) for name in Merging.__dataclass_fields__}))
     options = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
@@ -104,12 +107,13 @@ def sweep(
         raise InputError("where should the results go? Give -o OUT, a directory")
     if plot is not None:
         _check_plot(plot)
-    from tunable_magmax.engines.sweep import plan_sweep, sweep_checkpoints
+    from tunable_magmax.engines.sweep import sweep_checkpoints
+    from tunable_magmax.engines.sweep_plan import plan_sweep
 
     ways: dict[str, Any] = {
         name: getattr(writing, name) for name in Writing.__dataclass_fields__ if name != "base_name"
     }
-    ways["base_model"] = writing.base_name
+    ways |= {"base_model": writing.base_name, "names": recipe.names}
     if dry_run:
         return _tell_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **ways, **options), as_json)
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
@@ -227,6 +231,7 @@ def _plan_text(planned: SweepPlan) -> Iterator[str]:
         yield "writes       reports only"
     free = "" if planned.available is None else f"; {show_size(planned.available)} are free"
     yield f"memory       {show_size(planned.memory)} beyond the interpreter{free}"
+    yield from (f"note: {note}" for note in planned.notes)
     yield ""
     yield from table(_plan_rows(planned))
 

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, Inputs, PathLike, output_tensors
+from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE
+from tunable_magmax.engines.weight_files import output_tensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import MemoryPlan, plan_memory, read_threads
@@ -40,6 +43,8 @@ class MergePlan:
     spilled: int
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What the numbers above leave out."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -122,6 +127,7 @@ def _planned(
         spilled=memory.planes if memory.spill else 0,
         problems=tuple(problems),
         warnings=(*inputs.warnings(), *layout.warnings),
+        notes=tuple(inputs.notes()),
     )
 
 
@@ -141,6 +147,8 @@ def _reading(layout: Layout, options: Options, memory: MemoryPlan, tasks: int) -
 
 
 def _output_problems(out: Path, overwrite: bool) -> list[str]:
+    if named := _complaints(is_one_file, out):
+        return named
     beside = out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
     if out.name.endswith(".safetensors") and beside.exists() and not out.exists() and not overwrite:
         return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.card import REPORT
+from tunable_magmax.checkpoints.card import REPORT, is_module_folder
+from tunable_magmax.checkpoints.output_name import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError
@@ -99,7 +100,7 @@ class Ledger:
         write_atomic(self.folder / SUMMARY, summary)
         for name in self._ours - set(self.names):
             point, partial = self.folder / name, Partial(self.folder / f"{name}.partial")
-            if (point / REPORT).is_file() and not any(item.is_dir() for item in point.iterdir()):
+            if (point / REPORT).is_file() and all(i.is_file() or is_module_folder(i) for i in point.iterdir()):
                 shutil.rmtree(point)
             if partial.path.exists():
                 with suppress(InputError):
@@ -129,8 +130,11 @@ class Ledger:
         return stored if any(path.exists() for path in left) else None
 
     def _refuse_place(self) -> None:
-        if self.folder.name.endswith(".safetensors"):
-            raise InputError(f"{self.folder}: a sweep's output is a directory with one checkpoint for each point")
+        if self.folder.name.endswith(".safetensors") or looks_like_torch(self.folder):
+            raise InputError(
+                f"{self.folder}: a sweep's output is a directory with one checkpoint for each point: give -o "
+                f"{self.folder.with_suffix('')}, for instance"
+            )
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder} is a file, but a sweep's output is a directory: choose another output")
 

@@ -55,10 +55,21 @@ class MergeReport:
     """SHA-256 of each file written."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each input file, if asked for."""
+    names: tuple[str, ...] | None = None
+    """What the tasks are called, if somebody said so."""
+
+    def labels(self) -> list[str]:
+        """The tasks as people read them, "task 1" or "task 1: birds", in training order."""
+        if self.names is None:
+            return [f"task {t}" for t in range(1, self.tasks + 1)]
+        return [f"task {t}: {' '.join(name.split())}" for t, name in enumerate(self.names, start=1)]
 
     def to_json(self) -> str:
         """JSON text with stable order: equal reports give equal bytes."""
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+        record = asdict(self)
+        if self.names is None:
+            del record["names"]  # a report without names is as it was before there were any
+        return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> MergeReport:
@@ -80,9 +91,18 @@ class MergeReport:
             }
             for name in ("budget", "counts", "copied", "warnings"):
                 data[name] = _tuple(data[name])
+            data["names"] = _names(data.get("names"), data["tasks"])
             return cls(**data)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a merge report: {error}") from None
+
+
+def _names(given: Any, tasks: Any) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != tasks or not all(isinstance(name, str) for name in given):
+        raise InputError(f"not a merge report: names should be a list of {tasks} texts, one for each task")
+    return tuple(given)
 
 
 def _tuple(values: Any) -> tuple[Any, ...] | None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-import warnings
-from pathlib import Path
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.figures import blank_figure, plain, save_figure, short
 from tunable_magmax.preference.preference import Preference
-
-LONGEST_NAME = 24
 
 
 def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
     """Draw weights as bars and intervals as whiskers, and write the figure to `path` (its suffix names the format)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError('a chart needs matplotlib: pip install "tunable-magmax[report]"') from None
     weights = preference.weights
-    names = [_shown(name) for name in preference.tasks or [str(t) for t in range(1, len(weights) + 1)]]
+    names = [short(name) for name in preference.tasks or [str(t) for t in range(1, len(weights) + 1)]]
     inches = max(4.6, 0.26 * len(weights) + 1.4)
     fits = max(map(len, names)) * 0.09 < 0.85 * (inches - 1) / len(weights)
     height = 3.4 if fits else 3.1 + 0.07 * max(map(len, names))
-    figure = Figure(figsize=(inches, height), dpi=150, layout="constrained")
+    figure = blank_figure(inches, height)
     axes = figure.add_subplot()
     places = range(len(weights))
     axes.bar(places, weights, width=0.7, color="#6b9ac4", zorder=2)
@@ -45,16 +37,7 @@ def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(_title(preference), loc="left", fontsize=10)
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of characters in names that the font lacks
-            figure.savefig(target)
-    except ValueError as error:
-        raise InputError(f"{target}: cannot draw this kind of file ({error})") from error
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror or error}): choose another place") from None
+    save_figure(figure, path)
 
 
 def _title(preference: Preference) -> str:
@@ -66,12 +49,4 @@ def _title(preference: Preference) -> str:
         facts = preference.provenance.get("bootstrap")
         level = facts.get("level") if isinstance(facts, dict) else None
         parts.append(f"lines: {level:.0%} intervals" if isinstance(level, float) else "lines: intervals")
-    return _plain(", ".join(parts))
-
-
-def _shown(name: str) -> str:
-    return _plain(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}...")
-
-
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # which would start a formula
+    return plain(", ".join(parts))

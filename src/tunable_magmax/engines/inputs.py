@@ -1,0 +1,158 @@
+"""The checkpoints of a merge, opened together, and the engine's view of their values."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.layout import Mergeable, Signature, build_layout
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.options import Options
+from tunable_magmax.sizes import show_size
+
+PathLike = str | Path
+
+
+class Inputs:
+    """Base and tasks, opened together: their headers matched (`layout`), their files known. A context manager."""
+
+    def __init__(self, base: PathLike, tasks: Sequence[PathLike], options: Options) -> None:
+        self._stack = ExitStack()
+        self.labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
+        self.paths = [Path(base), *map(Path, tasks)]
+        try:
+            self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
+            signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
+            names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
+            self.layout = build_layout(signatures, names, options.include, options.exclude)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open_all(self) -> list[Checkpoint]:
+        """Open all checkpoints; if some cannot be opened, one error says everything that is wrong."""
+        opened: list[Checkpoint] = []
+        problems: list[str] = []
+        for label, path in zip(self.labels, self.paths, strict=True):
+            try:
+                opened.append(open_checkpoint(path))
+            except InputError as error:
+                problems.append(f"{label}: {error}")
+        if problems:
+            for checkpoint in opened:
+                checkpoint.close()
+            raise InputError(
+                problems[0] if len(problems) == 1 else "several checkpoints can't be opened:\n" + "\n".join(problems)
+            )
+        return opened
+
+    @property
+    def base(self) -> Checkpoint:
+        return self.checkpoints[0]
+
+    def __enter__(self) -> Inputs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def warnings(self) -> Iterator[str]:
+        for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
+            if path.resolve() == self.paths[0].resolve():
+                yield f"{label} is the base checkpoint itself"
+        first: dict[Path, str] = {}
+        for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
+            if first.setdefault(path.resolve(), label) != label:
+                yield f"{label} is the same checkpoint as {first[path.resolve()]}"
+
+    def notes(self) -> Iterator[str]:
+        """What is worth knowing before a merge begins."""
+        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
+            old = [file for file in checkpoint.files if is_legacy_torch(file)]
+            if old:
+                size = show_size(sum(file.stat().st_size for file in old))
+                path = checkpoint.path
+                new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
+                convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
+                yield (
+                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} on top of the "
+                    f"memory planned here; to have it streamed, convert it first: {convert}"
+                )
+
+    def identity(self) -> list[Any]:
+        """What tells these files from others without reading them: for recognising interrupted work, not for output."""
+        stats = [(file, file.stat()) for checkpoint in self.checkpoints for file in checkpoint.files]
+        return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every input file, by role."""
+        found = {}
+        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
+            for file in checkpoint.files:
+                with open(file, "rb") as stream:
+                    found[f"{label}: {file.name}"] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return found
+
+    def refuse_as_output(self, out: Path) -> None:
+        """An output may not replace an input."""
+        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
+            if checkpoint.would_be_replaced_by(out):
+                raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
+
+
+def is_legacy_torch(file: Path) -> bool:
+    """Whether a file is of `torch.save` before it wrote zip archives, which can't be mapped but only loaded."""
+    with open(file, "rb") as stream:
+        head = stream.read(9)
+    return head[:1] == b"\x80" and head[8:] != b"{"  # a pickle, and not by chance the length of a safetensors header
+
+
+def read_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...] | None:
+    """What the tasks are called, one name for each; None if nobody said."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"names are {names!r}, expected a list of texts, one for each task")
+    if len(names) != tasks:
+        raise InputError(f"{len(names)} names for {tasks} tasks: give one for each, in training order")
+    return tuple(names)
+
+
+class FileVectors:
+    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ."""
+
+    borrows = True
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self._checkpoints = checkpoints
+        self._local = threading.local()
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        info = tensor.infos[source]
+        size = BITS[info.dtype] // 8
+        stored = torch_dtype(info.dtype)
+        assert stored is not None
+        if stored == scratch.dtype:
+            self._checkpoints[source].read_into(info.name, start * size, scratch.numpy().data)
+            return scratch
+        raw = self._raw((stop - start) * size)
+        self._checkpoints[source].read_into(info.name, start * size, raw.numpy().data)
+        return scratch.copy_(raw.view(stored))
+
+    def _raw(self, size: int) -> Tensor:
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or buffer.numel() < size:
+            self._local.buffer = buffer = torch.empty(size, dtype=torch.uint8)
+        assert isinstance(buffer, Tensor)
+        return buffer[:size]

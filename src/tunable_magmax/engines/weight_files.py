@@ -1,0 +1,119 @@
+"""A merge's weight files: which tensors they hold, and their data in order, merged or copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.merging.ownership import Piece
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.stream import Merge, cast_copied
+
+COPY_BLOCK = 1 << 20
+
+
+def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | None) -> list[TensorInfo]:
+    """What the output holds, widest types first (so that all data is aligned); `merged` maps names to types."""
+    infos = [
+        TensorInfo(tensor.name, merged[tensor.name], tensor.shape)
+        for tensor in layout.mergeable
+        if tensor.name in merged
+    ]
+    kept = [TensorInfo(tensor.name, tensor.infos[0].dtype, tensor.shape) for tensor in layout.mergeable]
+    for info in [*(info for info in kept if info.name not in merged), *layout.copied]:
+        infos.append(TensorInfo(info.name, out_dtype, info.shape) if out_dtype and info.is_float else info)
+    return sorted(infos, key=lambda info: (-BITS[info.dtype], info.name))
+
+
+def write_weights(merge: Merge, inputs: Inputs, output: Output, shard_size: int | None) -> MergeReport:
+    """Write what was decided, as one file if there is no shard size, less the shards that an earlier call finished."""
+    layout = merge.layout
+    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
+    tensors = output_tensors(layout, merged, merge.options.out_dtype)
+    shards = plan_shards(tensors, shard_size, aliases=layout.ties)
+    files: dict[str, str] = {}
+    for shard in shards:
+        done = output.finished(shard)
+        if done is None:
+            files[shard.name] = output.write_shard(shard, shard_data(merge, inputs, shard))
+        else:
+            files[shard.name] = done
+            merge.measure([s for s in merge.stretches if layout.mergeable[s.tensor].name in _names(shard)])
+    if len(shards) > 1:
+        name = "model.safetensors.index.json"
+        files[name] = output.write_file(name, index_json(shards))
+    return replace(merge.report(), files=files)
+
+
+def shard_data(merge: Merge, inputs: Inputs, shard: Shard) -> Iterator[memoryview]:
+    """A shard's data in order: merged tensors from the engine, others from the base. A view lasts until the next."""
+    by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.stretches}
+    stretches = [by_name[info.name] for info in shard.tensors if info.name in by_name]
+    buffers = _Buffers(merge.memory.chunk)
+
+    def into(piece: Piece) -> Tensor:
+        dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[piece.stretch.tensor]))
+        assert dtype is not None
+        return buffers.take(piece.stop - piece.start, dtype)
+
+    rendered = merge.render(into, stretches)
+    for info in shard.tensors:
+        if info.name not in by_name:
+            yield from _copied(inputs.base, info)
+            continue
+        left = info.numel
+        while left:
+            piece, values = next(rendered)
+            yield values.view(torch.uint8).numpy().data
+            buffers.give(values)
+            left -= piece.stop - piece.start
+
+
+class _Buffers:
+    """Output buffers that go round: the writer hands them back."""
+
+    def __init__(self, chunk: int) -> None:
+        self._free: SimpleQueue[Tensor] = SimpleQueue()
+        self._bytes = chunk * 8
+
+    def take(self, size: int, dtype: torch.dtype) -> Tensor:
+        try:
+            buffer = self._free.get_nowait()
+        except Empty:
+            buffer = torch.empty(self._bytes, dtype=torch.uint8)
+        return buffer[: size * dtype.itemsize].view(dtype)
+
+    def give(self, values: Tensor) -> None:
+        self._free.put(values.view(torch.uint8).as_strided((self._bytes,), (1,)))
+
+
+def _copied(base: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
+    """A tensor of the base, block by block, cast if the output asks for another type."""
+    stored = base.tensors[info.name if info.name in base.tensors else base.aliases[info.name]]
+    if stored.dtype == info.dtype:
+        for start in range(0, info.nbytes, COPY_BLOCK):
+            block = memoryview(bytearray(min(COPY_BLOCK, info.nbytes - start)))
+            base.read_into(stored.name, start, block)
+            yield block
+        return
+    source, target = torch_dtype(stored.dtype), torch_dtype(info.dtype)
+    assert source is not None
+    assert target is not None
+    step = COPY_BLOCK // source.itemsize
+    for start in range(0, info.numel, step):
+        raw = torch.empty(min(step, info.numel - start), dtype=source)
+        base.read_into(stored.name, start * source.itemsize, raw.view(torch.uint8).numpy().data)
+        yield cast_copied(raw, target, info.name).view(torch.uint8).numpy().data
+
+
+def _names(shard: Shard) -> set[str]:
+    return {info.name for info in shard.tensors}

@@ -1,0 +1,91 @@
+"""What the tasks are called goes into report and model card, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sequences import SMALL, digests, save_sequence, sequence
+
+from tunable_magmax.checkpoints import writer
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.sweep import sweep_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.preference.points import line
+
+NAMES = ("birds", "a|b\n`c`", "birds")
+
+
+@pytest.fixture
+def files(tmp_path):
+    return save_sequence(tmp_path / "in", *sequence(3, SMALL))
+
+
+def test_names_change_the_report_and_the_card_alone(files, tmp_path) -> None:
+    plain = merge_checkpoints(*files, tmp_path / "plain")
+    named = merge_checkpoints(*files, tmp_path / "named", names=NAMES)
+    assert (plain.names, named.names) == (None, NAMES)
+    one, other = digests(tmp_path / "plain"), digests(tmp_path / "named")
+    assert {name for name in one if one[name] != other[name]} == {"tmx-report.json", "README.md"}
+    assert one.keys() == other.keys()
+
+
+def test_the_card_holds_them_whatever_they_look_like(files, tmp_path) -> None:
+    merge_checkpoints(*files, tmp_path / "out", names=NAMES)
+    rows = [row for row in (tmp_path / "out" / "README.md").read_text().splitlines() if row.startswith("| task ")]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| task",
+        "| task 1: birds",
+        r"| task 2: a\|b \`c\`",
+        "| task 3: birds",
+    ]
+
+
+def test_a_report_reads_back_with_names_and_without(files, tmp_path) -> None:
+    for names in (None, NAMES):
+        report = merge_checkpoints(*files, tmp_path / "out.safetensors", names=names, overwrite=True)
+        text = (tmp_path / "out.report.json").read_text()
+        assert ("names" in json.loads(text)) == (names is not None)
+        assert MergeReport.from_json(text) == report
+        assert MergeReport.from_json(text).to_json() == text
+
+
+@pytest.mark.parametrize("names", [["a", "b"], "abc", ["a", "b", 3], [None] * 3, {"a": 1, "b": 2, "c": 3}])
+def test_broken_names_of_a_report_are_refused(files, tmp_path, names) -> None:
+    report = json.loads(merge_checkpoints(*files, tmp_path / "out").to_json())
+    with pytest.raises(InputError, match="names should be a list of 3 texts"):
+        MergeReport.from_json(json.dumps({**report, "names": names}))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a", "b"], "2 names for 3 tasks"), ("abc", "expected a list of texts"), (["a", "b", 3], "a list of texts")],
+)
+def test_names_that_do_not_fit_are_refused_beforehand(files, tmp_path, names, message) -> None:
+    with pytest.raises(InputError, match=message):
+        merge_checkpoints(*files, tmp_path / "out", names=names)
+    with pytest.raises(InputError, match=message):
+        sweep_checkpoints(*files, tmp_path / "out", line([1, 0, 0], [0, 0, 1], 2), names=names)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_point_of_a_sweep_is_the_merge_of_that_name(files, tmp_path) -> None:
+    points = line([1, 0, 0], [0, 1, 2], 2)
+    sweep_checkpoints(*files, tmp_path / "sweep", points, names=NAMES)
+    for point in points:
+        merge_checkpoints(*files, tmp_path / point.name, weights=point.weights, names=NAMES)
+        assert digests(tmp_path / "sweep" / point.name) == digests(tmp_path / point.name)
+    assert sweep_checkpoints(*files, tmp_path / "sweep", points, names=NAMES).skipped == ("step-00", "step-01")
+    with pytest.raises(InputError, match=r"another sweep \(different: names\)"):
+        sweep_checkpoints(*files, tmp_path / "sweep", points)
+
+
+def test_interrupted_work_is_that_of_its_names(files, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.Output, "commit", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            merge_checkpoints(*files, tmp_path / "out", names=NAMES)
+    with pytest.raises(InputError, match="different are names"):
+        merge_checkpoints(*files, tmp_path / "out")
+    assert merge_checkpoints(*files, tmp_path / "out", names=NAMES).names == NAMES

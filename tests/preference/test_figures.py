@@ -1,0 +1,62 @@
+"""What all pictures share: how they refuse, and where they go."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+
+import pytest
+
+from tunable_magmax.engines.sweep import Sweep, SweepPoint
+from tunable_magmax.errors import InputError
+from tunable_magmax.figures import LONGEST_NAME, short
+from tunable_magmax.preference.chart import save_chart
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.sweep_picture import save_sweep_picture
+
+POINTS = tuple(SweepPoint(f"step-{k}", (str(k), "1", "1"), "", 1.0, 1.0, k, (k, 1, 1)) for k in range(3))
+SWEEP = Sweep("tunable_magmax", 3, 10, 1.0, {}, POINTS)
+NAMES = ("$a", "\U0001f600", "x" * 60)
+
+DRAW = {
+    "chart": lambda path: save_chart(Preference((3, 1, 2), tasks=NAMES), path),
+    "line": lambda path: save_sweep_picture(SWEEP, path, "line", NAMES),
+    "grid": lambda path: save_sweep_picture(SWEEP, path, "grid", NAMES),
+    "list": lambda path: save_sweep_picture(SWEEP, path, "list"),
+}
+
+
+@pytest.mark.parametrize("kind", DRAW)
+def test_any_name_is_drawn_into_a_new_folder(tmp_path: Path, kind: str) -> None:
+    DRAW[kind](tmp_path / "new" / "p.svg")
+    text = (tmp_path / "new" / "p.svg").read_text()
+    assert "x" * (LONGEST_NAME + 1) not in text
+    assert ("x" * (LONGEST_NAME - 3) + "..." in text) == (kind != "list")
+
+
+@pytest.mark.parametrize("kind", DRAW)
+def test_refusals_name_the_file(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/p\.png cannot be written \(.*\): choose another place"):
+        DRAW[kind](tmp_path / "file" / "p.png")
+    with pytest.raises(InputError, match=r"p\.xyz: cannot draw this kind of file"):
+        DRAW[kind](tmp_path / "p.xyz")
+
+
+@pytest.mark.parametrize("kind", DRAW)
+def test_without_matplotlib(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def lacking(name: str, *rest: object, **named: object) -> object:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    with pytest.raises(InputError, match=r'pip install "tunable-magmax\[report\]"'):
+        DRAW[kind](tmp_path / "p.png")
+
+
+def test_a_short_name_stays_as_it_is() -> None:
+    assert short("x" * LONGEST_NAME) == "x" * LONGEST_NAME
+    assert len(short("x" * 99)) == LONGEST_NAME

@@ -30,6 +30,7 @@ from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.profiling import make_profile, read_run_profiles
+from tunable_magmax.training.run_directory import RunDirectory
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker
 
@@ -537,3 +538,11 @@ def test_out_of_memory_and_divergence_leave_no_task(tmp_path, monkeypatch):
     assert "training diverged: the loss of task 'task-01' is nan at step" in said
     assert "try a smaller train.lr than 1e+06, or a train.clip" in said
     assert not (tmp_path / "run" / "task-01").exists()
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    directory = RunDirectory(tmp_path)
+    with directory.alone(), pytest.raises(InputError, match="another process trains in"), directory.alone():
+        pass
+    with directory.alone():
+        pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -106,6 +106,10 @@ class TrainConfig:
             raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
         assert benchmark is not None
         assert isinstance(model, str)
+        if model != GLYPHS and (root / model).exists():
+            model = str(root / model)
+        if sections["head"].file is not None:
+            sections["head"] = replace(sections["head"], file=str(root / sections["head"].file))
         return cls(model, benchmark, **sections, profile_rows=profile.rows, **chosen, root=root)
 
     def record(self) -> dict[str, Any]:

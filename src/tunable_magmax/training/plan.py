@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tunable_magmax.data.benchmark import open_benchmark
@@ -60,7 +61,9 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
         )
     if len({task.classes for task in tasks}) > 1:
         notes.append("tasks differ in their number of classes: " + ", ".join(str(task.classes) for task in tasks))
-    return TrainingPlan(config.model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
+    local = Path(config.model)
+    model = local.name if local.is_absolute() else config.model
+    return TrainingPlan(model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
 
 
 def _bytes(config: TrainConfig, tasks: int) -> int | None:

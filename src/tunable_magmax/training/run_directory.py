@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +75,21 @@ class RunDirectory:
                 f"{self.path} is a run of another configuration; choose another directory with -o, or undo this:\n"
                 + "\n".join(f"  - {line}" for line in changed)
             )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make sure that no other process trains here; the system lets go of the lock when a process dies."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another process trains in {self.path}: wait until it is done, or choose another directory with -o"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def _sweep(self) -> None:
         """Remove files that a killed run had begun to write."""
@@ -195,6 +212,10 @@ class RunDirectory:
             return load_file(file) if file.exists() else {}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: damaged ({error}); remove {self.path} and train again") from None
+
+    def drop_regulariser(self) -> None:
+        """No task will follow."""
+        shutil.rmtree(self.path / STATES, ignore_errors=True)
 
     def _save(self, name: str, tensors: Mapping[str, Tensor], about: dict[str, str]) -> None:
         from safetensors.torch import save

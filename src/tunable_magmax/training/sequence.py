@@ -71,18 +71,19 @@ def train_sequence(
     benchmark = open_benchmark(config.benchmark)
     directory = RunDirectory(Path(out))
     directory.claim(config.record())
-    finished = directory.finished()
-    reading: dict[str, Any] = {"strict": strict, "progress": progress}
-    encoder, head = _beginning(config, directory, benchmark, device, reading)
-    directory.check_setup(_setup(config, encoder, head, benchmark))
-    matrix = Matrix(directory.path, benchmark, len(finished)) if config.matrix else None
-    results: list[TaskResult | None] = [None] * len(finished)
-    if len(finished) < len(benchmark.tasks):
-        with Tracker(directory.path, tensorboard) as tracker:
-            sequence = _Sequence(config, directory, benchmark, encoder, head, matrix, tracker, reading)
-            results += sequence.train(finished, snapshot_seconds, watch)
-    else:
+    with directory.alone():
+        finished = directory.finished()
+        reading: dict[str, Any] = {"strict": strict, "progress": progress}
+        encoder, head = _beginning(config, directory, benchmark, device, reading)
+        directory.check_setup(_setup(config, encoder, head, benchmark))
+        matrix = Matrix(directory.path, benchmark, len(finished)) if config.matrix else None
+        results: list[TaskResult | None] = [None] * len(finished)
+        if len(finished) < len(benchmark.tasks):
+            with Tracker(directory.path, tensorboard) as tracker:
+                sequence = _Sequence(config, directory, benchmark, encoder, head, matrix, tracker, reading)
+                results += sequence.train(finished, snapshot_seconds, watch)
         directory.drop_snapshot()  # of a run that was killed at its very end
+        directory.drop_regulariser()
     return TrainedRun(
         directory.path,
         tuple(task.name for task in benchmark.tasks),

@@ -13,7 +13,7 @@ from tunable_magmax.data.benchmark_options import BenchmarkOptions, Scenario
 from tunable_magmax.data.orders import equal_parts, named_groups, sizes_sentence
 from tunable_magmax.data.pairs import open_pair
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.splits import limited
+from tunable_magmax.data.splits import held_out, limited
 from tunable_magmax.errors import InputError
 
 __all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
@@ -24,13 +24,17 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Task:
-    """`classes`: indices into the benchmark's; `train`, `test`: ascending positions in its samples."""
+    """`classes`: indices into the benchmark's; `train`, `test`: ascending positions in its samples.
+
+    `held`: training samples that are not trained on, if the options hold some out.
+    """
 
     name: str
     classes: tuple[int, ...]
     train: tuple[int, ...]
     test: tuple[int, ...]
     domain: str | None = None
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +144,8 @@ def _task(part: _Part, train: Samples, test: Samples, options: BenchmarkOptions)
         most = options.per_class.get(side)
         if most is not None:
             chosen[k] = limited(chosen[k], samples.labels or (), most, options.split_seed)
-    return Task(part.name, part.classes, tuple(chosen[0]), tuple(chosen[1]), part.domain)
+    kept, held = held_out(chosen[0], train.labels or (), options.holdout, options.split_seed)
+    return Task(part.name, part.classes, tuple(kept), tuple(chosen[1]), part.domain, tuple(held))
 
 
 def _positions(samples: Samples, part: _Part) -> list[int]:

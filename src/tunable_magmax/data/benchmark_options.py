@@ -12,8 +12,8 @@ from tunable_magmax.errors import InputError, closest
 
 Scenario: TypeAlias = Literal["class", "domain"]
 
-_ALWAYS = ("name", "tasks", "order", "scenario")
-_FILES = (*_ALWAYS, "data", "per_class", "split_seed")
+_ALWAYS = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
+_FILES = (*_ALWAYS, "data", "per_class")
 GLYPHS = ("classes", "train", "test", "seed")
 KEYS: dict[str, tuple[str, ...]] = {
     "cifar100": _FILES,
@@ -40,6 +40,8 @@ class BenchmarkOptions:
     label_column: str | None = None
     domain_column: str | None = None
     split_seed: int = 0
+    holdout: float = 0.0
+    """The share of each class's training samples that no task is trained on, for choices that need labels."""
     test_share: float = 0.2
     per_class: Mapping[str, int] = field(default_factory=dict)
     class_names: Path | None = None
@@ -92,6 +94,11 @@ class BenchmarkOptions:
             problems.append(f"test_share is {share!r}, expected a number between 0 and 1, such as 0.2")
         else:
             values["test_share"] = float(share)
+        held = given.get("holdout", 0.0)
+        if isinstance(held, bool) or not isinstance(held, int | float) or not 0 <= held < 1:
+            problems.append(f"holdout is {held!r}, expected a number from 0 to below 1, such as 0.05")
+        else:
+            values["holdout"] = float(held)
         values["per_class"] = _per_class(given.get("per_class"), problems)
         if name == "glyphs":
             values["glyphs"] = _glyphs(given, problems)

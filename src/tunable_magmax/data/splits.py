@@ -10,6 +10,7 @@ from tunable_magmax.lottery import MASK, drum, ticket
 SPLIT = 16
 LIMIT = 17
 ORDER = 18
+HELD = 19
 
 
 def shuffled(count: int, seed: int, stream: int = ORDER) -> list[int]:
@@ -44,6 +45,24 @@ def split_each(groups: Sequence[Hashable], share: float, seed: int) -> tuple[lis
         count = min(max(1, round(len(members) * share)), len(members) - 1)
         chosen.update(members[:count])
     return [p for p in range(len(groups)) if p not in chosen], sorted(chosen)
+
+
+def held_out(
+    positions: Sequence[int], groups: Sequence[Hashable], share: float, seed: int
+) -> tuple[list[int], list[int]]:
+    """Positions that stay and those held out, ascending: `share` of each group, which keeps at least one.
+
+    >>> held_out([0, 1, 2, 4], ["a", "a", "a", "a", "b"], 0.3, seed=0)
+    ([0, 1, 4], [2])
+    """
+    start = drum(seed & MASK, HELD, 0)
+    drawn = sorted(positions, key=lambda p: (ticket(start, p), p))
+    held = {
+        p
+        for members in _members(drawn, groups).values()
+        for p in members[: min(round(len(members) * share), len(members) - 1)]
+    }
+    return [p for p in positions if p not in held], sorted(held)
 
 
 def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, seed: int) -> list[int]:

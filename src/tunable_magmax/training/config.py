@@ -139,7 +139,7 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: not a readable YAML file: {error}") from None
     for change in changes:
-        _change(given, change)
+        set_value(given, change)
     return TrainConfig.read(given, path.parent, str(path))
 
 
@@ -164,7 +164,8 @@ class _Profile:
     rows: int = 500
 
 
-def _change(given: Any, change: str) -> None:
+def set_value(given: Any, change: str) -> None:
+    """Put a value into nested mappings, in place: "train.lr=3e-5"."""
     import yaml
 
     path, equals, value = change.partition("=")

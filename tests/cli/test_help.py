@@ -28,6 +28,7 @@ OPTIONS = {
     "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --split --text-column "
     "--label-column --limit --draw-seed --strict --level --batch --device --base --task --weights --budget "
     "--preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
+    "reproduce": "CONFIG --out -o --work --set --device --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
     "convert": "SOURCE --out -o --shard-size --overwrite --fresh --quiet -q --json",

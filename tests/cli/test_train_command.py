@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from training import toy
 
-from tunable_magmax.cli.train import _bars
+from tunable_magmax.cli.train import training_bars
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.training.config import read_config
 
@@ -155,12 +155,12 @@ def test_bad_input(tmx, tmp_path, options, says):
 def test_bars_show_loss_and_speed_only_to_people(monkeypatch):
     from tunable_magmax.training.trainer import Tick
 
-    with _bars(quiet=False) as bars:
+    with training_bars(quiet=False) as bars:
         assert bars == (None, None)  # the tests' stderr is no terminal
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with _bars(quiet=True) as bars:
+    with training_bars(quiet=True) as bars:
         assert bars == (None, None)
-    with _bars(quiet=False) as (progress, watch):
+    with training_bars(quiet=False) as (progress, watch):
         progress("reading", 3, 10)
         watch(Tick(0, 2, "birds", 5, 10, 1, 0.5, 1e-3, 1234.0))
         watch(Tick(1, 2, "cars", 10, 10, 2, 0.25, 1e-3, 1234.0))

@@ -17,6 +17,7 @@ from tunable_magmax.cli.inspect import inspect
 from tunable_magmax.cli.merge import merge, plan
 from tunable_magmax.cli.prefer import prefer
 from tunable_magmax.cli.profile import profile
+from tunable_magmax.cli.reproduce import reproduce
 from tunable_magmax.cli.sweep import sweep
 from tunable_magmax.cli.train import train
 from tunable_magmax.cli.verify import verify
@@ -45,6 +46,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     profile,
     train,
     measure,
+    reproduce,
     inspect,
     verify,
     convert,

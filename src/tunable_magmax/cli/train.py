@@ -76,7 +76,7 @@ def train(
         return
     from tunable_magmax.training.sequence import train_sequence
 
-    with _bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
+    with training_bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
         warnings.showwarning = _teller()
         warnings.simplefilter("always", UserWarning)
         run = train_sequence(
@@ -108,7 +108,7 @@ def _teller() -> Callable[..., None]:
 
 
 @contextmanager
-def _bars(
+def training_bars(
     quiet: bool,
 ) -> Iterator[tuple[Callable[[str, int, int], None] | None, Callable[[Tick], None] | None]]:
     """Bars for reading and for training, with loss, speed and the time that is left; None where nobody watches."""

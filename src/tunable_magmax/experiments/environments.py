@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.data.splits import shuffled
@@ -61,22 +61,26 @@ def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
     return {f"M{count}": (1 / count,) * count for count in counts}
 
 
-def draw_environments(
-    benchmark: Benchmark,
-    mixtures: Mapping[str, Sequence[float]] = PAPER,
-    variants: Sequence[int] = VARIANTS,
-    *,
-    size: int | None = None,
-    most: int = 1000,
-    meta: float = META,
-) -> list[Environment]:
-    """An environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed.
+@dataclass(frozen=True)
+class EnvironmentSizes:
+    """Which environments: mixing ratios by name, the seeds of their variants, and sizes.
 
     `size`: samples of each; a task with too few gives all it has, and how many are missing is told. Without it, the
     largest size for which every ratio can be satisfied by every task, at most `most`. The first share `meta` of each
     task's samples (at least one) is the meta part.
     """
-    for name, ratio in mixtures.items():
+
+    mixtures: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: PAPER)
+    variants: tuple[int, ...] = VARIANTS
+    size: int | None = None
+    most: int = 1000
+    meta: float = META
+
+
+def draw_environments(benchmark: Benchmark, sizes: EnvironmentSizes) -> list[Environment]:
+    """An environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed."""
+    size = sizes.size
+    for name, ratio in sizes.mixtures.items():
         if len(ratio) > len(benchmark.tasks) or not ratio or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
             raise InputError(
                 f"environment {name!r}: the ratio {tuple(ratio)} must be positive shares that sum to 1, of at most "
@@ -84,11 +88,11 @@ def draw_environments(
             )
     if size is None:
         supply = min(len(task.test) for task in benchmark.tasks)
-        size = min(most, *(int(supply / max(ratio) + 1e-9) for ratio in mixtures.values()))
+        size = min(sizes.most, *(int(supply / max(ratio) + 1e-9) for ratio in sizes.mixtures.values()))
     return [
-        _drawn(benchmark, name, tuple(ratio), variant, size, meta)
-        for name, ratio in mixtures.items()
-        for variant in variants
+        _drawn(benchmark, name, ratio, variant, size, sizes.meta)
+        for name, ratio in sizes.mixtures.items()
+        for variant in sizes.variants
     ]
 
 

@@ -1,0 +1,89 @@
+"""`tmx reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tunable_magmax.cli.tables import number, table
+from tunable_magmax.cli.train import training_bars
+
+if TYPE_CHECKING:
+    from tunable_magmax.experiments.config import Experiment
+
+
+def reproduce(
+    config: Path,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("results"),
+    work: Path = Path("work"),
+    change: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    device: str | None = None,
+    dry_run: bool = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, figures and a page.
+
+    tmx reproduce configs/paper/cifar100-20.yaml --set run.benchmark.data=DIR
+    tmx reproduce configs/paper/cifar100-20.yaml --dry-run
+
+    Started again, it goes on. docs/experiments.md describes the file.
+
+    Parameters
+    ----------
+    config
+        The experiment, as in configs/.
+    out
+        Records, tables and figures go into a folder of it, named after the setting.
+    work
+        Checkpoints go there; they can be removed when the records are complete.
+    change
+        KEY=VALUE instead of what the file says; may be repeated.
+    device
+        Default: the GPU if there is one.
+    dry_run
+        Only say what would be done.
+    quiet
+        No progress bars, no summary.
+    as_json
+        Print what was written as JSON on stdout.
+    """
+    from tunable_magmax.experiments.config import read_experiment
+    from tunable_magmax.experiments.reproduce import reproduce_all
+
+    experiment = read_experiment(config, change or ())
+    if dry_run:
+        sys.stdout.write(_planned(experiment, out, as_json))
+        return
+    with training_bars(quiet or as_json) as (progress, watch):
+        written = reproduce_all(experiment, out, work, device=device, progress=progress, watch=watch)
+    if as_json:
+        sys.stdout.write(json.dumps({"written": [str(path) for path in written]}, indent=1) + "\n")
+    elif not quiet:
+        sys.stdout.write("".join(f"{path}\n" for path in written))
+
+
+def _planned(experiment: Experiment, out: Path, as_json: bool) -> str:
+    from tunable_magmax.experiments.reproduce import results_folder
+    from tunable_magmax.experiments.run import missing_jobs, plan_jobs
+
+    rows: list[dict[str, Any]] = []
+    for part in experiment.parts or (experiment,):
+        jobs = plan_jobs(part)
+        missing = Counter(job.kind for job in missing_jobs(part, results_folder(part, out)))
+        for kind, planned in Counter(job.kind for job in jobs).items():
+            rows.append({"setting": part.setting, "kind": kind, "jobs": planned, "missing": missing[kind]})
+    if as_json:
+        return json.dumps(rows, indent=1) + "\n"
+    cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
+    total = sum(row["missing"] for row in rows)
+    head = ["setting", "kind", "jobs", "missing"]
+    lines = [f"{experiment.name}: {number(total, 'job')} to do", *table([head, *cells])]
+    return "\n".join(lines) + "\n"

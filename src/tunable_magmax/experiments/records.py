@@ -1,0 +1,174 @@
+"""An experiment's records: JSON lines, one for each finished job, that a killed run leaves readable."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tunable_magmax.errors import InputError, StorageError, closest
+
+RECORDS = "records.jsonl"
+Record: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[str, str, int, str]
+"""What a record is of: setting, kind, seed, name."""
+
+_NEEDED: Mapping[str, Mapping[str, type]] = {
+    "sequence": {"tasks": int, "magmax_counts": list, "elements": int},
+    "scale": {"method": str, "grid": dict, "best": float},
+    "row": {"row": str, "environments": list},
+    "alpha": {"method": str, "scale": object, "points": list},
+    "meta-size": {"row": str, "points": list},
+}
+_NEEDED_INSIDE: Mapping[str, Mapping[str, type]] = {
+    "row": {"name": str, "mixture": str, "right": int, "samples": int},
+    "alpha": {"alpha": object, "first": float, "last": float},
+    "meta-size": {"size": int, "accuracy": float},
+}
+_WORDS = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a mapping"}
+
+
+def record_key(record: Mapping[str, Any]) -> Key:
+    """What a record is of. The name is the row's, the scaled method's, or of an alpha record method@scale.
+
+    >>> record_key({"kind": "scale", "setting": "clip/cifar100-5", "seed": 3, "method": "ties"})
+    ('clip/cifar100-5', 'scale', 3, 'ties')
+    """
+    kind = record["kind"]
+    if kind == "alpha":
+        name = f"{record['method']}@{record['scale']}"
+    else:
+        name = str({"scale": record.get("method"), "sequence": "sequence"}.get(kind, record.get("row")))
+    return record["setting"], kind, record["seed"], name
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """The records of a file; of those with one key the last. A last line that was cut off is left out.
+
+    Whatever else is no record is an `InputError` that names all such lines.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; expected the records of an experiment") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error})") from None
+    tail = lines.pop()
+    if _parsed(tail) is not None:
+        lines.append(tail)
+    kept: dict[Key, Record] = {}
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _parsed(line)
+        if record is None:
+            shown = line[:40].decode(errors="replace")
+            problems.append(f"line {number} is no JSON object: {shown}{'...' if len(line) > 40 else ''}")
+            continue
+        found = [f"line {number}: {problem}" for problem in _problems(record)]
+        problems += found
+        if not found:
+            kept[record_key(record)] = record
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise InputError(f"{path}:\n{listed}\nRemove these lines; what they recorded will be measured again.")
+    return list(kept.values())
+
+
+def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Add a record: one line, in one write. What a killed run left of its last line is removed first."""
+    problems = _problems(record)
+    if problems:
+        raise InputError(f"a record cannot be written: {'; '.join(problems)}")
+    path = Path(path)
+    line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            if _mend(handle):
+                line = b"\n" + line
+            if os.write(handle, line) < len(line):
+                raise OSError("the disk is full")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
+
+
+def find_records(place: str | Path) -> list[Path]:
+    """The record files at a place: itself if it is a file, else all that lie under the folder, in order of path."""
+    place = Path(place)
+    if place.is_file():
+        return [place]
+    return sorted(place.rglob(RECORDS))
+
+
+def _mend(handle: int) -> bool:
+    """Cut off a half-written last line; whether a whole one lacks its line break."""
+    end = os.lseek(handle, 0, os.SEEK_END)
+    tail = b""
+    while end > len(tail) and b"\n" not in tail:
+        size = min(end - len(tail), 1 << 16)
+        tail = os.pread(handle, size, end - len(tail) - size) + tail
+    tail = tail.rpartition(b"\n")[2]
+    if not tail or _parsed(tail) is not None:
+        return bool(tail)
+    os.ftruncate(handle, end - len(tail))
+    return False
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # of UnicodeDecodeError too
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _problems(record: Mapping[str, Any]) -> list[str]:
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in _NEEDED:
+        return [f"kind is {kind!r}, expected one of {', '.join(_NEEDED)}{closest(str(kind), list(_NEEDED))}"]
+    problems = _lacking(record, {"setting": str, "seed": int} | dict(_NEEDED[kind]), f"{kind} record")
+    inside = _NEEDED_INSIDE.get(kind)
+    if inside is not None and not problems:
+        for place, part in enumerate(record["environments" if kind == "row" else "points"], 1):
+            where = f"{kind} record, {'environment' if kind == 'row' else 'point'} {place}"
+            if not isinstance(part, dict):
+                problems.append(f"{where} is {part!r}, expected a mapping")
+                continue
+            problems += _lacking(part, inside, where)
+            if kind == "row" and not 0 <= part.get("right", 0) <= part.get("samples", 0) != 0:
+                problems.append(f"{where}: {part.get('right')} right of {part.get('samples')} samples")
+    return problems
+
+
+def _lacking(given: Mapping[str, Any], needed: Mapping[str, type], where: str) -> list[str]:
+    problems = []
+    for name, kind in needed.items():
+        value = given.get(name)
+        if name not in given:
+            problems.append(f"{where} lacks {name!r}")
+        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            continue
+        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            problems.append(f"{where}: {name} is {value!r}, expected {_WORDS[kind]}")
+    return problems
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what could not be measured is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,47 @@
+"""`reproduce_all`: an experiment from its configuration to its tables, figures and page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.experiments.environments import PAPER
+from tunable_magmax.experiments.report import render
+from tunable_magmax.experiments.run import Progress, reproduce
+from tunable_magmax.experiments.summary import write_summary
+from tunable_magmax.training.trainer import Watch
+
+
+def reproduce_all(
+    experiment: Experiment,
+    out: str | Path,
+    work: str | Path,
+    *,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> list[Path]:
+    """Do what is missing of an experiment, or of its parts, and show what the records say; what was written.
+
+    Parts keep their records in their own folders, so that nothing is measured twice.
+    """
+    out, work = Path(out), Path(work)
+    parts = experiment.parts or (experiment,)
+    for part in parts:
+        reproduce(part, results_folder(part, out), work / part.setting, device=device, progress=progress, watch=watch)
+    place = out / experiment.name if experiment.parts else results_folder(experiment, out)
+    written = render(
+        [results_folder(part, out) for part in parts],
+        place,
+        title=experiment.name,
+        about=experiment.about,
+        kinds=parts[0].kinds,
+        rows=parts[0].only,
+    )
+    return [*written, write_summary(out)]
+
+
+def results_folder(experiment: Experiment, out: Path) -> Path:
+    """Where the records of an experiment lie: a folder for its setting, and for environments other than the paper's."""
+    kind = "" if experiment.environments.mixtures == PAPER else f"-{'-'.join(experiment.environments.mixtures)}"
+    return out / f"{experiment.setting}{kind}"

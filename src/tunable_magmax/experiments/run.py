@@ -1,0 +1,302 @@
+"""`reproduce`: train, prefer, merge and evaluate what is missing, and write it down; then make tables and pages."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.experiments.environments import Environment
+from tunable_magmax.experiments.records import append_record, read_records, record_key
+from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
+from tunable_magmax.experiments.tailoring import half_l1, tailored
+from tunable_magmax.experiments.workbench import Count, Workbench
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.training.trainer import Watch
+
+Progress = Callable[[str, int, int], None]
+RECORDS = "records.jsonl"
+META_ROWS = ("label", "auto", "ot")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to do for one seed, and the key of the record that it leaves."""
+
+    kind: str
+    seed: int
+    name: str
+    row: Row | None = None
+
+
+def plan_jobs(experiment: Experiment) -> list[Job]:
+    """All jobs of an experiment, seed by seed, in the order in which they are done."""
+    if experiment.parts:
+        return [job for part in experiment.parts for job in plan_jobs(part)]
+    jobs: list[Job] = []
+    for seed in experiment.seeds:
+        jobs.append(Job("sequence", seed, "sequence"))
+        if "best" in experiment.scales:
+            jobs += [Job("scale", seed, name) for name in experiment.baselines if name in MERGED]
+        jobs += [Job("row", seed, row.name, row) for row in experiment.rows]
+        if experiment.alphas:
+            jobs += [
+                Job("alpha", seed, f"{method}@{scale}")
+                for method in ("magmax", "tunable")
+                for scale in experiment.scales
+                if scale != "best"
+            ]
+        if experiment.meta_sizes:
+            sources = [name for name in META_ROWS if name in experiment.preferences]
+            jobs += [Job("meta-size", seed, f"tunable:{name}@matched") for name in sources]
+    return [job for job in jobs if job.kind in experiment.kinds]
+
+
+def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
+    """Those whose records are not there yet."""
+    file = results / RECORDS
+    known = {record_key(record) for record in read_records(file)} if file.exists() else set()
+    return [job for job in plan_jobs(experiment) if (experiment.setting, job.kind, job.seed, job.name) not in known]
+
+
+def reproduce(
+    experiment: Experiment,
+    results: str | Path,
+    work: str | Path,
+    *,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> None:
+    """Do the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
+
+    Killed and called again, it goes on: training inside a task, everything else with the next record.
+    """
+    results, work = Path(results), Path(work)
+    results.mkdir(parents=True, exist_ok=True)
+    todo = missing_jobs(experiment, results)
+    done = 0
+    for seed in experiment.seeds:
+        jobs = [job for job in todo if job.seed == seed]
+        if not jobs:
+            continue
+        config = experiment.training(seed)
+        place = work / f"seed-{seed}"
+        trained = train_sequence(config, place, device=device, progress=progress, watch=watch)
+        seconds = sum(result.seconds for result in trained.results if result is not None)
+        with Workbench(config, place, experiment.environments, device) as bench:
+            runner = _Seed(experiment, seed, bench, results / RECORDS, seconds)
+            for job in jobs:
+                runner.do(job)
+                done += 1
+                if progress is not None:
+                    progress("measuring", done, len(todo))
+
+
+class _Seed:
+    """The jobs of one seed."""
+
+    def __init__(self, experiment: Experiment, seed: int, bench: Workbench, file: Path, seconds: float) -> None:
+        self._experiment, self._seed, self._bench, self._file = experiment, seed, bench, file
+        self._training_seconds = seconds
+        self._preferences: dict[tuple[str, str], Preference] = {}
+
+    def do(self, job: Job) -> None:
+        """Measure, and append the record."""
+        self._bench.seconds.clear()
+        make = {
+            "sequence": self._sequence,
+            "scale": self._scale,
+            "row": self._row,
+            "alpha": self._alpha,
+            "meta-size": self._meta_size,
+        }[job.kind]
+        head = {"kind": job.kind, "setting": self._experiment.setting, "seed": self._seed}
+        append_record(self._file, {**head, **make(job)})
+
+    def _sequence(self, job: Job) -> dict[str, Any]:
+        import torch
+
+        import tunable_magmax
+
+        bench, config = self._bench, self._experiment.training(self._seed)
+        _, report = bench.merge(method="magmax", scale=1)
+        samples = sum(len(task.train) for task in bench.benchmark.tasks) * config.train.epochs
+        return {
+            "tasks": len(bench.states),
+            "task_names": [task.name for task in bench.benchmark.tasks],
+            "in_task": bench.in_task(),
+            "lengths": bench.lengths(),
+            "elements": report.elements,
+            "magmax_counts": list(report.counts or ()),
+            "seconds": round(self._training_seconds, 2),
+            "samples_per_second": round(samples / self._training_seconds, 1) if self._training_seconds else None,
+            "config": config.record(),
+            "environments": [_described(environment) for environment in bench.environments],
+            "versions": {
+                "tunable_magmax": tunable_magmax.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            "device": torch.cuda.get_device_name() if bench.encoder.device.type == "cuda" else "cpu",
+        }
+
+    def _scale(self, job: Job) -> dict[str, Any]:
+        grid = {}
+        for scale in self._experiment.grid:
+            state, _ = self._bench.merge(method=MERGED[job.name], scale=scale)
+            grid[f"{scale:g}"] = self._bench.held_accuracy(state)
+        best = max(grid, key=lambda text: grid[text])
+        return {"method": job.name, "grid": grid, "best": float(best)}
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        row = job.row
+        assert row is not None
+        if not row.tailored:
+            found = self._for_all(row)
+        elif row.base == "single-best":
+            found = [self._single(environment) for environment in self._bench.environments]
+        else:
+            found = [self._one(row, environment) for environment in self._searchable(row)]
+        return {
+            "row": row.name,
+            "method": row.method or row.base,
+            "preference": row.preference,
+            "scale": row.scale,
+            "options": {**DEFAULTS, **row.options} if row.method == "tunable_magmax" else {},
+            "seconds": {kind: round(value, 4) for kind, value in sorted(self._bench.seconds.items())},
+            "environments": found,
+        }
+
+    def _searchable(self, row: Row) -> Sequence[Environment]:
+        everywhere = self._bench.environments
+        if row.preference != "search":
+            return everywhere
+        return [found for found in everywhere if found.variant in self._experiment.search_variants]
+
+    def _for_all(self, row: Row) -> list[dict[str, Any]]:
+        """One model for all environments."""
+        bench = self._bench
+        report: MergeReport | None = None
+        if row.base == "zero-shot":
+            state = bench.base
+        else:
+            state, report = bench.merge(method=row.method, scale=self._lambda(row))
+        counts = bench.count(state, bench.environments)
+        return [
+            _measured(environment, count, report) for environment, count in zip(bench.environments, counts, strict=True)
+        ]
+
+    def _single(self, environment: Environment) -> dict[str, Any]:
+        """The one task vector that does best on the labelled meta samples; of equal ones the last."""
+        scores = self._bench.task_correct(environment.meta)
+        best = int(np.flatnonzero(scores == scores.max())[-1])
+        count = self._bench.count(self._bench.states[best], [environment])[0]
+        return _measured(environment, count, None) | {"chosen": f"task {best + 1}"}
+
+    def _one(self, row: Row, environment: Environment) -> dict[str, Any]:
+        assert row.preference is not None
+        bench = self._bench
+        # One preference serves all scales.
+        key = (row.preference, environment.name)
+        if key not in self._preferences:
+            trials = self._experiment.search_trials
+            self._preferences[key] = tailored(bench, row.preference, environment, trials=trials)
+        preference = self._preferences[key]
+        state, report = bench.merge(weights=preference.weights, scale=row.scale, **row.options)
+        count = bench.count(state, [environment])[0]
+        return _measured(environment, count, report) | _preferred(preference, bench.truth(environment))
+
+    def _lambda(self, row: Row) -> float | str:
+        """The scale of a row; `best` is what was chosen on held-out training data."""
+        if row.scale != "best":
+            assert row.scale is not None
+            return row.scale
+        for record in read_records(self._file):
+            if record_key(record) == (self._experiment.setting, "scale", self._seed, row.base):
+                return float(record["best"])
+        raise InputError(f"{self._file}: no best scale of {row.base} for seed {self._seed}; remove the file and rerun")
+
+    def _alpha(self, job: Job) -> dict[str, Any]:
+        method, _, text = job.name.partition("@")
+        scale: float | str = text if text == "matched" else float(text)
+        tasks = len(self._bench.states)
+        points = []
+        for alpha in [None] if method == "magmax" else self._experiment.alphas:
+            options: Mapping[str, Any] = {"method": "magmax"}
+            if alpha is not None:
+                options = {"weights": Preference.from_alpha(alpha, tasks).weights}
+            state, report = self._bench.merge(scale=scale, **options)
+            accuracies = self._bench.task_accuracies(state)
+            budget = None if report.budget is None else list(report.budget)
+            points.append({"alpha": alpha, "first": accuracies[0], "last": accuracies[-1], "budget": budget})
+        return {"method": method, "scale": scale, "points": points}
+
+    def _meta_size(self, job: Job) -> dict[str, Any]:
+        """Accuracy with fewer meta samples: the first ones of a seeded order, the same for all sources."""
+        from tunable_magmax.data.splits import shuffled
+        from tunable_magmax.seeds import derived_seed
+
+        source = job.name.partition(":")[2].partition("@")[0]
+        bench, points = self._bench, []
+        for size in self._experiment.meta_sizes:
+            shares = []
+            for environment in bench.environments:
+                if len(environment.meta) < size:
+                    continue
+                order = shuffled(len(environment.meta), derived_seed(environment.variant, environment.mixture, "meta"))
+                meta = sorted(environment.meta[k] for k in order[:size])
+                preference = tailored(bench, source, environment, meta)
+                state, _ = bench.merge(weights=preference.weights)
+                count = bench.count(state, [environment])[0]
+                shares.append(count.right / count.samples)
+            if shares:
+                points.append({"size": size, "accuracy": float(np.mean(shares)), "environments": len(shares)})
+        return {"row": job.name, "points": points}
+
+
+def _described(environment: Environment) -> dict[str, Any]:
+    return {
+        "name": environment.name,
+        "tasks": [t + 1 for t in environment.tasks],
+        "ratio": list(environment.ratio),
+        "meta": len(environment.meta),
+        "rest": len(environment.rest),
+        "short": list(environment.short),
+    }
+
+
+def _measured(environment: Environment, count: Count, report: MergeReport | None) -> dict[str, Any]:
+    leftovers = None
+    if report is not None and report.leftovers is not None and report.elements:
+        leftovers = report.leftovers / report.elements
+    return {
+        "name": environment.name,
+        "mixture": environment.mixture,
+        "variant": environment.variant,
+        "right": count.right,
+        "samples": count.samples,
+        "known_right": count.known_right,
+        "lambda": None if report is None else report.scale,
+        "leftovers": leftovers,
+        "error": None,
+        "weights": None,
+        "chosen": None,
+    }
+
+
+def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
+    chosen = preference.provenance.get("auto")
+    return {
+        "error": half_l1(preference.weights, truth),
+        "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
+        "chosen": chosen["chosen"] if isinstance(chosen, dict) else None,
+    }

@@ -1,0 +1,180 @@
+"""What the numbers say, in sentences: who leads, by how much, and where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunable_magmax.experiments import paper
+from tunable_magmax.experiments.intervals import Difference, averaged, mean_over_seeds, paired
+from tunable_magmax.experiments.results import Measured, Results, row_parts
+from tunable_magmax.experiments.table import Cell
+from tunable_magmax.experiments.tables import REFERENCES, grouped, partial_rows
+
+CHOSEN = "matched"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Sentences about one thing: a setting, all of them, or what the paper claims."""
+
+    about: str
+    sentences: tuple[str, ...]
+
+
+def findings(results: Results, chosen: str = CHOSEN) -> list[Finding]:
+    """What was found, most important first: an overview, then setting by setting, then the paper's claims."""
+    measured = [setting for setting in results.settings if results.of(setting)]
+    found = {"All settings": _overview(results, measured, chosen) if len(measured) > 1 else []}
+    for setting in results.settings:
+        found[setting] = _setting(results, setting, chosen) + _alpha(results, setting)
+    found["What the paper says of random elements and of the last task"] = _leftovers(results) + _ownership(results)
+    return [Finding(about, tuple(sentences)) for about, sentences in found.items() if sentences]
+
+
+def _overview(results: Results, settings: Sequence[str], chosen: str) -> list[str]:
+    sentences = []
+    for name in ("label", "auto", "ot"):
+        found = {}
+        for setting in settings:
+            by_row = grouped(results.of(setting, results.main_family(setting)))
+            lead = paired(by_row.get(f"tunable:{name}@{chosen}", ()), by_row.get("magmax@best", ()))
+            if lead is not None:
+                found[setting] = lead
+        if len(found) < 2:
+            continue
+        ahead = [setting for setting, lead in found.items() if lead.mean > 0]
+        ends = [100 * lead.mean for lead in found.values()]
+        text = (
+            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(ahead)} of {len(found)} settings "
+            f"(differences from {_signed(min(ends))} to {_signed(max(ends))} points)"
+        )
+        lost = [f"{setting} ({_points(lead)})" for setting, lead in found.items() if lead.mean <= 0]
+        sentences.append(f"{text}; not in {_listed(lost)}." if lost else f"{text}.")
+    return sentences
+
+
+def _setting(results: Results, setting: str, chosen: str) -> list[str]:
+    by_row = grouped(results.of(setting, results.main_family(setting)))
+    partial = partial_rows(by_row)
+    means = {row: averaged(found) for row, found in by_row.items() if row not in partial}
+    shares = {row: mean.mean for row, mean in means.items() if mean is not None}
+    if not shares:
+        return []
+    leader = max(shares, key=lambda row: shares[row])
+    sentences = [f"`{leader}` has the highest mean accuracy, {100 * shares[leader]:.1f} %."]
+    reference = next((name for name in REFERENCES if name in by_row), None)
+    if reference is None:
+        return sentences
+    if leader == reference:
+        sentences[0] += " No method beats it."
+    shown = [row for row in by_row if row_parts(row)[0] == "tunable" and row_parts(row)[2:] == (chosen, "")]
+    shown = shown or [row for row in by_row if row_parts(row)[0] == "tunable" and not row_parts(row)[3]]
+    leads = {row: paired(by_row[row], by_row[reference]) for row in shown}
+    sentences += _against(reference, {row: lead for row, lead in leads.items() if lead is not None})
+    return sentences + _unlabelled(by_row, reference, chosen)
+
+
+def _against(reference: str, leads: dict[str, Difference]) -> list[str]:
+    """Rows that are ahead, level and behind, each kind in a sentence."""
+    most = max((lead.pairs for lead in leads.values()), default=0)
+    sentences = []
+    for verdict, words in (
+        ("ahead", "Ahead of `{}`"),
+        ("no clear difference", "Not clearly different from `{}`"),
+        ("behind", "Behind `{}`"),
+    ):
+        found = [(row, lead) for row, lead in leads.items() if lead.verdict == verdict]
+        found.sort(key=lambda pair: -pair[1].mean)
+        if found:
+            told = _listed([f"`{row}` ({_points(lead)}{_restricted(lead, most)})" for row, lead in found])
+            sentences.append(f"{words.format(reference)}: {told}.")
+    return sentences
+
+
+def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) -> list[str]:
+    """How much of the labels' lead inputs alone keep, and whether `auto` beats `ot`."""
+    label, auto, transport = (by_row.get(f"tunable:{name}@{chosen}", []) for name in ("label", "auto", "ot"))
+    ours, theirs = paired(auto, by_row[reference]), paired(label, by_row[reference])
+    sentences = []
+    if ours is not None and theirs is not None:
+        if theirs.mean > 0:
+            kept = f"keeps {100 * ours.mean / theirs.mean:.0f} % of the lead that labels give"
+            sentences.append(f"From unlabelled inputs, `tunable:auto@{chosen}` {kept}.")
+        else:
+            sentences.append(f"Labels give no lead over `{reference}` that unlabelled inputs could keep.")
+    between = paired(auto, transport)
+    if between is not None:
+        how = "ahead of" if between.mean > 0 else "behind" if between.mean < 0 else "level with"
+        sentences.append(f"`tunable:auto@{chosen}` is {how} `tunable:ot@{chosen}` ({_points(between)}).")
+    return sentences
+
+
+def _leftovers(results: Results) -> list[str]:
+    limit = paper.LEFTOVERS_AT_MOST
+    found = [each for each in results.measured if each.leftovers is not None and row_parts(each.row)[0] == "tunable"]
+    own = [each for each in found if not row_parts(each.row)[3]]
+    if not own:
+        return []
+    shares = [each.leftovers for each in own if each.leftovers is not None]
+    top = max(shares)
+    above = sum(share > limit for share in shares) / len(shares)
+    if top <= limit:
+        return [f"Elements assigned at random: at most {100 * top:.1f} %, as the paper says (at most 10 %)."]
+    worst = max(own, key=lambda each: each.leftovers or 0.0)
+    return [
+        f"Elements assigned at random: up to {100 * top:.1f} % (`{worst.row}` in {worst.setting}), more than the "
+        f"paper's 10 % in {100 * above:.0f} % of the merges."
+    ]
+
+
+def _ownership(results: Results) -> list[str]:
+    told = []
+    for setting in results.settings:
+        counts = [each["magmax_counts"] for each in results.sequences if each["setting"] == setting]
+        shares = [each[-1] / sum(each) for each in counts if sum(each)]
+        if shares:
+            told.append(f"{100 * mean_over_seeds(shares).mean:.0f} % in {setting}")
+    text = "Share of its elements that MAGMAX takes from the last task (paper: more than 40 %)"
+    return [f"{text}: {_listed(told)}."] if told else []
+
+
+def _alpha(results: Results, setting: str) -> list[str]:
+    """Whether the first task gains and the last loses from the smallest alpha to the largest."""
+    sentences = []
+    tunable = [each for each in results.alphas if each["method"] == "tunable" and each["setting"] == setting]
+    for scale in dict.fromkeys(record["scale"] for record in tunable):
+        points = [point for record in tunable if record["scale"] == scale for point in record["points"]]
+        alphas = sorted({point["alpha"] for point in points})
+        if len(alphas) < 2:
+            continue
+        ends = {
+            side: [
+                100 * mean_over_seeds([point[side] for point in points if point["alpha"] == alpha]).mean
+                for alpha in (alphas[0], alphas[-1])
+            ]
+            for side in ("first", "last")
+        }
+        steers = ends["first"][1] > ends["first"][0] and ends["last"][1] < ends["last"][0]
+        told = _listed([f"the {side} task goes from {low:.1f} to {high:.1f} %" for side, (low, high) in ends.items()])
+        sentences.append(
+            f"At scale {scale}, alpha {'steers' if steers else 'does not steer as it should'}: from {alphas[0]:g} to "
+            f"{alphas[-1]:g}, {told}."
+        )
+    return sentences
+
+
+def _points(found: Difference) -> str:
+    return f"{_signed(100 * found.mean)} points, {_signed(100 * found.low)} to {_signed(100 * found.high)}"
+
+
+def _signed(value: float) -> str:
+    return Cell(value, signed=True).number
+
+
+def _restricted(lead: Difference, most: int) -> str:
+    return f"; in {lead.pairs} of {most} pairs only" if lead.pairs < most else ""
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

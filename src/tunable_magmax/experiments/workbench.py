@@ -1,0 +1,243 @@
+"""One trained sequence, ready for many measurements: vectors and inputs stay in memory, weights are put in place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax.data.benchmark import open_benchmark
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.evaluator import Evaluator, full_float32
+from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
+from tunable_magmax.experiments.environments import Environment, EnvironmentSizes, draw_environments
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.session import MergeSession
+from tunable_magmax.models.decoded import Decoded
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import load_head
+from tunable_magmax.models.prepared import Prepared, embed_prepared
+from tunable_magmax.models.state import read_state
+from tunable_magmax.profiling import read_run_profiles
+from tunable_magmax.training.config import TrainConfig
+
+State = Mapping[str, Tensor]
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of an environment's samples a model gets right: among all classes, and among the true task's."""
+
+    right: int
+    samples: int
+    known_right: int
+
+
+class Workbench:
+    """A run directory with everything that measurements need. A context manager.
+
+    `seconds`: time spent by kind of work.
+    """
+
+    def __init__(self, config: TrainConfig, run: Path, sizes: EnvironmentSizes, device: str | None = None) -> None:
+        self.benchmark = open_benchmark(config.benchmark)
+        self.environments = draw_environments(self.benchmark, sizes)
+        self.run = read_run_profiles(run)
+        self.profiles = self.run.require_profiles("an experiment")
+        self.encoder = load_encoder(self.run.base, device)
+        assert self.run.head is not None
+        self.head = load_head(self.run.head)
+        self.seed = config.seed
+        self.seconds: dict[str, float] = {}
+        everything = label_benchmark(self.benchmark, self.head.classes)
+        self._test = Decoded(self.encoder, self.benchmark.test, everything.positions)
+        self._evaluator = Evaluator(
+            self.encoder, self.head, everything, batch=BATCH, prepared=self._test.take(everything.positions)
+        )
+        self._row = {position: k for k, position in enumerate(self._evaluator.prepared.positions)}
+        self._parts: dict[str, Evaluator] = {}
+        self.base, self.states = self._read()
+        self.session = MergeSession(self.base, self.states)
+
+    def __enter__(self) -> Workbench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.close()
+
+    def _read(self) -> tuple[State, list[State]]:
+        """Base and tasks, in memory: once for all merges."""
+        with self.timed("read"):
+            return read_state(self.run.base)[0], [read_state(path)[0] for path in self.run.tasks]
+
+    @contextmanager
+    def timed(self, kind: str) -> Iterator[None]:
+        """Add the time of what follows to `seconds`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + time.perf_counter() - began
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def merge(self, **options: Any) -> tuple[State, MergeReport]:
+        """One merge; its seed is the training's."""
+        with self.timed("merge"):
+            merged = self.session.merge(seed=self.seed, **options)
+        return merged.state_dict, merged.report
+
+    # -- measurements ----------------------------------------------------------------------------------------------
+
+    def count(self, state: State, environments: Sequence[Environment]) -> list[Count]:
+        """Measure one model on the rest of each environment."""
+        with self.timed("evaluate"):
+            self._evaluator.fill(state)
+            if len(environments) == 1:
+                return [_counted(self._part(environments[0].name, environments[0].rest))]
+            return self._from_all(environments)
+
+    def task_accuracies(self, state: State) -> tuple[float, ...]:
+        """The accuracy on each task's test samples, among all classes."""
+        with self.timed("evaluate"):
+            found = self._evaluator.measure(state)
+        return tuple(share.value for share in found.by_task.values())
+
+    def in_task(self) -> list[float]:
+        """After each task, the accuracy on its test samples among its own classes."""
+        found = []
+        for t, state in enumerate(self.states):
+            with self.timed("evaluate"):
+                self._evaluator.fill(state)
+                rows = self._rows(self.benchmark.tasks[t].test)
+                known = self._on(rows).measure().known
+            found.append(float("nan") if known is None else known.value)
+        return found
+
+    def meta_accuracy(self, state: State, environment: Environment) -> float:
+        """The accuracy on an environment's meta samples."""
+        with self.timed("evaluate"):
+            self._evaluator.fill(state)
+            return self._part(f"{environment.name} meta", environment.meta).measure().overall.value
+
+    def lengths(self) -> list[float]:
+        """The length of each task vector."""
+        import torch
+
+        names = [name for name, tensor in self.base.items() if tensor.is_floating_point()]
+        squares = [
+            sum(float((state[name].double() - self.base[name].double()).square().sum()) for name in names)
+            for state in self.states
+        ]
+        return torch.tensor(squares, dtype=torch.float64).sqrt().tolist()
+
+    def held_accuracy(self, state: State) -> float:
+        """The accuracy on the training samples that were held out of all tasks."""
+        with self.timed("evaluate"):
+            return self._held.measure(state).overall.value
+
+    @cached_property
+    def _held(self) -> Evaluator:
+        positions = sorted(position for task in self.benchmark.tasks for position in task.held)
+        if not positions:
+            raise InputError(
+                "best scales are chosen on held-out training samples, and there are none: raise run.benchmark.holdout, "
+                "or leave 'best' out of the scales"
+            )
+        labelled = label_samples(self.benchmark.train, self.head.classes, None, positions)
+        return Evaluator(self.encoder, self.head, labelled, batch=BATCH)
+
+    def _from_all(self, environments: Sequence[Environment]) -> list[Count]:
+        predicted, known = self._evaluator.predict()
+        truth = self._evaluator.truth
+        counts = []
+        for environment in environments:
+            rows = self._rows(environment.rest)
+            right, among = (found[rows] == truth[rows] for found in (predicted, known))
+            counts.append(Count(int(right.sum()), len(rows), int(among.sum())))
+        return counts
+
+    def _part(self, name: str, positions: Sequence[int]) -> Evaluator:
+        """An evaluator of some test samples, kept for the next model; it shares the encoder."""
+        if name not in self._parts:
+            self._parts[name] = self._on(self._rows(positions))
+        return self._parts[name]
+
+    def _on(self, rows: Sequence[int]) -> Evaluator:
+        everything = self._evaluator
+        labelled, prepared = everything.labelled.take(rows), everything.prepared.subset(rows)
+        return Evaluator(self.encoder, self.head, labelled, batch=BATCH, prepared=prepared)
+
+    def _rows(self, positions: Sequence[int]) -> list[int]:
+        return [self._row[position] for position in positions if position in self._row]
+
+    # -- the meta samples ------------------------------------------------------------------------------------------
+
+    def truth(self, environment: Environment) -> NDArray[np.float64]:
+        """The true mixture over tasks, as it was drawn."""
+        weights = np.zeros(len(self.benchmark.tasks))
+        weights[list(environment.tasks)] = environment.ratio
+        return weights
+
+    def labels(self, positions: Sequence[int]) -> list[str]:
+        """The class names of test samples."""
+        labels = self.benchmark.test.labels
+        assert labels is not None
+        return [self.benchmark.classes[labels[position]] for position in positions]
+
+    def target_features(self, positions: Sequence[int]) -> list[NDArray[np.float32]]:
+        """Embeddings of meta samples under each task's encoder."""
+        rows = [self._meta_row[position] for position in positions]
+        return [features[rows] for features in self._task_features]
+
+    def base_features(self, positions: Sequence[int]) -> NDArray[np.float32]:
+        """Embeddings of meta samples under the base."""
+        return self._base_features[[self._meta_row[position] for position in positions]]
+
+    def task_correct(self, positions: Sequence[int]) -> NDArray[np.int64]:
+        """How many meta samples each task's own checkpoint gets right [T]."""
+        rows = [self._meta_row[position] for position in positions]
+        weight = self.head.weight.astype(np.float64)
+        truth = np.array([self.head.classes.index(name) for name in self.labels(positions)])
+        return np.array(
+            [((features[rows] @ weight.T).argmax(axis=1) == truth).sum() for features in self._task_features]
+        )
+
+    @cached_property
+    def _meta(self) -> Prepared:
+        wanted = {position for environment in self.environments for position in environment.meta}
+        rows = self._rows(sorted(wanted))
+        return self._evaluator.prepared.subset(rows)
+
+    @cached_property
+    def _meta_row(self) -> dict[int, int]:
+        return {position: k for k, position in enumerate(self._meta.positions)}
+
+    @cached_property
+    def _task_features(self) -> list[NDArray[np.float32]]:
+        return [self._embedded(state) for state in self.states]
+
+    @cached_property
+    def _base_features(self) -> NDArray[np.float32]:
+        return self._embedded(self.base)
+
+    def _embedded(self, state: State) -> NDArray[np.float32]:
+        with self.timed("embed"), full_float32(self.encoder.device):
+            self._evaluator.fill(state)
+            found: NDArray[np.float32] = embed_prepared(self.encoder, self._meta, BATCH).cpu().numpy()
+        return found
+
+
+def _counted(evaluator: Evaluator) -> Count:
+    found = evaluator.measure()
+    assert found.known is not None
+    return Count(found.overall.right, found.overall.samples, found.known.right)

@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .PHONY: demo test lint bench stress clean
 
-demo: $(VENV)/.core
+demo: $(VENV)/.demo
 	$(BIN)/tmx demo
 
 test: $(VENV)/.dev
@@ -31,6 +31,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.core
+	$(PIP) --editable ".[report,train]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -1,41 +1,146 @@
-"""The demonstration tells the story it claims, and leaves a run directory that the other commands understand."""
+"""The demonstration tells the story it claims, and leaves files that the other commands understand."""
+
+import importlib.util
+import json
 
 import pytest
 
+from tunable_magmax import demo as demonstration
 from tunable_magmax.cli.app import main
-from tunable_magmax.demo import SITES, TASKS, run_demo
+from tunable_magmax.demo import BASELINES, CONFIG, SITES, SOURCES, TASKS, run_demo, slug
 from tunable_magmax.errors import InputError
+from tunable_magmax.models import glyph_encoder
+
+SMALL = {"TRAIN": 6, "TEST": 3, "KNOWN": 40, "UNSEEN": 60}
+SOON = {"epochs": 1, "batch": 16, "lr": 1e-3, "warmup": 0}
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def small():
+    """A demonstration of seconds, which shows that all parts work, not that anything is learnt."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(demonstration, name, value)
+        patch.setattr(demonstration, "OPTIMISATION", SOON)
+        patch.setattr(glyph_encoder, "STEPS", 5)
+        patch.setattr(glyph_encoder, "EACH", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def demo(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
     return out, run_demo(out)
 
 
-def test_a_tailored_merge_is_ahead_on_its_own_site(demo):
-    rows = {row.model: row for row in demo[1]}
-    rivals = ["base", "last checkpoint", "average", "ties", "magmax"]
-    for k, site in enumerate(SITES):
-        assert rows[f"tunable, {site}"].sites[k] > max(rows[rival].sites[k] for rival in rivals)
-
-
-def test_training_forgets(demo):
-    last = next(row for row in demo[1] if row.model == "last checkpoint")
-    assert last.tasks[-1] > 0.8
-    assert last.tasks[0] < 0.5
-
-
-def test_the_run_can_be_merged_again(demo, tmp_path, capsys):
-    weights = ",".join("1" for _ in range(TASKS))
+def tmx(*arguments):
     with pytest.raises(SystemExit) as exit_:
-        main(["merge", str(demo[0] / "run"), "--weights", weights, "-o", str(tmp_path / "mine.safetensors")])
-    assert exit_.value.code in (0, None)
-    assert "12.50%" in capsys.readouterr().out
+        main([str(argument) for argument in arguments])
+    return exit_.value.code or 0
+
+
+def test_every_model_is_measured_on_every_task_and_site(demo):
+    rows = demo[1].rows
+    assert [row.model for row in rows if row.own is None] == ["base", "last checkpoint", *BASELINES]
+    for site in SITES:
+        own = [row for row in rows if row.own == site]
+        assert [row.model for row in own] == ["best single task", *(f"from {source}" for source in SOURCES.values())]
+        assert [row.tailored for row in own] == [False, *(True for _ in SOURCES)]
+    assert {(len(row.tasks), len(row.sites)) for row in rows} == {(len(TASKS), len(SITES))}
+
+
+def test_the_label_preference_is_the_share_of_the_labels(demo):
+    out, found = demo
+    names = {
+        name: task for task, classes in demonstration.demo_config(0)["benchmark"]["tasks"].items() for name in classes
+    }
+    for site in SITES:
+        labels = (out / "sites" / slug(site) / "labels.txt").read_text().splitlines()
+        assert len(labels) == SMALL["KNOWN"]
+        shares = [sum(names[label] == task for label in labels) / len(labels) for task in TASKS]
+        assert found.weights[site]["labels"] == pytest.approx(shares)
+        assert {task for task, share in zip(TASKS, shares, strict=True) if share} == set(SITES[site])
+
+
+def test_a_site_is_measured_on_pictures_that_its_preference_did_not_see(demo):
+    for site in SITES:
+        folder = demo[0] / "sites" / slug(site)
+        known = {file.read_bytes() for file in (folder / "inputs").iterdir()}
+        unseen = [file.read_bytes() for file in (folder / "test").rglob("*.png")]
+        assert len(known) == SMALL["KNOWN"]
+        assert len(unseen) == SMALL["UNSEEN"]
+        assert not known & set(unseen)
+
+
+def test_the_commands_it_names_give_what_it_measured(demo, tmp_path, capsys):
+    out, found = demo
+    site = next(iter(SITES))
+    folder = out / "sites" / slug(site)
+    assert tmx("prefer", out / "run", "--labels", folder / "labels.txt", "-o", tmp_path / "mine.json") == 0
+    assert tmx("merge", out / "run", "--preference", tmp_path / "mine.json", "-o", tmp_path / "mine") == 0
+    own = out / "models" / f"{slug(site)}-labels" / "model.safetensors"
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == own.read_bytes()
+    capsys.readouterr()
+    assert tmx("eval", tmp_path / "mine", "--data", folder / "test", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["accuracy"]
+    row = next(row for row in found.rows if row.own == site and row.model == "from its labels")
+    assert told["accuracy"] == pytest.approx(row.sites[0])
+
+
+def test_the_picture_and_the_results_are_there(demo):
+    out, found = demo
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "results.json").read_text() == found.to_json()
+
+
+def test_started_again_it_trains_no_more_and_finds_the_same(small, demo, capsys):
+    out, found = demo
+    phases = set()
+    again = run_demo(out, progress=lambda phase, done, total: phases.add(phase))
+    assert again == found
+    assert not phases & {"pre-training", "train"}
+    assert tmx("demo", "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("from its labels") == len(SITES)
+    assert f"eval {out}/run" in printed
+    assert tmx("demo", "--out", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == list(TASKS)
+
+
+def test_another_seed_starts_afresh_in_the_same_folder(small, tmp_path, demo):
+    import shutil
+
+    shutil.copytree(demo[0], tmp_path / "out")
+    other = run_demo(tmp_path / "out", seed=1)
+    assert "seed: 1" in (tmp_path / "out" / CONFIG).read_text()
+    assert other.rows != demo[1].rows
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="is no earlier demonstration"):
+    with pytest.raises(InputError, match="is no earlier demonstration; choose another folder with --out"):
         run_demo(tmp_path)
-    assert (tmp_path / "letter.txt").exists()
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def test_a_core_installation_says_which_extras_it_lacks(tmp_path, monkeypatch):
+    def find(name, *rest):
+        return None if name in ("transformers", "matplotlib") else importlib.util.find_spec(name, *rest)
+
+    monkeypatch.setattr(demonstration, "find_spec", find)
+    with pytest.raises(
+        InputError, match=r'needs transformers and matplotlib, .* pip install "tunable-magmax\[train,report\]"'
+    ):
+        run_demo(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.stress
+def test_tailored_merges_win_on_their_sites_and_training_forgets(tmp_path):
+    found = run_demo(tmp_path / "out")
+    assert found.forgetting > 0.3
+    for k, site in enumerate(SITES):
+        rivals = [row.sites[k] for row in found.rows if not row.tailored and row.own in (None, site)]
+        for source in ("labels", "inputs"):
+            row = next(row for row in found.rows if row.own == site and row.model == f"from {SOURCES[source]}")
+            assert row.sites[k] > max(rivals)

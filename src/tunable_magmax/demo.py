@@ -1,145 +1,304 @@
-"""The built-in demonstration: train a small model through a sequence of tasks, then merge it for two sites.
+"""The built-in demonstration: an encoder learns characters task by task and forgets; two sites get merges of their own.
 
-Everything is made on the spot: points in space belong to classes, an encoder maps them to the frozen vector of their
-class, and each task teaches it some new classes and makes it forget older ones.
+Everything is made on the spot (the benchmark `glyphs`) and stays as files: run, sites, preferences, merged models.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-
-from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.state_dicts import merge_state_dicts
-from tunable_magmax.recipes import RUN_FILE, RUN_VERSION
+from tunable_magmax.seeds import derived_seed
 
-TASKS, CLASSES, WIDTH, HIDDEN, CLUSTERS = 8, 3, 24, 192, 4
-SITES = {"site A": (0, 0.6, 0, 0.4, 0, 0, 0, 0), "site B": (0.3, 0, 0, 0, 0.2, 0, 0.5, 0)}
+if TYPE_CHECKING:
+    from tunable_magmax.evaluation.evaluator import Evaluator
+    from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.profiling import RunProfiles
+
+Progress = Callable[[str, int, int], None]
+
+# Five characters each, in the order in which the alphabet brings them.
+TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
+EACH = 5
+SITES: dict[str, dict[str, float]] = {
+    "post office": {"digits-1": 0.25, "cyrillic": 0.5, "digits-2": 0.25},
+    "maths class": {"greek-1": 0.3, "signs": 0.4, "greek-2": 0.3},
+}
+KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
+TRAIN, TEST = 200, 50  # pictures of each character
+OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
+BASELINES = ("average", "random_mix", "ties", "magmax")
+SOURCES = {"labels": "its labels", "inputs": "its pictures", "inputs-ot": "its pictures, by transport"}
+CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
+THREADS = 4  # the model is too small for more
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model of the demonstration and its accuracy: on each task, and on each site's mix of tasks."""
+    """A model and its accuracy on the test pictures of each task and of each site.
+
+    `own`: the site it was chosen or made for; `tailored`: whether it is a merge by that site's preference.
+    """
 
     model: str
     tasks: tuple[float, ...]
     sites: tuple[float, ...]
+    own: str | None = None
+    tailored: bool = False
 
 
-class World:
-    """Classes as clusters of points, with a frozen vector for each: the head."""
+@dataclass(frozen=True)
+class Demonstration:
+    """What came out. `weights`: by site and source, one weight for each task; `forgetting` as `tmx eval` defines it."""
 
-    def __init__(self, classes: int, seed: int) -> None:
-        self._random = torch.Generator().manual_seed(seed)
-        self._centres = torch.randn(classes, CLUSTERS, WIDTH, generator=self._random)
-        self.head = nn.functional.normalize(torch.randn(classes, WIDTH, generator=self._random), dim=1)
+    tasks: tuple[str, ...]
+    characters: tuple[str, ...]
+    """Of each task."""
+    sites: Mapping[str, Mapping[str, float]]
+    known: int
+    """Pictures of a site that its preferences come from."""
+    rows: tuple[Row, ...]
+    weights: Mapping[str, Mapping[str, tuple[float, ...]]]
+    learnt: tuple[float, ...]
+    """The accuracy on each task just after it was trained."""
+    forgetting: float
+    picture: str
 
-    def sample(self, classes: Sequence[int], n: int) -> tuple[Tensor, Tensor]:
-        """n points of the given classes, and their labels."""
-        labels = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=self._random)]
-        cluster = torch.randint(CLUSTERS, (n,), generator=self._random)
-        noise = 0.45 * torch.randn(n, WIDTH, generator=self._random)
-        return self._centres[labels, cluster] + noise, labels
-
-
-def encoder() -> nn.Sequential:
-    """The model that is trained."""
-    layers = [nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)]
-    return nn.Sequential(*layers)
-
-
-def train(model: nn.Module, world: World, classes: Sequence[int], steps: int, rate: float) -> None:
-    """Fit the encoder to some classes; the head is frozen and restricted to them."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
-    position = {c: k for k, c in enumerate(classes)}
-    for _ in range(steps):
-        points, labels = world.sample(classes, 128)
-        targets = torch.tensor([position[int(label)] for label in labels])
-        loss = nn.functional.cross_entropy(logits(model, points, world.head[list(classes)]), targets)
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+    def to_json(self) -> str:
+        """JSON text."""
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def logits(model: nn.Module, points: Tensor, head: Tensor) -> Tensor:
-    """Scores of the classes: cosine with their vectors, times 10."""
-    scores: Tensor = 10 * nn.functional.normalize(model(points), dim=1) @ head.T
-    return scores
+def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demonstration:
+    """Train, make two sites, find their preferences, merge and measure; everything is left in `out`.
 
+    Called again, it goes on with the training where that stopped, and makes the rest anew.
+    """
+    _require_extras()
+    from tunable_magmax.demo_picture import save_demo_picture
 
-def run_demo(out: Path, seed: int = 0, progress: Callable[[str, int, int], None] | None = None) -> list[Row]:
-    """Train, merge for two sites, and measure; leaves a run directory and two merged models in `out`."""
+    place = Path(out)
     report = progress or (lambda phase, done, total: None)
-    if out.exists() and not (out / "run" / RUN_FILE).exists():
-        raise InputError(f"{out} exists and is no earlier demonstration; choose another folder with --out")
-    shutil.rmtree(out, ignore_errors=True)
-    run = out / "run"
-    run.mkdir(parents=True)
-    torch.manual_seed(seed)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are too small to share
-    try:
-        return _train_and_measure(run, out, seed, report)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train_and_measure(run: Path, out: Path, seed: int, report: Callable[[str, int, int], None]) -> list[Row]:
-    world, other = World(TASKS * CLASSES, seed + 1), World(TASKS * CLASSES, seed + 2)
-    model = encoder()
-    train(model, other, range(TASKS * CLASSES), 400, 2e-3)
-    states = [_saved(model, run / "base.safetensors")]
-    for t in range(TASKS):
-        train(model, world, _classes(t), 60, 2e-3)
-        states.append(_saved(model, run / f"task-{t + 1}.safetensors"))
-        report("train", t + 1, TASKS)
-    names = [f"task-{t + 1}" for t in range(TASKS)]
-    tasks = [{"name": name, "checkpoint": f"{name}.safetensors"} for name in names]
-    (run / RUN_FILE).write_text(
-        json.dumps({"version": RUN_VERSION, "base": "base.safetensors", "tasks": tasks}, indent=1)
+    with _few_threads():
+        learnt, forgetting = _train(place, seed, report)
+        for folder in ("sites", "models", "preferences"):
+            shutil.rmtree(place / folder, ignore_errors=True)
+        for k, (site, shares) in enumerate(SITES.items()):
+            _write_site(place / "sites" / slug(site), shares, seed, k, report)
+        rows, weights = _merge_and_measure(place, report)
+    found = Demonstration(
+        tasks=TASKS,
+        characters=_characters(),
+        sites=SITES,
+        known=KNOWN,
+        rows=tuple(rows),
+        weights=weights,
+        learnt=learnt,
+        forgetting=forgetting,
+        picture=str(place / PICTURE),
     )
-    return _measure(world, states, run, out)
+    save_demo_picture(found, place / PICTURE)
+    (place / RESULTS).write_text(found.to_json(), encoding="utf-8")
+    return found
 
 
-def _measure(world: World, states: Sequence[Mapping[str, Tensor]], run: Path, out: Path) -> list[Row]:
-    base, tasks = states[0], states[1:]
-    models: dict[str, Mapping[str, Tensor]] = {"base": base, "last checkpoint": tasks[-1]}
-    for method in ("average", "ties", "magmax"):
-        models[method] = merge_state_dicts(base, tasks, method=method).state_dict
-    paths = [run / f"task-{t + 1}.safetensors" for t in range(TASKS)]
-    for site, weights in SITES.items():
-        target = out / f"{site.replace(' ', '-')}.safetensors"
-        merge_checkpoints(run / "base.safetensors", paths, target, weights=weights)
-        models[f"tunable, {site}"] = load_file(target)
-    tests = [world.sample(_classes(t), 1000) for t in range(TASKS)]
-    rows = []
-    for name, state in models.items():
-        model = encoder()
-        model.load_state_dict(dict(state))
-        scores = tuple(_accuracy(model, points, labels, world.head) for points, labels in tests)
-        mixes = tuple(sum(w * s for w, s in zip(weights, scores, strict=True)) for weights in SITES.values())
-        rows.append(Row(name, scores, mixes))
-    return rows
+def demo_config(seed: int) -> dict[str, Any]:
+    """The run.yaml of the demonstration."""
+    from tunable_magmax.data.alphabet import alphabets
+
+    names = alphabets()[0].first(EACH * len(TASKS)).names
+    tasks = {task: list(names[EACH * t : EACH * (t + 1)]) for t, task in enumerate(TASKS)}
+    sizes = {"classes": EACH * len(TASKS), "train": TRAIN, "test": TEST, "seed": seed}
+    benchmark = {"name": "glyphs", **sizes, "tasks": tasks}
+    return {"model": "glyphs", "benchmark": benchmark, "train": OPTIMISATION, "seed": seed}
 
 
-def _classes(task: int) -> range:
-    return range(task * CLASSES, (task + 1) * CLASSES)
+def _characters() -> tuple[str, ...]:
+    from tunable_magmax.data.alphabet import alphabets
+
+    drawn = "".join(alphabets()[0].characters)
+    return tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS)))
 
 
-def _saved(model: nn.Module, path: Path) -> dict[str, Tensor]:
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    save_file(state, path)
-    return state
+def slug(name: str) -> str:
+    """A name for folders.
+
+    >>> slug("post office")
+    'post-office'
+    """
+    return name.replace(" ", "-")
 
 
-@torch.no_grad()
-def _accuracy(model: nn.Module, points: Tensor, labels: Tensor, head: Tensor) -> float:
-    return float((logits(model, points, head).argmax(1) == labels).float().mean())
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def _train(place: Path, seed: int, report: Progress) -> tuple[tuple[float, ...], float]:
+    """Train the sequence into `place`/run; what each task's accuracy was when it was new, and what was forgotten."""
+    import yaml
+
+    from tunable_magmax.training.config import TrainConfig
+    from tunable_magmax.training.sequence import train_sequence
+
+    file = place / CONFIG
+    if place.exists() and not file.exists():
+        raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
+    wanted = yaml.safe_dump(demo_config(seed), sort_keys=False, allow_unicode=True)
+    if place.exists() and file.read_text(encoding="utf-8") != wanted:
+        shutil.rmtree(place / "run", ignore_errors=True)  # of another seed or version
+    place.mkdir(parents=True, exist_ok=True)
+    file.write_text(wanted, encoding="utf-8")
+
+    def watch(tick: Any) -> None:
+        report("train", (tick.task - 1) * tick.steps + tick.step, tick.tasks * tick.steps)
+
+    config = TrainConfig.read(yaml.safe_load(wanted), place, str(file))
+    run = train_sequence(config, place / "run", device="cpu", progress=report, watch=watch)
+    assert run.matrix is not None
+    metrics = {metric.name: metric.value for metric in run.matrix.metrics()}
+    assert metrics["forgetting"] is not None
+    return tuple(run.matrix.rows[t][t] for t in range(len(TASKS))), metrics["forgetting"]
+
+
+# -- the sites --------------------------------------------------------------------------------------------------------
+
+
+def _write_site(place: Path, shares: Mapping[str, float], seed: int, number: int, report: Progress) -> None:
+    """Pictures of a site: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
+    from tunable_magmax.data.glyphs import SITE, glyph_pictures
+
+    draw = random.Random(derived_seed(seed, "site", number))
+    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
+    labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
+    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
+    (place / "inputs").mkdir(parents=True)
+    names = [pictures.classes[label] for label in labels]
+    (place / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
+    for position, picture in enumerate(pictures.load(range(len(labels)))):
+        folder = place / "inputs" if position < KNOWN else place / "test" / names[position]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"{position:04}.png")
+        report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
+
+
+# -- preferences, merges, accuracies ----------------------------------------------------------------------------------
+
+
+def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[str, dict[str, tuple[float, ...]]]]:
+    from tunable_magmax.engines.local import merge_checkpoints
+    from tunable_magmax.merging.session import MergeSession
+    from tunable_magmax.models.state import read_state
+    from tunable_magmax.profiling import read_run_profiles
+
+    run = read_run_profiles(place / "run")
+    base, *tasks = (read_state(path)[0] for path in (run.base, *run.tasks))
+    measure = _Measure(place, run, report)
+    rows = [measure("base", base), measure("last checkpoint", tasks[-1])]
+    with MergeSession(base, tasks) as session:
+        rows += [measure(method, session.merge(method=method).state_dict) for method in BASELINES]
+    weights: dict[str, dict[str, tuple[float, ...]]] = {}
+    for site in SITES:
+        rows.append(measure("best single task", tasks[measure.best(site, tasks)], site))
+        found = {source: _preference(run, place, site, source) for source in SOURCES}
+        weights[site] = {source: preference.weights for source, preference in found.items()}
+        for source, preference in found.items():
+            preference.save(_made(place / "preferences" / f"{slug(site)}-{source}.json"))
+            model = _made(place / "models" / f"{slug(site)}-{source}")
+            merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
+            rows.append(measure(f"from {SOURCES[source]}", read_state(model)[0], site, tailored=True))
+    return rows, weights
+
+
+class _Measure:
+    """Accuracies of models on the tasks' test pictures and on both sites'."""
+
+    def __init__(self, place: Path, run: RunProfiles, report: Progress) -> None:
+        import yaml
+
+        from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+        from tunable_magmax.data.samples import Samples
+        from tunable_magmax.data.source import open_samples
+        from tunable_magmax.evaluation.evaluator import Evaluator
+        from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.head import load_head
+
+        assert run.head is not None
+        head, encoder = load_head(run.head), load_encoder(run.base, "cpu")
+        section = yaml.safe_load((place / CONFIG).read_text(encoding="utf-8"))["benchmark"]
+        benchmark = open_benchmark(BenchmarkOptions.read(section, place))
+        self._tasks = Evaluator(encoder, head, label_benchmark(benchmark, head.classes))
+        self._sites: dict[str, Evaluator] = {}
+        self._known: dict[str, Evaluator] = {}
+        for site in SITES:
+            folder = place / "sites" / slug(site)
+            unseen = open_samples(folder / "test")
+            loose = open_samples(folder / "inputs")
+            names = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
+            labels = tuple(head.classes.index(name) for name in names)
+            known = Samples(loose.origin, "image", len(loose), loose.load, head.classes, labels)
+            self._sites[site] = Evaluator(encoder, head, label_samples(unseen, head.classes, {}))
+            self._known[site] = Evaluator(encoder, head, label_samples(known, head.classes, {}))
+        self._report, self._done = report, 0
+
+    def __call__(self, model: str, state: Mapping[str, Any], own: str | None = None, tailored: bool = False) -> Row:
+        self._done += 1
+        self._report("measuring", self._done, 2 + len(BASELINES) + len(SITES) * (1 + len(SOURCES)))
+        tasks = self._tasks.measure(state).by_task.values()
+        sites = [self._sites[site].measure(state).overall.value for site in SITES]
+        return Row(model, tuple(share.value for share in tasks), tuple(sites), own, tailored)
+
+    def best(self, site: str, tasks: Sequence[Mapping[str, Any]]) -> int:
+        """The task checkpoint that gets most of the site's labelled pictures right."""
+        scores = [self._known[site].measure(state).overall.right for state in tasks]
+        return scores.index(max(scores))
+
+
+def _preference(run: RunProfiles, place: Path, site: str, source: str) -> Preference:
+    """As `tmx prefer` finds it: from labels, from inputs, or from inputs by transport."""
+    from tunable_magmax.data.target import Target
+    from tunable_magmax.preferring import Finding, find_preference
+
+    folder = place / "sites" / slug(site)
+    if source == "labels":
+        return find_preference(Target(run, labels_file=folder / "labels.txt"))
+    target = Target(run, inputs=folder / "inputs", device="cpu")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "transport did not converge")  # what it is worth is measured here
+        return find_preference(target, Finding(method="ot" if source == "inputs-ot" else "auto"))
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _require_extras() -> None:
+    """Before anything is written: what training and drawing need."""
+    needed = {"transformers": "transformers", "PIL": "pillow", "matplotlib": "matplotlib"}
+    missing = [name for module, name in needed.items() if find_spec(module) is None]
+    if missing:
+        raise InputError(
+            f"the demonstration needs {' and '.join(missing)}, which this installation lacks: "
+            'pip install "tunable-magmax[train,report]"'
+        )
+
+
+@contextmanager
+def _few_threads() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

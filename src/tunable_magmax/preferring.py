@@ -13,15 +13,17 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.target import Target
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.auto import LIMIT
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.mmd import Bandwidth
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.profile import Profile
 from tunable_magmax.preference.search import Watch
 from tunable_magmax.preference.transport import Sinkhorn
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 
-Method: TypeAlias = Literal["auto", "label", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"]
+Method: TypeAlias = Literal[
+    "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
+]
 BY_FEATURES = ("ot", "cosine", "mmd")
 BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
 
@@ -137,10 +139,10 @@ def _by_data(target: Target, finding: Finding) -> list[Preference]:
         return [_by_labels(target, finding)]
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
-    if method in BY_FEATURES:
+    if method in BY_FEATURES or method == "probe":
         return [
             *([_by_labels(target, finding)] if has_labels else []),
-            _by_features(target, finding),
+            _by_probe(target, finding) if method == "probe" else _by_features(target, finding),
         ]
     if method in BY_PREDICTIONS:
         return _by_predictions(target, finding)
@@ -170,6 +172,21 @@ def _by_features(target: Target, finding: Finding) -> Preference:
     )
 
 
+def _by_probe(target: Target, finding: Finding) -> Preference:
+    features = target.base_features  # first, for it checks that the profiles hold the base's embeddings
+    return Preference.from_base_features(
+        **_base_rows(target.run.require_profiles("a probe")), target_features=features, resampling=finding.resampling
+    )
+
+
+def _base_rows(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """The tasks' rows under the base, with their classes; an index counts inside its own profile, which is enough."""
+    return {
+        "task_features": [profile.base_features for profile in profiles],
+        "task_labels": [profile.row_labels for profile in profiles],
+    }
+
+
 def _by_predictions(target: Target, finding: Finding) -> list[Preference]:
     profiles = target.run.require_profiles("label-shift estimation")
     histograms = [profile.predicted_table for profile in profiles]
@@ -190,26 +207,24 @@ def _by_predictions(target: Target, finding: Finding) -> list[Preference]:
 
 
 def _by_rule(target: Target, finding: Finding) -> list[Preference]:
-    """`auto`. Features are made only if the rule wants them: that takes one encoder for each task."""
+    """`auto`. Predictions and features are made only if the rule asks for them: that takes further encoders."""
     profiles = target.run.require_profiles("comparing inputs")
-    features = {"task_features": [profile.features for profile in profiles]}
-    if not target.can_predict:
-        found = Preference.auto(**features, target_features=target.features, resampling=finding.resampling)
-        return [*([_by_labels(target, finding)] if target.labels_file is not None else []), found]
-    evidence: dict[str, Any] = {
-        "task_predictions": [profile.predicted_table for profile in profiles],
-        "predictions": target.predictions,
-        "resampling": finding.resampling,
-    }
-    if target.labels_file is not None:
-        counts = [profile.label_table for profile in profiles]
-        return [Preference.auto(**evidence, task_label_counts=counts, labels=_known(target.labels, counts))]
+    evidence: dict[str, Any] = {"resampling": finding.resampling}
+    if target.can_predict:
+        evidence["task_predictions"] = [profile.predicted_table for profile in profiles]
+        evidence["predictions"] = lambda: target.predictions
+        if target.labels_file is not None:
+            counts = [profile.label_table for profile in profiles]
+            return [Preference.auto(**evidence, task_label_counts=counts, labels=_known(target.labels, counts))]
+    if target.can_probe:
+        rows = _base_rows(profiles)
+        evidence |= {"task_base_features": rows["task_features"], "task_base_labels": rows["task_labels"]}
+        evidence["target_base_features"] = lambda: target.base_features
+    if target.can_compare or (target.inputs is not None and not target.can_predict and not target.can_probe):
+        evidence["task_features"] = [profile.features for profile in profiles]
+        evidence["target_features"] = lambda: target.features
     found = Preference.auto(**evidence)
-    facts = found.provenance["auto"]
-    assert isinstance(facts, dict)
-    if target.inputs is not None and facts["expected_error"] > LIMIT:
-        found = Preference.auto(**evidence, **features, target_features=target.features)
-    return [found]
+    return [*([_by_labels(target, finding)] if target.labels_file is not None else []), found]
 
 
 def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]:

@@ -125,6 +125,7 @@ def make_profile(
     *,
     classes: Sequence[str] | None = None,
     classifier: Classifier | None = None,
+    base: Encoder | None = None,
     rows: int = ROWS,
     seed: int = 0,
     batch: int = BATCH,
@@ -132,7 +133,8 @@ def make_profile(
 ) -> Profile:
     """The profile of a task from its data: of `classes` only, if given; `rows` seeded samples are embedded.
 
-    The classifier, if given, predicts a class for each of those. Samples that cannot be read are left out.
+    The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
+    cannot be read are left out.
     """
     if samples.labels is None:
         raise InputError(
@@ -143,18 +145,26 @@ def make_profile(
     chosen = [positions[k] for k in choose_rows(len(positions), rows, seed)]
     failed: dict[int, Unreadable] = {}
     embedded: list[NDArray[np.float32]] = []
+    by_base: list[NDArray[np.float32]] = []
     shares: list[NDArray[np.float32]] = []
+    row_labels: list[int] = []
     done = 0
-    for _, inputs in samples.batches(chosen, batch, failed):
+    for where, inputs in samples.batches(chosen, batch, failed):
         embedded.append(encoder.embed(inputs, batch))
+        row_labels += [samples.labels[position] for position in where]
+        if base is not None:
+            by_base.append(base.embed(inputs, batch))
         if classifier is not None:
-            shares.append(classifier.probabilities(inputs))
+            shared = base is classifier.encoder
+            shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
         done += len(inputs)
         if progress is not None:
             progress("embedding", done, len(chosen))
     warn_unreadable(samples.origin, failed, len(chosen))
     left = [samples.labels[position] for position in positions if position not in failed]
     profile = assemble_profile(task, samples.classes, left, np.concatenate(embedded), encoder.digest)
+    if base is not None:
+        profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
     if classifier is None:
         return profile
     return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -145,6 +146,81 @@ def test_ready_features(tmx, run, site, method):
     if method == "auto":
         assert told["preference"]["method"] == "ot"
         assert told["preference"]["provenance"]["auto"]["reason"] == "only features are given"
+
+
+@pytest.fixture
+def based(run, site):
+    """The run with the base's embeddings in its profiles, where tasks lie elsewhere; the site's, too."""
+    turn = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0][:3]
+    for t, name in enumerate(NAMES):
+        path = run / "profiles" / f"{name}.safetensors"
+        profile = Profile.load(path)
+        labels = [2 * t + k % 2 for k in range(len(profile.features))]
+        profile.with_base("the base", profile.features @ turn, labels).save(path)
+    np.save(site / "features" / "base.npy", np.concatenate([cloud(1, 30, 7), cloud(2, 10, 8)]) @ turn)
+    return run
+
+
+@pytest.mark.parametrize("method", ["probe", "auto"])
+@pytest.mark.parametrize("kind", ["folder", "npy", "safetensors", "with tasks"])
+def test_ready_features_under_the_base(tmx, based, site, tmp_path, method, kind):
+    file = site / "features" / "base.npy"
+    if kind == "folder":
+        given = site / "features"
+        (given / "cars.npy").unlink()  # nobody asks for it
+    elif kind == "npy":
+        given = file
+    else:
+        given = tmp_path / "x.safetensors"
+        others = {name: np.load(site / "features" / f"{name}.npy") for name in NAMES if kind == "with tasks"}
+        save_arrays({"base": np.load(file), **others}, given)
+    result = tmx("prefer", based, "--inputs", given, "--method", method, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["preference"]
+    assert found["method"] == "probe"
+    assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
+    assert found["provenance"]["read"] == {"inputs": given.name}
+
+
+def test_a_probe_and_labels_are_combined(tmx, based, site):
+    given = ("--inputs", site / "features", "--labels", site / "labels.txt")
+    for method in ("auto", "probe"):
+        found = json.loads(tmx("prefer", based, *given, "--method", method, "--json").out)["preference"]
+        assert [part["method"] for part in found["provenance"]["sources"]] == ["label", "probe"]
+        assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
+
+
+def test_what_no_task_held_is_pointed_out(tmx, based, site):
+    told = "of the samples are farther from every class than 95% of the tasks' own samples"
+    assert told not in tmx("prefer", based, "--inputs", site / "features").out
+    np.save(site / "features" / "base.npy", -np.load(site / "features" / "base.npy"))
+    result = tmx("prefer", based, "--inputs", site / "features", "--method", "probe")
+    assert f"100% {told}: the target may hold something that no task held" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "metadata", "says"),
+    [
+        ("--inputs {site}/b.safetensors", cloud(0, 5), None, "width 3, but the base's embeddings in the profiles have"),
+        (
+            "--inputs {site}/b.safetensors",
+            np.ones((5, 4)),
+            {"encoder": "x"},
+            "belongs to another base: the base, expec",
+        ),
+        ("--inputs {site}/b.safetensors", np.ones((3, 5, 4)), None, "b.safetensors holds no features under the base"),
+        ("--predictions {site}/labels.txt", None, None, "a probe looks at embeddings: give --inputs, not only"),
+        ("--labels {site}/labels.txt", None, None, "--method probe compares inputs, and there are none"),
+        ("--inputs {site}/features --gamma 1", None, None, "--gamma is for --method ot or cosine or mmd, not probe"),
+    ],
+)
+def test_what_a_probe_refuses(tmx, based, site, arguments, values, metadata, says):
+    if values is not None:
+        save_arrays({"features": values}, site / "b.safetensors", metadata)
+    result = tmx("prefer", based, *arguments.format(site=site).split(), "--method", "probe")
+    assert result.code == 2
+    assert says in result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.fixture
@@ -386,16 +462,18 @@ def trained(tmx, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("method", ["auto", "ot", "cosine"])
+@pytest.mark.parametrize("method", ["auto", "probe", "shift", "ot", "cosine"])
 def test_images(tmx, trained, tmp_path, method):
     result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", method, "--device", "cpu", "--json")
     assert result.code == 0, result.err
     told = json.loads(result.out)
     found = told["preference"]
-    assert found["method"] == {"auto": "shift"}.get(method, method)
+    assert found["method"] == {"auto": "probe"}.get(method, method)
     assert found["weights"][1] > 0.6
-    if method == "auto":
+    if method in ("auto", "probe", "shift"):
         assert found["weights"] == pytest.approx([1 / 8, 7 / 8], abs=0.05)
+    if method == "auto":
+        assert found["provenance"]["auto"]["reason"].startswith("expected error of probe 0.")
     assert found["provenance"]["samples"] == 8
     assert [w for w in told["warnings"] if "could not be read" in w] == [
         f"{tmp_path / 'images'}: 1 of 9 samples could not be read and were left out: broken.png (not an image)"
@@ -411,6 +489,22 @@ def test_a_checkpoint_that_the_profile_does_not_know(tmx, trained, tmp_path):
     result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", "shift")
     assert result.code == 2
     assert "the profile of task 'warm' belongs to another classifier" in result.err
+    for method in ("auto", "probe"):
+        result = tmx("prefer", trained, "--inputs", tmp_path / "images", "--method", method)
+        assert result.code == 2
+        assert "the profile of task 'warm' belongs to another base" in result.err
+
+
+def test_profiles_without_the_base_serve_as_before(tmx, trained, tmp_path):
+    for path in (trained / "profiles").iterdir():
+        dataclasses.replace(Profile.load(path), base=None, base_features=None, row_labels=None).save(path)
+    given = ("prefer", trained, "--inputs", tmp_path / "images", "--device", "cpu")
+    assert json.loads(tmx(*given, "--json").out)["preference"]["method"] == "shift"
+    result = tmx(*given, "--method", "probe")
+    assert result.code == 2
+    assert "the profile of 'warm', 'cold' holds no embeddings by the base, which a probe needs; make it again" in (
+        result.err
+    )
 
 
 def test_labels_among_the_inputs_are_pointed_out(tmx, trained, tmp_path):

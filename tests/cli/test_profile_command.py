@@ -63,6 +63,7 @@ def test_one_checkpoint(tmx, tmp_path, run):
     found = Profile.load(out)
     assert found.label_table == {"blue": 5, "green": 5}
     assert found.encoder == checkpoint_digest(run / "base")
+    assert found.base is None  # without a run there is none
     expected = load_encoder(run / "base", "cpu").embed_images([tiny.picture(COLOURS["blue"], k) for k in range(5)])
     np.testing.assert_allclose(found.features[:5], expected, atol=1e-5)
 
@@ -88,6 +89,8 @@ def test_a_whole_run_with_a_classifier(tmx, tmp_path, run):
     assert cold.predicted_table["red"] == 0
     assert (warm.classifier, warm.samples, len(warm.features)) == (cold.classifier, 6, 4)
     assert warm.posterior.sum() == pytest.approx(1, abs=1e-4)
+    assert warm.base == cold.base == made[0]["base"] == checkpoint_digest(run / "base")
+    assert (warm.base_features.shape, warm.row_labels.tolist()) == ((4, 16), [0] * 4)
     before = (run / "profiles" / "warm.safetensors").read_bytes()
     assert tmx("profile", run, *arguments, "--quiet").code == 0
     assert (run / "profiles" / "warm.safetensors").read_bytes() == before
@@ -99,6 +102,35 @@ def test_the_tasks_share_of_a_data_set(tmx, tmp_path, run):
     found = Profile.load(run / "profiles" / "cold.safetensors")
     assert found.classes == ("blue", "green", "red")
     assert (found.label_counts, found.samples) == ((3, 3, 0), 6)
+
+
+def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
+    """Also with samples that cannot be read among them, and with no classifier, or one on another encoder."""
+    data = tmp_path / "data" / "cold"
+    (data / "blue" / "2.png").write_text("?")
+    other = ("--classifier", tmp_path / "head.safetensors", "--classifier-checkpoint", run / "warm")
+    for more in ((), other):
+        result = tmx("profile", run, "--task", "cold", "--data", data, "--device", "cpu", *more)
+        assert result.code == 0, result.err
+        assert "9 embeddings of width 16, and by the base" in result.out
+        found = Profile.load(run / "profiles" / "cold.safetensors")
+        pictures = [(0, COLOURS["blue"], k) for k in (0, 1, 3, 4)] + [(1, COLOURS["green"], k) for k in range(5)]
+        assert found.row_labels.tolist() == [label for label, _, _ in pictures]
+        images = [tiny.picture(colour, k) for _, colour, k in pictures]
+        for values, name in ((found.base_features, "base"), (found.features, "cold")):
+            expected = load_encoder(run / name, "cpu", assets=run / "base").embed_images(images)
+            np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_a_base_that_cannot_embed_is_said(tmx, tmp_path, run):
+    for name in ("warm", "cold"):  # with all they need in their own folders
+        for file in (run / "base").glob("*.json"):
+            (run / name / file.name).write_bytes(file.read_bytes())
+    (run / "base" / "config.json").unlink()
+    result = tmx("profile", run, "--task", "warm", "--data", tmp_path / "data" / "warm")
+    assert result.code == 0, result.err
+    assert "warning: no embeddings by the run's base, which --method probe needs: " in result.err
+    assert Profile.load(run / "profiles" / "warm.safetensors").base is None
 
 
 def test_texts(tmx, tmp_path):

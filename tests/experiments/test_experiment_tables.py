@@ -175,7 +175,7 @@ def test_known_time_scale_ownership_and_meta() -> None:
     assert line[2 + 2].value == pytest.approx(100 * (0.723 + 0.71) / 2)
     assert [cell.best for cell in line[2:-1]] == [False, False, True, False]
     ownership = lines(ownership_table(results_of([sequence_record(3), sequence_record(4)])))[SETTING]
-    assert [cell.value for cell in ownership[1:4]] == pytest.approx([50, 5, 5])
+    assert [cell.value for cell in ownership[1:4]] == pytest.approx([50, 3.2, 5])
     assert ownership[4].text == "yes"
     meta = meta_table(results_of([meta_record(3, "tunable:ot@matched")]), SETTING)
     assert meta is not None

@@ -52,11 +52,64 @@ def test_other_evidence() -> None:
     both = Preference.auto(task_label_counts=counts, labels=[0, 0, 1], task_predictions=SHARP, predictions=SEEN)
     assert both.method == "shift+label"
     with pytest.raises(
-        InputError, match="auto needs labels with task_label_counts, predictions with task_predictions, or"
+        InputError, match="auto needs labels with task_label_counts, predictions with task_predictions, target_b"
     ):
         Preference.auto()
     with pytest.raises(InputError, match="task_label_counts is missing"):
         Preference.auto(labels=[1])
+
+
+LABELS = [[t] * 20 for t in range(3)]
+
+
+def test_a_probe_comes_first_and_nothing_else_is_made() -> None:
+    def never() -> Any:
+        raise AssertionError("made for nothing")
+
+    found = Preference.auto(
+        task_base_features=OWN,
+        task_base_labels=LABELS,
+        target_base_features=lambda: TARGET[0],
+        task_predictions=SHARP,
+        predictions=never,
+        task_features=OWN,
+        target_features=never,
+    )
+    assert found.method == reason(found)["chosen"] == "probe"
+    assert found.weights[0] > 0.9
+    assert reason(found)["expected_error"] == found.provenance["expected_error"] <= reason(found)["limit"]
+    assert reason(found)["reason"].endswith(", at most the limit 0.4")
+
+
+def test_a_probe_that_cannot_tell_tasks_gives_way() -> None:
+    noise = [RNG.normal(size=(20, 3)) for _ in range(3)]
+    blind: dict[str, Any] = {
+        "task_base_features": noise,
+        "task_base_labels": LABELS,
+        "target_base_features": RNG.normal(size=(10, 3)),
+        "limit": 0.05,
+    }
+    alone = Preference.auto(**blind)
+    assert alone.method == "probe"
+    assert reason(alone)["reason"].endswith("above the limit 0.05, but there is nothing else to compare")
+    shift = Preference.auto(**{**blind, "limit": 0.15}, task_predictions=SHARP, predictions=lambda: SEEN)
+    assert shift.method == "shift"
+    assert reason(shift)["probe_expected_error"] > 0.15 >= reason(shift)["expected_error"]
+    assert "expected error of probe" in reason(shift)["reason"]
+    assert "; expected error of shift" in reason(shift)["reason"]
+    features: dict[str, Any] = {"task_features": OWN, "target_features": lambda: TARGET}
+    transport = Preference.auto(**blind, **features)
+    assert transport.method == "ot"
+    assert reason(transport)["reason"].endswith("above the limit 0.05")
+    last = Preference.auto(**blind, **features, task_predictions=BLUNT, predictions=SEEN)
+    assert last.method == "ot"
+    assert reason(last)["reason"].endswith("the classifier tells tasks apart too poorly")
+
+
+def test_labels_come_before_a_probe() -> None:
+    base: dict[str, Any] = {"task_base_features": OWN, "task_base_labels": LABELS, "target_base_features": TARGET[0]}
+    found = Preference.auto(task_label_counts=[{0: 1}, {1: 1}, {2: 1}], labels=[0, 0, 1], **base)
+    assert found.method == "label-count"
 
 
 def test_the_expected_error_is_the_error() -> None:

@@ -15,9 +15,17 @@ from safetensors.numpy import load, save
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import METADATA, Profile, choose_rows, histogram, require_one_classifier
+from tunable_magmax.preference.profile import (
+    METADATA,
+    Profile,
+    choose_rows,
+    histogram,
+    require_one_base,
+    require_one_classifier,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
+GOLDEN_2 = GOLDEN.with_name("profile-v2.safetensors")
 
 EXAMPLE = Profile(
     task="birds",
@@ -32,6 +40,7 @@ EXAMPLE = Profile(
     posterior=np.array([0.5, 0.25, 0.25], dtype=np.float32),
 )
 BARE = Profile("birds", ("finch",), (1,), 1, np.ones((1, 2), dtype=np.float32), "sha256:00ff")
+BASED = EXAMPLE.with_base("sha256:ba5e", np.array([[1.0, 0.5], [-2.0, 0.25]]), [1, 0])
 
 
 def same(first: Profile, second: Profile) -> bool:
@@ -54,6 +63,61 @@ def test_round_trip(tmp_path: Path) -> None:
     bare = Profile.load(tmp_path / "bare.safetensors")
     assert same(bare, BARE)
     assert (bare.classifier, bare.predicted, bare.posterior) == (None, None, None)
+    assert (bare.base, bare.base_features, bare.row_labels) == (None, None, None)
+
+
+def test_version_2_holds_the_rows_under_the_base(tmp_path: Path) -> None:
+    BASED.save(tmp_path / "a.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == GOLDEN_2.read_bytes()
+    loaded = Profile.load(GOLDEN_2)
+    assert same(loaded, BASED)
+    assert loaded.base == "sha256:ba5e"
+    assert loaded.base_features is not None
+    assert loaded.row_labels is not None
+    assert loaded.base_features.tolist() == [[1.0, 0.5], [-2.0, 0.25]]
+    assert loaded.row_labels.tolist() == [1, 0]
+    tensors = load(GOLDEN_2.read_bytes())
+    assert {name: (tensors[name].dtype.name, tensors[name].shape) for name in ("base_features", "row_labels")} == {
+        "base_features": ("float32", (2, 2)),
+        "row_labels": ("int64", (2,)),
+    }
+    assert same(replace(loaded, base=None, base_features=None, row_labels=None), EXAMPLE)
+    for array in (loaded.base_features, loaded.row_labels):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_one_base_for_all() -> None:
+    assert require_one_base([BASED, replace(BASED, task="cars")]) == "sha256:ba5e"
+    with pytest.raises(InputError, match="the profile of 'birds' holds no embeddings by the base, which a probe needs"):
+        require_one_base([BASED, EXAMPLE])
+    with pytest.raises(InputError, match="'birds' and 'cars' hold embeddings by different bases; make them again"):
+        require_one_base([BASED, replace(BASED, task="cars", base="x")])
+    with pytest.raises(InputError, match="no profiles: give one per task"):
+        require_one_base([])
+    BASED.require(base="sha256:ba5e")
+    with pytest.raises(InputError, match="belongs to another base: sha256:ba5e, expected x"):
+        BASED.require(base="x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"base": None}, "base, base_features, row_labels belong together, and base is missing"),
+        ({"row_labels": None}, "base, base_features, row_labels belong together, and row_labels is missing"),
+        ({"base": ""}, "'base' must be a non-empty text, not ''"),
+        ({"base_features": np.ones((3, 2))}, "3 rows of base_features for 2 of features"),
+        ({"base_features": np.array([[1e300]] * 2)}, "base_features exceed float32"),
+        ({"row_labels": [0]}, "row_labels must hold a class index for each of the 2 rows of features"),
+        ({"row_labels": [0.0, 1.0]}, "row_labels must hold a class index for each of the 2 rows"),
+        ({"row_labels": [0, 2]}, "row_labels must be class indices from 0 to 1"),
+        ({"label_counts": (8, 0)}, "row_labels name class 'owl' more often than label_counts allows"),
+    ],
+)
+def test_bad_content_of_version_2(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replace(BASED, **change)
+    assert message in str(error.value)
 
 
 def test_the_file_is_plain_safetensors_as_the_docs_say() -> None:
@@ -170,13 +234,17 @@ def test_features_beyond_float32() -> None:
         (None, {}, "not a profile: the metadata has no 'tunable_magmax_profile'"),
         ("{", {}, "the profile's metadata is not JSON"),
         ("[]", {}, "the profile's metadata must be a JSON object with a 'version'"),
-        ({"version": 9}, {}, "profile version 9 is newer than this program reads (1): upgrade tunable-magmax"),
+        ({"version": 9}, {}, "profile version 9 is newer than this program reads (2): upgrade tunable-magmax"),
         ({"clases": []}, {}, "unknown key 'clases' (did you mean 'classes'?); a profile has version, task"),
         ({}, {"feature": np.ones(1)}, "unknown tensor 'feature' (did you mean 'features'?); a profile has features"),
         ({"encoder": ...}, {}, "the key 'encoder' is missing; the profile is incomplete"),
         ({}, {"features": ...}, "the tensor 'features' is missing; the profile is incomplete"),
         ({"classes": "owl"}, {}, "'classes' must be a list of names"),
         ({"samples": 1}, {}, "samples is 1, fewer than the 2 rows of features"),
+        ({"base": "x"}, {}, "unknown key 'base'"),
+        ({}, {"row_labels": np.zeros(2, dtype=np.int64)}, "unknown tensor 'row_labels'"),
+        ({"version": 2}, {}, "the key 'base' is missing; the profile is incomplete"),
+        ({"version": 2, "base": "x"}, {}, "the tensor 'base_features' is missing; the profile is incomplete"),
     ],
 )
 def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], message: str) -> None:

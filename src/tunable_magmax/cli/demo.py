@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,47 +12,76 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.merge import Json
 from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.demo import slug
 
 if TYPE_CHECKING:
-    from tunable_magmax.demo import Row
+    from tunable_magmax.demo import Demonstration, Row
+
+NAMES, WIDTH = 34, 110  # columns of the names, and of the text
 
 
-def demo(*, out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("demo-out"), as_json: Json = False) -> None:
-    """Train a small model through eight tasks, merge it for two sites, compare: on the CPU, offline, in seconds.
+def demo(
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])] = Path("demo-out"),
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """The whole story on the CPU, offline, in about two minutes: train, forget, prefer, merge for two sites, compare.
+
+    A small encoder is pre-trained on the spot and learns characters in eight tasks. Needs the extras train and report.
 
     Parameters
     ----------
     out
-        A directory for everything it makes.
+        A directory for everything it makes. Started again, it goes on with the training there.
+    seed
+        Other seeds give other pictures and another encoder.
     """
-    from tunable_magmax.demo import SITES, run_demo
+    from tunable_magmax.demo import run_demo
 
     with progress_bars(quiet=as_json) as progress:
-        rows = run_demo(out, progress=progress)
-    if as_json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    else:
-        sys.stdout.write(_table(rows, list(SITES)) + _story(SITES, out))
+        found = run_demo(out, seed=seed, progress=progress)
+    sys.stdout.write(found.to_json() if as_json else _table(found) + _story(found, out))
 
 
-def _table(rows: list[Row], sites: list[str]) -> str:
-    tasks = "".join(f"{f't{t}':>5}" for t in range(1, len(rows[0].tasks) + 1))
-    lines = [f"accuracy in %        {tasks}  |" + "".join(f"{site:>9}" for site in sites)]
-    for row in rows:
-        scores = "".join(f"{100 * score:5.0f}" for score in row.tasks)
-        lines.append(f"{row.model:<21}{scores}  |" + "".join(f"{100 * score:9.1f}" for score in row.sites))
+def _table(found: Demonstration) -> str:
+    numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(found.tasks) + 1))
+    lines = [f"{'accuracy in %':<{NAMES}}{numbers}  |" + "".join(f"{site:>13}" for site in found.sites)]
+    lines += [_line(row, row.model) for row in found.rows if row.own is None]
+    for site in found.sites:
+        lines.append(f"for the {site}")
+        lines += [_line(row, f"  {row.model}") for row in found.rows if row.own == site]
     return "\n".join(lines) + "\n"
 
 
-def _story(sites: Mapping[str, tuple[float, ...]], out: Path) -> str:
-    mixes = "; ".join(
-        f"{site} sees " + ", ".join(f"{w:.0%} task {t}" for t, w in enumerate(weights, start=1) if w)
-        for site, weights in sites.items()
+def _line(row: Row, name: str) -> str:
+    tasks = "".join(f"{100 * score:4.0f}" for score in row.tasks)
+    return f"{name:<{NAMES}}{tasks}  |" + "".join(f"{100 * score:13.1f}" for score in row.sites)
+
+
+def _story(found: Demonstration, out: Path) -> str:
+    tasks = ", ".join(f"t{t} {task}" for t, task in enumerate(found.tasks, start=1))
+    mixes = [
+        f"The {site} sees " + ", ".join(f"{share:.0%} {task}" for task, share in shares.items())
+        for site, shares in found.sites.items()
+    ]
+    learnt = sum(found.learnt) / len(found.learnt)
+    sentences = (
+        f"Tasks in training order: {tasks}.",
+        f"Just after its training a task has {learnt:.0%} on average; in the end {100 * found.forgetting:.0f} points "
+        "of a task's best are forgotten.",
+        f"{'. '.join(mixes)}.",
+        f"Lines with 'from' are merges, without training, by weights found from {found.known} pictures of the site "
+        "or from their labels. The columns of the sites are measured on other pictures.",
+        f"Look at {found.picture}, and try:",
     )
+    site = out / "sites" / slug(next(iter(found.sites)))
     program = "tmx" if shutil.which("tmx") else sys.argv[0]
-    weights = ",".join(f"{weight:g}" for weight in next(iter(sites.values())))
-    return (
-        f"\n{mixes}.\n"
-        f"The tunable merges were made from those shares alone, without training. The run is in {out}/run; try\n"
-        f"  {program} merge {out}/run --weights {weights} -o {out}/mine\n  {program} inspect {out}/mine\n"
+    commands = (
+        f"eval {out}/run",
+        f"prefer {out}/run --inputs {site}/inputs -o {out}/mine.json",
+        f"merge {out}/run --preference {out}/mine.json -o {out}/mine",
+        f"eval {out}/mine --data {site}/test",
     )
+    told = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
+    return f"\n{told}\n" + "".join(f"  {program} {command}\n" for command in commands)

@@ -58,10 +58,10 @@ class Finding:
     """The method and its details."""
 
     method: Annotated[
-        Literal["auto", "label", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
+        Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
         Parameter(
-            help="auto: labels if there are any; of inputs, shift if there is a classifier and it can be trusted, else "
-            "ot. search: try merges on --pairs."
+            help="auto: labels if there are any; of inputs, the first of probe, shift and ot that the profiles allow "
+            "and that can be trusted. search: try merges on --pairs."
         ),
     ] = "auto"
     similarity: Annotated[

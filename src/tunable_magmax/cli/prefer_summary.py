@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.profiling import RunProfiles
 
+# About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
+OUTSIDE = 0.2
+
 
 def elements(run: RunProfiles) -> tuple[int | None, str | None]:
     """How many elements the run's checkpoints could merge, by their headers; or why that is not known."""
@@ -81,6 +84,12 @@ def _reasons(preference: Preference) -> Iterator[str]:
                 f"fit {fit:.2f}: no mixture of the tasks explains well what the classifier sees; the target may hold "
                 "something that no task held"
             )
+    outside = preference.provenance.get("outside")
+    if isinstance(outside, float) and outside > OUTSIDE:
+        yield (
+            f"{outside:.0%} of the samples are farther from every class than 95% of the tasks' own samples: the target "
+            "may hold something that no task held"
+        )
     parts = preference.provenance.get("sources")
     if isinstance(parts, list):
         for part in parts:

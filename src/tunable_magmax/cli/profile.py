@@ -18,6 +18,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.recipes import RUN_FILE
 
 if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
     from tunable_magmax.preference.profile import Profile
     from tunable_magmax.profiling import Progress, RunProfiles
@@ -124,7 +125,7 @@ def _alone(
         raise InputError(f"{source} is no run directory: give --task NAME, --data DATA and -o FILE for one profile")
     _refuse_foreign(out)
     classifier = _classifier(making.classifier, making.classifier_checkpoint, source, making.device)
-    made = _made(source, None, data.task, data.data, data, making, classifier, progress)
+    made = _made(source, None, data.task, data.data, data, making, classifier, None, progress)
     made.save(out)
     return [(out, made)]
 
@@ -148,9 +149,10 @@ def _in_run(
     for path in paths:
         _refuse_foreign(path)
     classifier = _classifier(head, checkpoint, run.base, making.device)
+    base = None if data.features is not None else _base(run.base, making.device, classifier)
     made = []
     for t, path, where in zip(chosen, paths, inputs, strict=True):
-        found = _made(run.tasks[t], run.base, run.labels[t], where, data, making, classifier, progress)
+        found = _made(run.tasks[t], run.base, run.labels[t], where, data, making, classifier, base, progress)
         found.save(path)
         made.append((path, found))
         # After each, so that what was made is kept if a later one fails.
@@ -166,6 +168,7 @@ def _made(
     data: Data,
     making: Making,
     classifier: Classifier | None,
+    base: Encoder | None,
     progress: Progress | None,
 ) -> Profile:
     from tunable_magmax.data.features import read_features
@@ -196,6 +199,7 @@ def _made(
         load_encoder(checkpoint, making.device, assets=assets),
         classes=None if data.classes is None else [name.strip() for name in data.classes.split(",")],
         classifier=classifier,
+        base=base,
         rows=making.rows,
         seed=making.seed,
         progress=progress,
@@ -215,6 +219,19 @@ def _classifier(head: Path | None, checkpoint: Path | None, assets: Path, device
     from tunable_magmax.models.head import Classifier, load_head
 
     return Classifier(load_encoder(checkpoint, device, assets=assets), load_head(head))
+
+
+def _base(path: Path, device: str | None, classifier: Classifier | None) -> Encoder | None:
+    """The run's base, loaded once for all tasks. Profiles without its embeddings still serve other methods."""
+    from tunable_magmax.models.encoder import load_encoder
+
+    if classifier is not None and classifier.encoder.path.absolute() == path.absolute():
+        return classifier.encoder
+    try:
+        return load_encoder(path, device)
+    except InputError as error:
+        warnings.warn(f"no embeddings by the run's base, which --method probe needs: {error}", stacklevel=2)
+        return None
 
 
 def _chosen_tasks(run: RunProfiles, data: Data) -> Sequence[int]:
@@ -263,6 +280,7 @@ def _record(path: Path, found: Profile) -> dict[str, Any]:
         "label_counts": {name: count for name, count in found.label_table.items() if count},
         "encoder": found.encoder,
         "classifier": found.classifier,
+        "base": found.base,
     }
 
 
@@ -271,5 +289,6 @@ def _line(path: Path, found: Profile) -> str:
     return (
         f"{path}: task {found.task}, {number(found.samples, 'sample')} of {number(classes, 'class', 'classes')}, "
         f"{number(len(found.features), 'embedding')} of width {found.width}"
+        + ("" if found.base is None else ", and by the base")
         + ("" if found.classifier is None else f", predictions over {len(found.classifier_classes)} classes")
     )

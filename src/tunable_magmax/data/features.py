@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 
 SUFFIXES = frozenset({".npy", ".safetensors"})
+BASE = "base"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,36 @@ def read_task_features(path: Path, tasks: Sequence[str], encoders: Sequence[str]
             "checkpoint; or give the inputs themselves"
         )
     return [Features(feature_matrix(only, str(path)), encoder, str(path))] * len(tasks)
+
+
+def read_base_features(path: Path, tasks: Sequence[str], encoders: Sequence[str]) -> Features | None:
+    """The target's features under the base, where a file or folder of ready features holds them.
+
+    They are the file `base` of a folder, or the tensor `base` of a safetensors file, unless a task has that name; or
+    the only matrix of a file, unless all tasks share one encoder, which it may come from then.
+    """
+    from tunable_magmax.preference.arrays import feature_matrix
+
+    if path.is_dir():
+        files = [path / f"{BASE}{suffix}" for suffix in sorted(SUFFIXES)]
+        found = [file for file in files if file.is_file() and BASE not in tasks]
+        return read_features(found[0]) if found else None
+    tensors, encoder = _arrays(path)
+    if BASE in tensors and BASE not in tasks:
+        return Features(feature_matrix(tensors[BASE], f"{path}: {BASE}"), encoder, f"{path}: {BASE}")
+    only = next(iter(tensors.values())) if len(tensors) == 1 else None
+    if getattr(only, "ndim", 0) != 2 or len(set(encoders)) < 2:
+        return None
+    return Features(feature_matrix(only, str(path)), encoder, str(path))
+
+
+def holds_task_features(path: Path, tasks: Sequence[str]) -> bool:
+    """Whether a file or folder of ready features can hold those under each task's encoder."""
+    if path.is_dir():
+        stems = {item.stem for item in path.iterdir() if item.suffix in SUFFIXES}
+        return any(task in stems for task in tasks)
+    tensors, _ = _arrays(path)
+    return any(task in tensors for task in tasks) or (len(tensors) == 1 and BASE not in tensors)
 
 
 def _require(path: Path, tasks: Sequence[str], found: Any, what: str) -> None:

@@ -11,11 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.data.features import holds_features, read_task_features
+from tunable_magmax.data.features import (
+    Features,
+    holds_features,
+    holds_task_features,
+    read_base_features,
+    read_task_features,
+)
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.profile import Profile, choose_rows, require_one_classifier
+from tunable_magmax.preference.profile import Profile, choose_rows, require_one_base, require_one_classifier
 from tunable_magmax.profiling import Progress, RunProfiles
 
 MOST_SAMPLES = 500
@@ -53,6 +59,20 @@ class Target:
         if self.predictions_file is not None:
             return True
         return profiled and self.inputs is not None and not self.ready and self.head_file is not None
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether the target's features under each task's encoder are at hand or can be made."""
+        if self.inputs is None:
+            return False
+        return not self.ready or holds_task_features(self.inputs, self.run.labels)
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether the base's embeddings are there for all tasks, and for the target are at hand or can be made."""
+        if self.inputs is None or not all(profile is not None and profile.base for profile in self.run.profiles):
+            return False
+        return not self.ready or self._ready_base is not None
 
     @property
     def head_file(self) -> Path | None:
@@ -108,6 +128,49 @@ class Target:
             self._each_batch(embed, "embedding", t, len(profiles))
             tables.append(np.concatenate(parts))
         return tables
+
+    @cached_property
+    def base_features(self) -> Any:
+        """The target's features under the base."""
+        profiles = self.run.require_profiles("a probe")
+        require_one_base(profiles)
+        if self.inputs is None:
+            raise InputError("a probe looks at embeddings: give --inputs, not only --predictions")
+        if self.ready:
+            return self._checked_base(profiles[0])
+        from tunable_magmax.models.encoder import load_encoder
+
+        encoder = load_encoder(self.run.base, self.device)
+        profiles[0].require(base=encoder.digest)
+        parts: list[Any] = []
+        self._each_batch(_appending(encoder.embed, parts), "embedding", 1, 1)
+        return np.concatenate(parts)
+
+    @cached_property
+    def _ready_base(self) -> Features | None:
+        assert self.inputs is not None
+        encoders = [profile.encoder for profile in self.run.profiles if profile is not None]
+        return read_base_features(self.inputs, self.run.labels, encoders)
+
+    def _checked_base(self, profile: Profile) -> Any:
+        found = self._ready_base
+        assert self.inputs is not None
+        assert profile.base_features is not None
+        if found is None:
+            raise InputError(
+                f"{self.inputs} holds no features under the base: add them as base.npy or base.safetensors, or give "
+                "the inputs themselves"
+            )
+        if found.encoder is not None:
+            profile.require(base=found.encoder)
+        width = profile.base_features.shape[1]
+        if found.values.shape[1] != width:
+            raise InputError(
+                f"{found.origin}: the features have width {found.values.shape[1]}, but the base's embeddings in the "
+                f"profiles have width {width}; embed the target with the run's base"
+            )
+        self.facts["inputs"] = self.inputs.name
+        return found.values
 
     def _ready_features(self, profiles: Sequence[Profile]) -> list[Any]:
         assert self.inputs is not None

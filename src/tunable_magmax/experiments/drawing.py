@@ -39,6 +39,12 @@ class Drawing:
     alt: str
     figure: Any
 
+    def __post_init__(self) -> None:
+        # The layout moves a little at each drawing: settled once, all files show the same.
+        for _ in range(2):
+            self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+
     def content(self, kind: str) -> bytes:
         """The figure as "png" or "svg": equal records, equal bytes (of one version of matplotlib)."""
         from matplotlib import rc_context

@@ -1,13 +1,14 @@
 """`auto`: choose the source by a rule that needs no labels of the target, and say why.
 
-The rule: labels if there are any; else `shift` if its expected error is at most `limit`, else `ot`. The expected error
-comes from a parametric bootstrap: draw histograms from the estimated mixture (and the tasks' histograms from
-themselves, since they are samples too), estimate again, and take the mean half-L1 distance to the estimate.
+The rule: labels if there are any; else `probe` if its expected error is at most `limit`; else `shift` if its is; else
+`ot`. The expected error comes from simulation: draw targets of the estimated mixture, estimate again, and take the mean
+half-L1 distance to the estimate. `probe` draws held-out rows of the tasks; `shift` draws histograms (also the tasks'
+own, since they are samples too).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats
+from tunable_magmax.preference.base_features import probe_preference
 from tunable_magmax.preference.features import feature_preference
 from tunable_magmax.preference.labels import count_classes, label_preference
 from tunable_magmax.preference.mixture import log_likelihood
@@ -41,9 +43,12 @@ class ShiftOutlook:
 def auto_preference(
     *,
     task_predictions: Sequence[Any] | None = None,
-    predictions: Iterable[Any] | None = None,
+    predictions: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     task_features: Sequence[Any] | None = None,
-    target_features: Sequence[Any] | None = None,
+    target_features: Sequence[Any] | Callable[[], Sequence[Any]] | None = None,
+    task_base_features: Sequence[Any] | None = None,
+    task_base_labels: Sequence[Any] | None = None,
+    target_base_features: Any = None,
     task_label_counts: Sequence[Any] | None = None,
     labels: Iterable[Any] | None = None,
     limit: float = LIMIT,
@@ -52,21 +57,25 @@ def auto_preference(
 ) -> Preference:
     """The preference of the best source for what is given; the choice and its reason are in the provenance.
 
+    What is costly to make may be given as a function, which is called only if the rule asks for it: `predictions`,
+    `target_features`, `target_base_features`. For the last, see `base_features.probe_preference`.
+
     >>> chosen = auto_preference(task_predictions=[{"a": 90, "b": 10}, {"b": 100}], predictions=["a"] * 30)
     >>> chosen.method, chosen.provenance["auto"]["chosen"]
     ('shift', 'shift')
     """
-    seen = None if predictions is None or task_predictions is None else list(predictions)
-    features = None if task_features is None or target_features is None else (task_features, target_features)
+    predicts = task_predictions is not None and predictions is not None
+    compares = task_features is not None and target_features is not None
+    probes = task_base_features is not None and task_base_labels is not None and target_base_features is not None
     if labels is not None:
         if task_label_counts is None:
             raise InputError("task_label_counts is missing: the tasks' own class counts are needed to read labels")
-        if task_predictions is None or seen is None:
+        if task_predictions is None or predictions is None:
             found = label_preference(task_label_counts, labels, similarity="count", resampling=resampling)
             return _because(found, "labels are given, and nothing says more")
         found = shift_preference(
             task_predictions,
-            seen,
+            _made(predictions),
             method="em",
             task_label_counts=task_label_counts,
             labels=labels,
@@ -74,24 +83,52 @@ def auto_preference(
             resampling=resampling,
         )
         return _because(found, "labels and predictions are given: one likelihood for both")
-    if task_predictions is None or seen is None:
-        if features is None:
-            raise InputError(
-                "auto needs labels with task_label_counts, predictions with task_predictions, or target_features with "
-                "task_features; without any, use from_weights, from_alpha or equal"
-            )
-        return _because(feature_preference(*features, resampling=resampling), "only features are given")
-    found = shift_preference(task_predictions, seen, smoothing=smoothing, resampling=resampling)
-    solver = str(found.provenance["solver"])
-    outlook = shift_outlook(task_predictions, seen, found.weights, solver, smoothing, resampling)
-    facts: dict[str, JSON] = {"expected_error": outlook.error, "fit": outlook.fit, "limit": limit}
-    told = f"expected error of shift {outlook.error:.2f}"
-    if outlook.error <= limit:
-        return _because(found, f"{told}, at most the limit {limit:g}", facts)
-    if features is None:
-        return _because(found, f"{told}, above the limit {limit:g}, but there are no features to compare", facts)
-    found = feature_preference(*features, resampling=resampling)
-    return _because(found, f"{told}, above the limit {limit:g}: the classifier tells tasks apart too poorly", facts)
+    if not (probes or predicts or compares):
+        raise InputError(
+            "auto needs labels with task_label_counts, predictions with task_predictions, target_base_features with "
+            "task_base_features and task_base_labels, or target_features with task_features; without any, use "
+            "from_weights, from_alpha or equal"
+        )
+    before, facts = "", dict[str, JSON]()
+    if probes:
+        assert task_base_features is not None
+        assert task_base_labels is not None
+        found = probe_preference(
+            task_base_features, task_base_labels, _made(target_base_features), resampling=resampling
+        )
+        told, good, facts = _judged("probe", found.provenance.get("expected_error"), limit)
+        if good or not (predicts or compares):
+            return _because(found, told if good else f"{told}, but there is nothing else to compare", facts)
+        before, facts = f"{told}; ", {"probe_expected_error": facts["expected_error"]}
+    if predicts:
+        assert task_predictions is not None
+        assert predictions is not None
+        seen = list(_made(predictions))
+        found = shift_preference(task_predictions, seen, smoothing=smoothing, resampling=resampling)
+        solver = str(found.provenance["solver"])
+        outlook = shift_outlook(task_predictions, seen, found.weights, solver, smoothing, resampling)
+        told, good, more = _judged("shift", outlook.error, limit)
+        facts |= {**more, "fit": outlook.fit}
+        if good or not compares:
+            shown = told if good else f"{told}, but there are no features to compare"
+            return _because(found, before + shown, facts)
+        before += f"{told}: the classifier tells tasks apart too poorly"
+    assert task_features is not None
+    found = feature_preference(task_features, _made(target_features), resampling=resampling)
+    return _because(found, before.removesuffix("; ") or "only features are given", facts)
+
+
+def _judged(method: str, error: JSON, limit: float) -> tuple[str, bool, dict[str, JSON]]:
+    """How an expected error compares with the limit: in words, whether it is good enough, and as facts."""
+    # Features that are all alike have no expected error: nothing can be told from them.
+    number = float(error) if isinstance(error, (int, float)) else 1.0
+    good = number <= limit
+    told = f"expected error of {method} {number:.2f}, {'at most' if good else 'above'} the limit {limit:g}"
+    return told, good, {"expected_error": number, "limit": limit}
+
+
+def _made(given: Any) -> Any:
+    return given() if callable(given) else given
 
 
 def shift_outlook(

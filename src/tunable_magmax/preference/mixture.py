@@ -1,4 +1,4 @@
-"""Which mixture of known distributions explains a histogram: maximum likelihood (EM), least squares on the simplex."""
+"""Which mixture of known distributions explains a histogram, or samples: EM, or least squares on the simplex."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from tunable_magmax.preference.arrays import Floats
 
 ITERATIONS = 300
 TOLERANCE = 1e-7
+SAMPLE_ITERATIONS = 500
+SAMPLE_TOLERANCE = 1e-6
 
 
 def likeliest(emissions: Floats, counts: Floats, iterations: int = ITERATIONS, tolerance: float = TOLERANCE) -> Floats:
@@ -83,3 +85,48 @@ def log_likelihood(emissions: Floats, counts: Floats, weights: Floats) -> Floats
     impossible = ((counts > 0) & (expected <= 0)).any(axis=1)
     total: Floats = np.where(impossible, -np.inf, (counts * logs).sum(axis=1))
     return total
+
+
+def mixture_weights(
+    likelihoods: Floats,
+    counts: Floats,
+    concentration: float = 1.0,
+    iterations: int = SAMPLE_ITERATIONS,
+    tolerance: float = SAMPLE_TOLERANCE,
+) -> Floats:
+    """Weights [B, T] of mixtures that explain samples by their `likelihoods` [n, T]: EM from equal weights.
+
+    `counts` [B, n]: how often each sample counts, in each of B cases. Likelihoods may have any scale in each row.
+    `concentration` is the exponent of a Dirichlet prior: 1 is maximum likelihood; below it, a task must explain more
+    than 1 - `concentration` samples or it drops out (unless none would stay), and those that stay then get their
+    likeliest weights. Each case stops when no weight moves by more than `tolerance`.
+
+    >>> mixture_weights(np.array([[0.9, 0.1]] * 3 + [[0.2, 0.8]]), np.ones((1, 4))).round(2).tolist()
+    [[0.97, 0.03]]
+    """
+    weights = np.full((len(counts), likelihoods.shape[1]), 1 / likelihoods.shape[1])
+    # Without the second pass, those that stay would be too few by what each had to pay.
+    for exponent in (concentration, 1.0) if concentration < 1 else (concentration,):
+        _maximise(weights, likelihoods, counts, exponent, iterations, tolerance)
+    return weights
+
+
+def _maximise(
+    weights: Floats, likelihoods: Floats, counts: Floats, exponent: float, iterations: int, tolerance: float
+) -> None:
+    """EM from `weights`, which are overwritten. A weight of 0 stays 0."""
+    moving = np.arange(len(counts))
+    for _ in range(iterations):
+        present, seen = weights[moving], counts[moving]
+        expected = present @ likelihoods.T
+        ratio = np.divide(seen, expected, out=np.zeros_like(expected), where=expected > 0)
+        explained = present * (ratio @ likelihoods)
+        kept = np.maximum(explained + exponent - 1, 0)
+        # Early, or of few samples, no task may explain enough: then the penalty waits.
+        kept = np.where(kept.any(axis=1, keepdims=True), kept, explained)
+        moved = kept / kept.sum(axis=1, keepdims=True)
+        weights[moving] = moved
+        # Cases that have converged stand still, so that no result depends on which others share its batch.
+        moving = moving[np.abs(moved - present).max(axis=1) > tolerance]
+        if not len(moving):
+            break

@@ -193,6 +193,20 @@ class Preference:
         return feature_preference(task_features, target_features, method=method, **options)
 
     @classmethod
+    def from_base_features(
+        cls, task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any, **options: Any
+    ) -> Preference:
+        """From inputs of the target, embedded by the base alone, as the tasks' labelled rows are. See `base_features`.
+
+        >>> tasks, labels = [[[2.0, 0.1], [2.0, 0.2]], [[0.1, 2.0], [0.2, 2.0]]], [["cat"] * 2, ["car"] * 2]
+        >>> Preference.from_base_features(tasks, labels, [[0.1, 2.0], [0.0, 1.0]]).weights
+        (0.0, 1.0)
+        """
+        from tunable_magmax.preference.base_features import probe_preference
+
+        return probe_preference(task_features, task_labels, target_features, **options)
+
+    @classmethod
     def from_predictions(
         cls, task_predictions: Sequence[Any], predictions: Iterable[Any], method: Shift = "shift", **options: Any
     ) -> Preference:

@@ -13,15 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.preference.arrays import as_numpy, feature_matrix
+from tunable_magmax.preference.arrays import as_numpy
 from tunable_magmax.preference.atomic import write_atomic
+from tunable_magmax.preference.profile_checks import (
+    embeddings,
+    name_tuple,
+    require_counts,
+    require_names,
+    row_labels,
+)
 
-VERSION = 1
+VERSION = 2
 ROWS = 500
 # One metadata key: safetensors does not fix the order of several, and equal profiles must be equal bytes.
 METADATA = "tunable_magmax_profile"
 KEYS = ("version", "task", "samples", "classes", "encoder", "classifier", "classifier_classes")
 TENSORS = ("features", "label_counts", "predicted", "posterior")
+# What version 2 has beside these; a profile without it is of version 1.
+BASE_KEYS = ("base",)
+BASE_TENSORS = ("base_features", "row_labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +42,8 @@ class Profile:
     the profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
     `classifier`: digest of the one fixed classifier; `predicted` [its classes]: how many of the task's samples it
     assigned to each of `classifier_classes`; `posterior` [its classes]: its mean class probabilities. All four or none,
-    but `posterior` may be missing.
+    but `posterior` may be missing. `base_features` [rows, width of the base], float32: embeddings of the same rows as
+    `features` under the base, whose digest is `base`; `row_labels` [rows]: their indices into `classes`. All or none.
     """
 
     task: str
@@ -45,23 +56,23 @@ class Profile:
     classifier_classes: tuple[str, ...] = ()
     predicted: tuple[int, ...] | None = None
     posterior: NDArray[np.float32] | None = None
+    base: str | None = None
+    base_features: NDArray[np.float32] | None = None
+    row_labels: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         where = f"profile of task {self.task!r}"
         for name in ("task", "encoder"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InputError(f"{where}: {name!r} must be a non-empty text, not {getattr(self, name)!r}")
-        _names(self.classes, f"{where}: classes")
-        _counts(self.label_counts, self.classes, f"{where}: label_counts")
-        with np.errstate(over="ignore"):
-            features = np.array(feature_matrix(self.features, f"{where}: features"), dtype=np.float32)
-        if not np.isfinite(features).all():
-            raise InputError(f"{where}: features exceed float32; scale the encoder's output")
+        require_names(self.classes, f"{where}: classes")
+        require_counts(self.label_counts, self.classes, f"{where}: label_counts")
+        features = embeddings(self.features, f"{where}: features")
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < len(features):
             raise InputError(f"{where}: samples is {self.samples!r}, fewer than the {len(features)} rows of features")
-        features.setflags(write=False)
         object.__setattr__(self, "features", features)
         self._check_classifier(where)
+        self._check_base(where)
 
     def _check_classifier(self, where: str) -> None:
         if self.classifier is None:
@@ -70,16 +81,32 @@ class Profile:
             return
         if not isinstance(self.classifier, str) or not self.classifier:
             raise InputError(f"{where}: 'classifier' must be a non-empty text, not {self.classifier!r}")
-        _names(self.classifier_classes, f"{where}: classifier_classes")
+        require_names(self.classifier_classes, f"{where}: classifier_classes")
         if self.predicted is None:
             raise InputError(f"{where}: a classifier but no predictions; give 'predicted'")
-        _counts(self.predicted, self.classifier_classes, f"{where}: predicted")
+        require_counts(self.predicted, self.classifier_classes, f"{where}: predicted")
         if self.posterior is not None:
             posterior = np.array(as_numpy(self.posterior, f"{where}: posterior"), dtype=np.float32)
             if posterior.shape != (len(self.classifier_classes),) or not ((posterior >= 0) & (posterior <= 1)).all():
                 raise InputError(f"{where}: posterior must hold one probability for each of the classifier's classes")
             posterior.setflags(write=False)
             object.__setattr__(self, "posterior", posterior)
+
+    def _check_base(self, where: str) -> None:
+        parts = {name: getattr(self, name) for name in (*BASE_KEYS, *BASE_TENSORS)}
+        lacking = [name for name, value in parts.items() if value is None]
+        if len(lacking) == len(parts):
+            return
+        if lacking:
+            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(lacking)} is missing")
+        if not isinstance(self.base, str) or not self.base:
+            raise InputError(f"{where}: 'base' must be a non-empty text, not {self.base!r}")
+        embedded = embeddings(self.base_features, f"{where}: base_features")
+        if len(embedded) != len(self.features):
+            raise InputError(f"{where}: {len(embedded)} rows of base_features for {len(self.features)} of features")
+        labels = row_labels(self.row_labels, len(embedded), self.classes, self.label_counts, f"{where}: row_labels")
+        object.__setattr__(self, "base_features", embedded)
+        object.__setattr__(self, "row_labels", labels)
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -103,9 +130,11 @@ class Profile:
             )
         return dict(zip(self.classifier_classes, self.predicted, strict=True))
 
-    def require(self, *, encoder: str | None = None, classifier: str | None = None) -> None:
-        """Refuse the profile unless it belongs to this encoder and this classifier."""
-        for name, wanted, found in (("encoder", encoder, self.encoder), ("classifier", classifier, self.classifier)):
+    def require(self, *, encoder: str | None = None, classifier: str | None = None, base: str | None = None) -> None:
+        """Refuse the profile unless it belongs to this encoder, this classifier and this base."""
+        asked = {"encoder": encoder, "classifier": classifier, "base": base}
+        for name, wanted in asked.items():
+            found = getattr(self, name)
             if wanted is not None and wanted != found:
                 raise InputError(
                     f"the profile of task {self.task!r} belongs to another {name}: {found}, expected {wanted}; "
@@ -118,7 +147,9 @@ class Profile:
         """The file's content; equal profiles give equal bytes."""
         from safetensors.numpy import save
 
-        record = {"version": VERSION, **{key: getattr(self, key) for key in KEYS if key != "version"}}
+        keys = KEYS if self.base is None else (*KEYS, *BASE_KEYS)
+        record = {key: getattr(self, key) for key in keys if key != "version"}
+        record["version"] = 1 if self.base is None else VERSION
         text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         tensors: dict[str, NDArray[Any]] = {
             "features": self.features,
@@ -128,6 +159,9 @@ class Profile:
             tensors["predicted"] = np.array(self.predicted, dtype=np.int64)
         if self.posterior is not None:
             tensors["posterior"] = self.posterior
+        if self.base_features is not None and self.row_labels is not None:
+            tensors["base_features"] = self.base_features
+            tensors["row_labels"] = self.row_labels
         return bytes(save(tensors, metadata={METADATA: text}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -136,7 +170,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile and check it."""
+        """Read a profile of this version or an older one, and check it."""
         from safetensors import SafetensorError, safe_open
 
         file = Path(path)
@@ -168,26 +202,31 @@ class Profile:
                 f"profile version {record['version']} is newer than this program reads ({VERSION}): "
                 "upgrade tunable-magmax"
             )
-        for kind, found, known in (("key", record, KEYS), ("tensor", tensors, TENSORS)):
+        more = (BASE_KEYS, BASE_TENSORS) if record["version"] > 1 else ((), ())
+        keys, names = (*KEYS, *more[0]), (*TENSORS, *more[1])
+        for kind, found, known in (("key", record, keys), ("tensor", tensors, names)):
             for name in found:
                 if name not in known:
                     raise InputError(f"unknown {kind} {name!r}{closest(name, known)}; a profile has {', '.join(known)}")
-        for kind, found, needed in (("key", record, KEYS), ("tensor", tensors, TENSORS[:2])):
+        for kind, found, needed in (("key", record, keys), ("tensor", tensors, (*TENSORS[:2], *more[1]))):
             for name in needed:
                 if name not in found:
                     raise InputError(f"the {kind} {name!r} is missing; the profile is incomplete")
         predicted = tensors.get("predicted")
         return cls(
             task=record["task"],
-            classes=_tuple(record["classes"], "classes"),
+            classes=name_tuple(record["classes"], "classes"),
             label_counts=tuple(tensors["label_counts"].tolist()),
             samples=record["samples"],
             features=tensors["features"],
             encoder=record["encoder"],
             classifier=record["classifier"],
-            classifier_classes=_tuple(record["classifier_classes"], "classifier_classes"),
+            classifier_classes=name_tuple(record["classifier_classes"], "classifier_classes"),
             predicted=None if predicted is None else tuple(predicted.tolist()),
             posterior=tensors.get("posterior"),
+            base=record.get("base"),
+            base_features=tensors.get("base_features"),
+            row_labels=tensors.get("row_labels"),
         )
 
     def with_predictions(
@@ -202,6 +241,10 @@ class Profile:
             predicted=histogram(predictions, len(names)),
             posterior=posterior,
         )
+
+    def with_base(self, base: str, features: Any, labels: Any) -> Profile:
+        """The profile with the base's embeddings of its rows, and with the rows' class indices."""
+        return replace(self, base=base, base_features=features, row_labels=labels)
 
     def with_shares(self, classifier: str, classes: Sequence[str], shares: NDArray[Any]) -> Profile:
         """The profile with the fixed classifier's class probabilities [n, classes] for this task's own sample."""
@@ -252,24 +295,22 @@ def require_one_classifier(profiles: Sequence[Profile]) -> str:
     return str(first.classifier)
 
 
-def _tuple(names: Any, key: str) -> tuple[str, ...]:
-    if not isinstance(names, list):
-        raise InputError(f"{key!r} must be a list of names")
-    return tuple(names)
-
-
-def _names(names: tuple[str, ...], where: str) -> None:
-    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names) or not names:
-        raise InputError(f"{where} must be a tuple of class names")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InputError(f"{where}: {', '.join(map(repr, twice[:5]))} named twice; class names must differ")
-
-
-def _counts(counts: Any, names: tuple[str, ...], where: str) -> None:
-    if not isinstance(counts, tuple) or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in counts):
-        raise InputError(f"{where} must be a tuple of whole numbers >= 0")
-    if len(counts) != len(names):
-        raise InputError(f"{where} holds {len(counts)} counts for {len(names)} classes")
-    if not any(counts):
-        raise InputError(f"{where} are all 0: a profile needs at least one sample")
+def require_one_base(profiles: Sequence[Profile]) -> str:
+    """The digest of the base that embedded the rows of all profiles, or an error that names one without, or another."""
+    lacking = [profile.task for profile in profiles if profile.base is None]
+    if lacking or not profiles:
+        shown = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+        raise InputError(
+            f"the profile of {shown} holds no embeddings by the base, which a probe needs; make it again with "
+            "`tmx profile RUN_DIR`, or use another method"
+            if lacking
+            else "no profiles: give one per task"
+        )
+    first = profiles[0]
+    for profile in profiles:
+        if profile.base != first.base:
+            raise InputError(
+                f"the profiles of tasks {first.task!r} and {profile.task!r} hold embeddings by different bases; "
+                "make them again with one"
+            )
+    return str(first.base)

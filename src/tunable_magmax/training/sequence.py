@@ -122,7 +122,7 @@ class _Sequence:
         """Train them, and enter each into the run directory when it is complete."""
         first, tasks = len(finished), self._benchmark.tasks
         # While the encoder still is the base.
-        shares = {t: self._predictions(tasks[t]) for t in range(first, len(tasks))}
+        by_base = {t: self._embedded(tasks[t]) for t in range(first, len(tasks))}
         if self._matrix is not None and self._evaluator is not None and not first:
             self._matrix.start(score_tasks(self._evaluator))
         trainer = Trainer(self._encoder, self._head, self._benchmark, self._config)
@@ -134,7 +134,7 @@ class _Sequence:
             result = self._train_task(t, trainer, inputs, snapshot_seconds, watch)
             checkpoint = self._directory.vacant(self._name(t))
             save_encoder(self._encoder, checkpoint)
-            self._write_profile(tasks[t], inputs, shares[t], checkpoint_digest(checkpoint))
+            self._write_profile(tasks[t], inputs, by_base[t], checkpoint_digest(checkpoint))
             scores = None if self._evaluator is None else score_tasks(self._evaluator)
             finished.append(self._entry(tasks[t], checkpoint))
             self._commit(t, finished, trainer, result, scores)
@@ -210,19 +210,19 @@ class _Sequence:
         rows = choose_rows(len(task.train), self._config.profile_rows, self._config.seed)
         return self._train.take([task.train[row] for row in rows])
 
-    def _predictions(self, task: Task) -> Any:
-        """Class probabilities by base and head of the samples that a task's profile embeds."""
-        return self._head.probabilities(embed_prepared(self._encoder, self._profiled(task)).cpu().numpy())
+    def _embedded(self, task: Task) -> Any:
+        """What the encoder as it is now makes of the samples that a task's profile embeds."""
+        return embed_prepared(self._encoder, self._profiled(task)).cpu().numpy()
 
-    def _write_profile(self, task: Task, inputs: Prepared, shares: Any, digest: str) -> None:
+    def _write_profile(self, task: Task, inputs: Prepared, by_base: Any, digest: str) -> None:
+        rows = self._profiled(task).labels
         assert inputs.labels is not None
-        profile = assemble_profile(
-            task.name,
-            self._benchmark.classes,
-            inputs.labels.tolist(),
-            embed_prepared(self._encoder, self._profiled(task)).cpu().numpy(),
-            digest,
-        ).with_shares(self._classifier, self._head.classes, shares)
+        assert rows is not None
+        labels = inputs.labels.tolist()
+        profile = assemble_profile(task.name, self._benchmark.classes, labels, self._embedded(task), digest)
+        # The encoder was loaded as the base, and keeps that digest.
+        profile = profile.with_base(self._encoder.digest, by_base, rows.cpu().numpy())
+        profile = profile.with_shares(self._classifier, self._head.classes, self._head.probabilities(by_base))
         profile.save(profile_path(self._directory.path, task.name))
 
     def _name(self, t: int) -> str:

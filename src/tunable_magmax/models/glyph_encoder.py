@@ -1,0 +1,154 @@
+"""The encoder of the benchmark `glyphs`: a small ViT, pre-trained on the spot on characters the benchmark lacks.
+
+It learns to give a distorted picture of a character the embedding of the clean one. So it can name characters it has
+never seen by their clean pictures, which make the frozen head.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunable_magmax.data.alphabet import FONTS, Alphabet, alphabets
+from tunable_magmax.data.glyphs import BASE, MILD, SIZE, Drawing, clean, clean_glyphs
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.head import Head
+from tunable_magmax.models.heads import mean_head
+from tunable_magmax.models.instantiate import quiet
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Progress = Callable[[str, int, int], None]
+
+PROCESSOR_FILE = "preprocessor_config.json"
+WIDTH, LAYERS, HEADS, PATCH = 96, 3, 4, 8
+MEAN, DEVIATION = 0.7, 0.3  # of pixels, between 0 and 1
+EACH = 60  # distorted pictures of each character
+STEPS, BATCH, CLEAN = 1000, 96, 12  # the last: clean pictures in a batch
+RATE, DECAY, SCALE = 4e-3, 0.05, 16.0
+HEAD_SCALE = 3.0  # low: cosines must come close to 1 before the loss is content
+
+
+def glyph_base(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    classes: int | None = None,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Pre-train the encoder on the first `classes` of the other characters (default: all), and save it in `path`.
+
+    Always on the CPU, where one seed gives the same bytes again.
+    """
+    import torch
+
+    alphabet = alphabets()[1]
+    alphabet = alphabet if classes is None else alphabet.first(classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _model()
+        _pretrain(
+            model, alphabet, seed, STEPS if steps is None else steps, progress or (lambda phase, done, total: None)
+        )
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        model.save_pretrained(folder)
+    told = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": SIZE, "width": SIZE},
+        "resample": 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [MEAN] * 3,
+        "image_std": [DEVIATION] * 3,
+    }
+    (folder / PROCESSOR_FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HEAD_SCALE) -> Head:
+    """The frozen head: for each class the mean embedding of its clean pictures in all fonts."""
+    pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
+    return mean_head(
+        encoder.embed_images(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale
+    )
+
+
+def _model() -> Any:
+    try:
+        from transformers import ViTConfig, ViTModel
+    except ImportError:
+        raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        image_size=SIZE,
+        patch_size=PATCH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.08,  # so narrow a model learns slowly from the usual 0.02
+    )
+    return ViTModel(config, add_pooling_layer=False)
+
+
+def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: Progress) -> None:
+    """Distorted and clean pictures of a character to one vector, which is learnt too and thrown away."""
+    import torch
+
+    count = len(alphabet.characters)
+    pictures = _pictures(alphabet, seed, progress)
+    plain = torch.from_numpy(
+        np.stack([np.asarray(clean(alphabet, k, font))[:, :, 0] for k in range(count) for font in range(len(FONTS))])
+    )
+    vectors = torch.nn.Parameter(torch.randn(count, WIDTH))
+    trained = [*model.parameters(), vectors]
+    optimiser = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98))
+    model.train()
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / (0.1 * steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        noisy = torch.randint(len(pictures), (BATCH - CLEAN,))
+        named = torch.randint(len(plain), (CLEAN,))
+        labels = torch.cat([noisy // EACH, named // len(FONTS)])
+        states = model(pixel_values=_pixels(torch.cat([pictures[noisy], plain[named]]))).last_hidden_state[:, 0]
+        cosines = torch.nn.functional.normalize(states, dim=1) @ torch.nn.functional.normalize(vectors, dim=1).T
+        loss = torch.nn.functional.cross_entropy(SCALE * cosines, labels)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimiser.step()
+        progress("pre-training", step + 1, steps)
+    model.eval()
+
+
+def _pictures(alphabet: Alphabet, seed: int, progress: Progress) -> Tensor:
+    """Distorted pictures [characters * EACH, SIZE, SIZE], by character."""
+    import torch
+
+    count = len(alphabet.characters)
+    drawing = Drawing(alphabet, seed, BASE, MILD)
+    rows = np.empty((count * EACH, SIZE, SIZE), dtype=np.uint8)
+    for k in range(count):
+        for position in range(k * EACH, (k + 1) * EACH):
+            rows[position] = drawing(k, position)
+        progress("drawing", k + 1, count)
+    return torch.from_numpy(rows)
+
+
+def _pixels(grey: torch.Tensor) -> torch.Tensor:
+    """What the image processor makes of grey pictures: [n, 3, SIZE, SIZE]."""
+    return ((grey.float() / 255 - MEAN) / DEVIATION).unsqueeze(1).expand(-1, 3, -1, -1)

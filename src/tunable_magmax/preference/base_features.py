@@ -1,0 +1,181 @@
+"""Preferences from inputs of the target, embedded by the base: a probe tells tasks apart, EM finds their mixture.
+
+The base never saw a task, so its embeddings of all tasks can be compared with each other, which those of different task
+encoders cannot. And the tasks' rows are labelled: a discriminant learned from them knows more than a zero-shot head.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
+from tunable_magmax.preference.mixture import mixture_weights
+from tunable_magmax.preference.preference import JSON, Preference
+from tunable_magmax.preference.probe import Probe
+from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude, half_l1, sample_replicates
+
+# Near the best of 0, 0.25, 0.5, 0.75 and 1 on each of six settings (docs/preferences.md), whose targets have few tasks.
+CONCENTRATION = 0.5
+SIMULATIONS = 100
+# A sample that is impossible under every task that is left says nothing, rather than dividing by 0.
+LEAST = 1e-12
+FAR = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class TaskProbe:
+    """A probe over groups, one for each class of each task: two tasks may share classes and look different.
+
+    `owners` [groups]: the task of each. `members` [rows]: the task of each row behind the probe. `labels` [rows]: its
+    group.
+    """
+
+    probe: Probe
+    owners: NDArray[np.int64]
+    members: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def fit(cls, task_features: Sequence[Matrix], task_labels: Sequence[Sequence[Any]], seed: int = 0) -> TaskProbe:
+        """From T arrays [rows, width] and T lists of the rows' classes, names or indices."""
+        groups: dict[tuple[int, Any], int] = {}
+        labels = [groups.setdefault((t, label), len(groups)) for t, given in enumerate(task_labels) for label in given]
+        owners = np.array([t for t, _ in groups], dtype=np.int64)
+        indices = np.array(labels, dtype=np.int64)
+        probe = Probe.fit(np.concatenate([*task_features]), indices, len(groups), seed)
+        return cls(probe, owners, owners[indices], indices)
+
+    @property
+    def tasks(self) -> int:
+        return int(self.owners[-1]) + 1
+
+    def likelihoods(self, posterior: Floats) -> Floats:
+        """p(x | task) [n, T] from posteriors [n, groups], with a scale of its own in each row."""
+        belongs = np.eye(self.tasks)[self.owners]
+        priors = np.bincount(self.members, minlength=self.tasks) / len(self.members)
+        found = posterior @ belongs / priors
+        found /= found.max(axis=1, keepdims=True)
+        return np.maximum(found, LEAST)
+
+    def accuracies(self) -> dict[str, JSON]:
+        """The shares of held-out rows whose class, and whose task, the probe tells; the latter also for each task."""
+        guesses = self.probe.held_out.argmax(axis=1)
+        right = (self.probe.held_out @ np.eye(self.tasks)[self.owners]).argmax(axis=1) == self.members
+        each = np.bincount(self.members, weights=right) / np.bincount(self.members)
+        return {
+            "class_accuracy": float((guesses == self.labels).mean()),
+            "task_accuracy": float(right.mean()),
+            "task_accuracies": each.tolist(),
+        }
+
+
+def probe_preference(
+    task_features: Sequence[Any],
+    task_labels: Sequence[Any],
+    target_features: Any,
+    *,
+    concentration: float = CONCENTRATION,
+    max_samples: int | None = 5000,
+    resampling: Resampling = DEFAULT,
+) -> Preference:
+    """Weights of the mixture of tasks that best explains the target's embeddings by the base.
+
+    `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all
+    embedded by one encoder, the base. A task that explains less than 1 - `concentration` of a sample gets no weight.
+    Of more than `max_samples` target samples a seeded draw is used.
+
+    >>> cats, cars = [[1.0, 0.1], [1.0, 0.2], [1.0, 0.0]], [[0.1, 1.0], [0.2, 1.0], [0.0, 1.0]]
+    >>> labels = [["cat"] * 3, ["car"] * 3]
+    >>> probe_preference([cats, cars], labels, [[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0]]).weights
+    (0.7..., 0.2...)
+    """
+    if not 0 <= concentration < np.inf:
+        raise InputError(f"concentration must be a number >= 0, not {concentration}")
+    tasks, labels, target = _checked(task_features, task_labels, target_features)
+    record: dict[str, Any] = {"concentration": concentration, "task_samples": [len(task) for task in tasks]}
+    samples = len(target)
+    if max_samples is not None and samples > max_samples:
+        if max_samples < 1:
+            raise InputError(f"max_samples must be >= 1, not {max_samples}")
+        target = target[np.sort(np.random.default_rng(resampling.seed).permutation(samples)[:max_samples])]
+        record["given_samples"], samples = samples, max_samples
+    if all((part == target[0]).all() for part in (*tasks, target)):
+        warnings.warn(
+            "all features are identical, in every task and in the target: they say nothing, so the weights are equal; "
+            "check the encoder and the inputs",
+            stacklevel=3,
+        )
+        record["reason"] = "all features are identical"
+        return conclude("probe", np.full(len(tasks), 1 / len(tasks)), None, samples, record, resampling)
+    fitted = TaskProbe.fit(tasks, labels, resampling.seed)
+    likelihoods = fitted.likelihoods(fitted.probe.posterior(target))
+    weights = mixture_weights(likelihoods, np.ones((1, samples)), concentration)[0]
+    drawn = [mixture_weights(likelihoods, draws, concentration) for draws in sample_replicates(samples, resampling)]
+    record["probe"] = {
+        "covariance_shrinkage": fitted.probe.shrinkage,
+        "temperature": fitted.probe.temperature,
+        "log_loss": fitted.probe.loss,
+        **fitted.accuracies(),
+    }
+    record["expected_error"] = expected_error(fitted, weights, samples, concentration, resampling.seed)
+    record["outside"] = outside(fitted, weights, fitted.probe.distances(target))
+    return conclude("probe", weights, np.concatenate(drawn) if drawn else None, samples, record, resampling)
+
+
+def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentration: float, seed: int = 0) -> float:
+    """Mean half-L1 error over simulated targets of mixture `weights`, drawn from the tasks' held-out rows."""
+    likelihoods = fitted.likelihoods(fitted.probe.held_out)
+    rows = [np.flatnonzero(fitted.members == t) for t in range(fitted.tasks)]
+    rng = np.random.default_rng([seed, 1])
+    shares, ones = weights / weights.sum(), np.ones((1, samples))
+    errors = []
+    for _ in range(SIMULATIONS):
+        sizes = rng.multinomial(samples, shares)
+        chosen = np.concatenate([rng.choice(own, size) for own, size in zip(rows, sizes, strict=True) if size])
+        again = mixture_weights(likelihoods[chosen], ones, concentration)[0]
+        errors.append(float(half_l1(again, shares)))
+    return float(np.mean(errors))
+
+
+def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
+    """The share of target samples that are farther from every class than 95 % of the tasks' own held-out rows.
+
+    Tasks count by their weights. About 0.05 for a target that is a mixture of the tasks.
+    """
+    own = fitted.probe.held_out_distances
+    importance = (weights / np.bincount(fitted.members, minlength=fitted.tasks))[fitted.members]
+    order = np.argsort(own, kind="stable")
+    reached = np.cumsum(importance[order])
+    limit = own[order][min(int(np.searchsorted(reached, FAR * reached[-1])), len(own) - 1)]
+    return float((distances > limit).mean())
+
+
+def _checked(
+    task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any
+) -> tuple[list[Matrix], list[list[Any]], Matrix]:
+    for value, name in ((task_features, "task_features"), (task_labels, "task_labels")):
+        if isinstance(value, str) or not hasattr(value, "__len__") or not len(value):
+            raise InputError(f"{name}: expected a list with one entry for each task")
+    if len(task_features) != len(task_labels):
+        raise InputError(f"{len(task_features)} arrays of task features and {len(task_labels)} lists of their labels")
+    tasks = [feature_matrix(x, f"base features of task {t}") for t, x in enumerate(task_features, 1)]
+    target = feature_matrix(target_features, "base features of the target")
+    labels = []
+    for t, (task, given) in enumerate(zip(tasks, task_labels, strict=True), 1):
+        plain = given.tolist() if hasattr(given, "tolist") else list(given)
+        if len(plain) != len(task):
+            raise InputError(f"task {t}: {len(task)} rows of features and {len(plain)} labels: give one for each row")
+        if task.shape[1] != target.shape[1]:
+            raise InputError(
+                f"task {t}: its features have width {task.shape[1]} and the target's have width {target.shape[1]}; "
+                "embed both with the base"
+            )
+        labels.append(plain)
+    return tasks, labels, target

@@ -1,0 +1,287 @@
+"""`Probe`: a linear discriminant that tells classes by embeddings, with settings chosen by cross-validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.lottery import MASK, drum, ticket
+from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
+
+FOLDS = 5
+SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.9)
+# Discriminants of many dimensions are far too sure of themselves, hence temperatures far above 1.
+TEMPERATURES = (20.0, 14.0, 10.0, 7.0, 5.0, 3.0, 2.0, 1.4, 1.0, 0.7)
+# Embeddings of one input differ by the rounding of float32; a variance below this is none. Rows have length 1.
+NO_VARIANCE = 1e-12
+# A stream of the lottery of its own: merges use 0 to 3, data sets 16 to 18.
+STREAM = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fitted linear discriminant over L2-normalised embeddings: Gaussian classes that share one covariance.
+
+    `shrinkage`: how far the covariance was moved towards its mean variance. `temperature`: divides the discriminants.
+    Both have the smallest cross-validated log loss, `loss` (None where no class has two rows). `held_out` [rows,
+    classes]: posteriors of the rows by a fit without their fold; `held_out_distances` [rows]: to the nearest class.
+    """
+
+    shrinkage: float
+    temperature: float
+    loss: float | None
+    held_out: Floats
+    held_out_distances: Floats
+    discriminant: Discriminant
+
+    @classmethod
+    def fit(cls, features: Any, labels: Any, classes: int, seed: int = 0) -> Probe:
+        """From embeddings [rows, width] and their class indices [rows]. One seed, one result.
+
+        >>> rows = [[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]]
+        >>> Probe.fit(rows, [0, 0, 1, 1], 2).posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
+        [0]
+        """
+        matrix = feature_matrix(features, "features")
+        indices = _indices(labels, len(matrix), classes)
+        rows = unit_rows(matrix)
+        centre = rows.mean(axis=0)
+        rows -= centre
+        folds = deal_folds(indices, seed)
+        moments = _Moments.of(rows, indices, folds, classes)
+        parts = [_Part.of(rows, indices, np.flatnonzero(folds == k), moments.without(k), centre) for k in range(FOLDS)]
+        parts = [part for part in parts if len(part.members)]
+        shrinkage, temperature, loss = _choose(parts)
+        held_out, distances = np.empty((len(rows), classes)), np.empty(len(rows))
+        for part in parts:
+            held_out[part.members] = part.discriminant.posterior(part.rotated, shrinkage, temperature)
+            distances[part.members] = part.discriminant.distances(part.rotated, shrinkage)
+        whole = Discriminant.of(moments.all(), centre)
+        return cls(shrinkage, temperature, loss, held_out, distances, whole)
+
+    def posterior(self, features: Any) -> Floats:
+        """Class probabilities [n, classes] of embeddings [n, width], with the rows' shares as prior."""
+        return self.discriminant.posterior(self._rotated(features), self.shrinkage, self.temperature)
+
+    def distances(self, features: Any) -> Floats:
+        """Squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
+        return self.discriminant.distances(self._rotated(features), self.shrinkage)
+
+    def _rotated(self, features: Any) -> Floats:
+        matrix = feature_matrix(features, "features")
+        if matrix.shape[1] != len(self.discriminant.centre):
+            raise InputError(
+                f"the features have width {matrix.shape[1]}, but the probe was fitted to width "
+                f"{len(self.discriminant.centre)}; embed both with the same encoder"
+            )
+        return self.discriminant.rotate(unit_rows(matrix))
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """Class means and the covariance's spectrum: one eigendecomposition serves every shrinkage.
+
+    `axes` [width, width]: eigenvectors. `spectrum` [width]: eigenvalues, with mean `level`. `means` [classes, width]:
+    along the axes, about `centre`. `log_prior` [classes]: of the rows' shares, -inf for classes without rows.
+    """
+
+    centre: Floats
+    axes: Floats
+    spectrum: Floats
+    level: float
+    means: Floats
+    log_prior: Floats
+
+    @classmethod
+    def of(cls, moments: _Totals, centre: Floats) -> Discriminant:
+        counts, sums, scatter = moments
+        rows, width = counts.sum(), scatter.shape[0]
+        present = counts > 0
+        means = sums / np.where(present, counts, 1.0)[:, None]
+        within = scatter - (means * counts[:, None]).T @ means
+        freedom = rows - present.sum()
+        level = float(np.trace(within)) / max(freedom, 1.0) / width
+        if freedom > 0 and level * width > NO_VARIANCE:
+            spectrum, axes = np.linalg.eigh(within / freedom)
+            spectrum = spectrum.clip(min=0.0)
+        else:
+            # Nothing varies inside a class, or no class has two rows: the spread of all rows is the only scale.
+            mean = sums.sum(axis=0) / max(rows, 1.0)
+            level = float(np.trace(scatter) / max(rows, 1.0) - mean @ mean) / width
+            level = level if level * width > NO_VARIANCE else 1.0
+            spectrum, axes = np.full(width, level), np.eye(width)
+        log_prior = np.log(counts / rows, out=np.full(len(counts), -np.inf), where=present)
+        return cls(centre, axes, spectrum, level, means @ axes, log_prior)
+
+    def rotate(self, rows: Floats) -> Floats:
+        """Rows [n, width] about the centre, along the axes."""
+        rotated: Floats = (rows - self.centre) @ self.axes
+        return rotated
+
+    def scores(self, rotated: Floats, shrinkage: float) -> Floats:
+        """Log densities [n, classes] under the shrunk covariance, up to a constant for each row."""
+        scaled = self.means * self._precision(shrinkage)
+        found: Floats = rotated @ scaled.T - 0.5 * (self.means * scaled).sum(axis=1)
+        return found
+
+    def posterior(self, rotated: Floats, shrinkage: float, temperature: float) -> Floats:
+        logs = self.scores(rotated, shrinkage) / temperature + self.log_prior
+        logs -= logs.max(axis=1, keepdims=True)
+        shares = np.exp(logs, out=logs)
+        shares /= shares.sum(axis=1, keepdims=True)
+        return shares
+
+    def distances(self, rotated: Floats, shrinkage: float) -> Floats:
+        scores = np.where(np.isfinite(self.log_prior), self.scores(rotated, shrinkage), -np.inf)
+        found: Floats = np.square(rotated) @ self._precision(shrinkage) - 2 * scores.max(axis=1)
+        return found.clip(min=0.0)
+
+    def _precision(self, shrinkage: float) -> Floats:
+        found: Floats = 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.level)
+        return found
+
+
+def unit_rows(matrix: Matrix) -> Floats:
+    """Rows of length 1, in float64; rows of zeros stay.
+
+    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    rows = matrix.astype(np.float64)
+    # The largest entry first: squares of huge or tiny numbers leave float64.
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.where(largest > 0, largest, 1.0)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows /= np.where(lengths > 0, lengths, 1.0)
+    return rows
+
+
+def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """A fold for each row, dealt inside each class from the first fold on; the lottery shuffles.
+
+    Classes of one size are shuffled alike, so that the order of classes does not matter.
+
+    >>> deal_folds(np.array([0, 0, 1, 1, 1]), seed=0).tolist()
+    [1, 0, 1, 0, 2]
+    """
+    folds = np.empty(len(labels), dtype=np.int64)
+    start = drum(seed & MASK, STREAM, 0)
+    order = np.argsort(labels, kind="stable")
+    _, sizes = np.unique(labels, return_counts=True)
+    for members in np.split(order, np.cumsum(sizes)[:-1]):
+        shuffled = sorted(range(len(members)), key=lambda p: (ticket(start, p), p))
+        folds[members[shuffled]] = np.arange(len(members)) % FOLDS
+    return folds
+
+
+# Of some rows: how many of each class [classes], their sums [classes, width], and their scatter about 0 [width, width].
+_Totals = tuple[Floats, Floats, Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moments:
+    """What a fit needs of the rows of each fold, so that leaving one out is a subtraction."""
+
+    counts: Floats
+    sums: Floats
+    scatter: Floats
+
+    @classmethod
+    def of(cls, rows: Floats, labels: NDArray[np.int64], folds: NDArray[np.int64], classes: int) -> _Moments:
+        width = rows.shape[1]
+        sums = np.zeros((FOLDS, classes, width))
+        scatter = np.zeros((FOLDS, width, width))
+        for k in range(FOLDS):
+            members = np.flatnonzero(folds == k)
+            members = members[np.argsort(labels[members], kind="stable")]
+            if len(members):
+                part = rows[members]
+                found, starts = np.unique(labels[members], return_index=True)
+                sums[k, found] = np.add.reduceat(part, starts, axis=0)
+                scatter[k] = part.T @ part
+        counts = np.stack([np.bincount(labels[folds == k], minlength=classes) for k in range(FOLDS)])
+        return cls(counts.astype(np.float64), sums, scatter)
+
+    def all(self) -> _Totals:
+        return self.counts.sum(axis=0), self.sums.sum(axis=0), self.scatter.sum(axis=0)
+
+    def without(self, fold: int) -> _Totals:
+        counts, sums, scatter = self.all()
+        return counts - self.counts[fold], sums - self.sums[fold], scatter - self.scatter[fold]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The rows of a fold, seen by the discriminant of all others. `known`: those whose class it knows."""
+
+    members: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    rotated: Floats
+    known: NDArray[np.bool_]
+    discriminant: Discriminant
+
+    @classmethod
+    def of(
+        cls,
+        rows: Floats,
+        labels: NDArray[np.int64],
+        members: NDArray[np.int64],
+        others: _Totals,
+        centre: Floats,
+    ) -> _Part:
+        counts, sums, scatter = others
+        if not counts.any():
+            # No class has two rows, so the others say nothing: every class is as likely as its share.
+            counts, sums, scatter = np.bincount(labels, minlength=len(counts)).astype(np.float64), 0 * sums, 0 * scatter
+            known = np.zeros(len(members), dtype=bool)
+        else:
+            known = counts[labels[members]] > 0
+        found = Discriminant.of((counts, sums, scatter), np.zeros_like(centre))
+        return cls(members, labels[members], rows[members] @ found.axes, known, found)
+
+
+def _choose(parts: list[_Part]) -> tuple[float, float, float | None]:
+    """Shrinkage and temperature with the smallest mean log loss of held-out rows, and that loss."""
+    judged = sum(int(part.known.sum()) for part in parts)
+    if not judged:
+        return SHRINKAGES[-1], 1.0, None
+    best, start = (SHRINKAGES[0], 1.0, np.inf), TEMPERATURES.index(5.0)
+    for shrinkage in SHRINKAGES:
+        scores = [part.discriminant.scores(part.rotated[part.known], shrinkage) for part in parts]
+        tried: dict[int, float] = {}
+        # The loss is convex in 1 / temperature, so its minimum lies downhill from wherever we start.
+        for step in (1, -1):
+            k = start
+            while 0 <= k < len(TEMPERATURES):
+                if k not in tried:
+                    tried[k] = sum(_loss(*pair, TEMPERATURES[k]) for pair in zip(parts, scores, strict=True)) / judged
+                if k != start and tried[k] >= tried[k - step]:
+                    break
+                k += step
+        start = min(tried, key=lambda k: (tried[k], k))
+        if tried[start] < best[2]:
+            best = (shrinkage, TEMPERATURES[start], tried[start])
+    return best
+
+
+def _loss(part: _Part, scores: Floats, temperature: float) -> float:
+    logs = scores / temperature
+    logs += part.discriminant.log_prior
+    right = logs[np.arange(len(logs)), part.labels[part.known]]
+    logs -= right[:, None]
+    largest = logs.max(axis=1, keepdims=True) if len(logs) else logs[:, :1]
+    logs -= largest
+    return float((np.log(np.exp(logs, out=logs).sum(axis=1)) + largest[:, 0]).sum())
+
+
+def _indices(labels: Any, rows: int, classes: int) -> NDArray[np.int64]:
+    found = np.asarray(labels)
+    if found.shape != (rows,) or found.dtype.kind not in "iu":
+        raise InputError(f"labels: expected {rows} class indices, one for each row, found shape {list(found.shape)}")
+    if found.min() < 0 or found.max() >= classes:
+        raise InputError(f"labels must be class indices from 0 to {classes - 1}")
+    return found.astype(np.int64)

@@ -1,0 +1,131 @@
+"""The built-in benchmark: its characters are real and different, its pictures depend on their own numbers only."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tunable_magmax.data.alphabet import FONTS, SIDE, alphabets
+from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.glyphs import SITE, SIZE, clean_glyphs, glyph_pictures, glyph_samples
+from tunable_magmax.errors import InputError
+
+
+def pixels(samples, positions):
+    return [np.asarray(picture) for picture in samples.load(positions)]
+
+
+# -- characters -------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_enough_characters_and_the_two_lists_share_none():
+    own, others = alphabets()
+    assert len(own.characters) >= 200
+    assert len(others.characters) >= 200
+    assert not set(own.characters) & set(others.characters)
+    assert len(set(own.names) | set(others.names)) == len(own.names) + len(others.names)
+
+
+def test_names_are_readable_and_every_script_is_there_early():
+    names = alphabets()[0].names
+    assert names[0] == "digit zero"
+    assert "greek small letter alpha" in names
+    for script in ("digit", "latin", "greek", "cyrillic"):
+        assert any(name.startswith(script) for name in names[:20])
+
+
+@pytest.mark.parametrize("letters", ["AΑА", "EΕЕ", "oοо", "BΒВ", "vV∨", "jϳј", "ΣƩ∑", "3З", "ƷӠ", "U∪Ս", "lI∣"])
+def test_of_letters_that_look_the_same_one_at_most_is_a_class(letters):
+    own, others = alphabets()
+    assert sum(letter in own.characters + others.characters for letter in letters) <= 1
+
+
+def test_no_two_characters_are_drawn_alike_in_any_font():
+    masks = np.concatenate([alphabet.masks for alphabet in alphabets()])
+    for font in range(len(FONTS)):
+        assert len({mask.tobytes() for mask in masks[:, font]}) == len(masks)
+
+
+def test_none_is_the_box_of_a_missing_character():
+    from tunable_magmax.data.alphabet import _drawn
+
+    for font, name in enumerate(FONTS):
+        box, _ = _drawn(name, "\U000e1234")
+        for alphabet in alphabets():
+            assert not (alphabet.masks[:, font] == box).all(axis=(1, 2)).any()
+
+
+def test_every_drawing_has_ink_in_the_middle():
+    for alphabet in alphabets():
+        rows, columns = (alphabet.masks.max(axis=axis) > 0 for axis in (3, 2))
+        for held in (rows, columns):
+            first, last = held.argmax(axis=2), SIDE - 1 - held[:, :, ::-1].argmax(axis=2)
+            assert abs(first + last - (SIDE - 1)).max() <= 2
+
+
+def test_more_classes_than_characters():
+    most = len(alphabets()[0].characters)
+    glyph_samples(classes=most, train=1, test=1)
+    with pytest.raises(InputError, match=rf"{most + 1} classes asked for, and there are 2 to {most} characters"):
+        glyph_samples(classes=most + 1)
+
+
+def test_no_pictures_of_a_class():
+    with pytest.raises(InputError, match="test is 0, the number of pictures of each class; give 1 or more"):
+        glyph_samples(test=0)
+
+
+@pytest.mark.parametrize("module", ["PIL", "matplotlib"])
+def test_an_installation_without_fonts_or_pillow_says_what_to_install(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=r'pip install "tunable-magmax\[train,report\]"'):
+        alphabets.__wrapped__()
+
+
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_do_not_depend_on_what_else_is_read():
+    train, _ = glyph_samples(classes=10, train=6, test=2, seed=3)
+    together = pixels(train, range(len(train)))
+    again, _ = glyph_samples(classes=10, train=6, test=2, seed=3)
+    for position in (41, 7, 59):
+        [alone] = pixels(again, [position])
+        assert (alone == together[position]).all()
+
+
+def test_seeds_parts_and_sites_hold_other_pictures():
+    train, test = glyph_samples(classes=5, train=4, test=4)
+    other, _ = glyph_samples(classes=5, train=4, test=4, seed=1)
+    sites = [glyph_pictures(train.labels, 5, 0, SITE + k) for k in range(2)]
+    drawn = [picture.tobytes() for samples in (train, test, other, *sites) for picture in pixels(samples, range(20))]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_pictures_are_rgb_of_one_size_and_labels_say_what_they_show():
+    train, test = glyph_samples(classes=8, train=3, test=2)
+    assert train.classes == test.classes == alphabets()[0].names[:8]
+    assert train.labels == tuple(k for k in range(8) for _ in range(3))
+    assert {picture.shape for picture in pixels(test, range(len(test)))} == {(SIZE, SIZE, 3)}
+
+
+def test_distorted_pictures_look_like_their_own_clean_ones():
+    """By correlation with the clean pictures alone, far more are right than chance would give."""
+    train, _ = glyph_samples(classes=10, train=20, test=1)
+    clean = np.array([[np.asarray(p)[:, :, 0].ravel() for p in fonts] for fonts in clean_glyphs(train.classes)], float)
+    drawn = np.array([p[:, :, 0].ravel() for p in pixels(train, range(len(train)))], float)
+    clean, drawn = ((x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) for x in (clean, drawn))
+    best = np.einsum("cfp,np->ncf", clean, drawn).max(axis=2).argmax(axis=1)
+    assert (best == np.array(train.labels)).mean() > 0.5
+
+
+def test_clean_pictures_of_unknown_classes():
+    with pytest.raises(InputError, match=r"'digit zeros' \(did you mean 'digit zero'\?\)"):
+        clean_glyphs(["digit one", "digit zeros"])
+
+
+def test_the_benchmark_opens_by_name(tmp_path):
+    given = {"name": "glyphs", "classes": 12, "train": 3, "test": 2, "tasks": 4}
+    benchmark = open_benchmark(BenchmarkOptions.read(given, tmp_path))
+    assert [len(task.classes) for task in benchmark.tasks] == [3, 3, 3, 3]
+    assert [len(task.train) for task in benchmark.tasks] == [9, 9, 9, 9]

@@ -1,0 +1,208 @@
+"""Preferences from the base's embeddings: mixtures are found again, and the error that is expected is the error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.base_features import TaskProbe, expected_error, outside, probe_preference
+from tunable_magmax.preference.mixture import mixture_weights
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.uncertainty import Resampling, half_l1
+
+Floats = NDArray[np.float64]
+WIDTH = 24
+NO_DRAWS = Resampling(replicates=0)
+
+
+class World:
+    """Tasks of some classes each, as clouds in the base's space. `gap`: how far apart classes are, in their spread."""
+
+    def __init__(self, seed: int, tasks: int = 4, each: int = 3, gap: float = 1.0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.tasks, self.each = tasks, each
+        self.means = gap * self.rng.normal(size=(tasks, each, WIDTH))
+
+    def draw(self, task: int, rows: int) -> tuple[Floats, list[str]]:
+        classes = self.rng.integers(0, self.each, rows)
+        points = self.means[task][classes] + self.rng.normal(size=(rows, WIDTH))
+        return points, [f"class {task * self.each + c}" for c in classes]
+
+    def profiles(self, rows: int = 120) -> tuple[list[Floats], list[list[str]]]:
+        drawn = [self.draw(t, rows) for t in range(self.tasks)]
+        return [points for points, _ in drawn], [labels for _, labels in drawn]
+
+    def target(self, *counts: int) -> Floats:
+        return np.concatenate([self.draw(t, count)[0] for t, count in enumerate(counts) if count])
+
+
+@pytest.mark.parametrize("counts", [(60, 0, 40, 0), (25, 25, 25, 25), (100, 0, 0, 0), (0, 80, 10, 10)])
+def test_the_mixture_is_found_again(counts: tuple[int, ...]) -> None:
+    world = World(0)
+    features, labels = world.profiles()
+    found = Preference.from_base_features(features, labels, world.target(*counts))
+    assert found.method == "probe"
+    assert half_l1(np.array(found.weights), np.array(counts) / 100) < 0.06
+    assert found.intervals is not None
+    for weight, (low, high) in zip(found.weights, found.intervals, strict=True):
+        assert low <= weight + 1e-9
+        assert weight - 1e-9 <= high
+    told = found.provenance
+    assert told["samples"] == 100
+    assert told["task_samples"] == [120] * 4
+    assert 0 <= told["expected_error"] < 0.15  # type: ignore[operator]
+    assert told["outside"] < 0.15  # type: ignore[operator]
+    facts = told["probe"]
+    assert isinstance(facts, dict)
+    assert facts["task_accuracy"] == pytest.approx(np.mean(facts["task_accuracies"]))
+    assert facts["class_accuracy"] <= facts["task_accuracy"]
+    assert Preference.from_json(found.to_json()) == found
+
+
+def test_it_beats_counting_the_predicted_tasks_where_classes_overlap() -> None:
+    errors = []
+    for seed in range(6):
+        world = World(seed, tasks=5, gap=0.5)
+        features, labels = world.profiles(200)
+        target = world.target(70, 30, 0, 0, 0)
+        fitted = TaskProbe.fit(features, labels)
+        table = fitted.likelihoods(fitted.probe.posterior(target))
+        truth = np.array([0.7, 0.3, 0, 0, 0])
+        counted = np.bincount(table.argmax(axis=1), minlength=5) / 100
+        found = np.array(probe_preference(features, labels, target, resampling=NO_DRAWS).weights)
+        errors.append((half_l1(found, truth), half_l1(counted, truth)))
+    ours, counting = np.mean(errors, axis=0)
+    assert ours < 0.7 * counting
+
+
+def test_likelihoods_are_bayes_without_the_tasks_shares() -> None:
+    """A task with nine times the rows of another must not look more likely for that."""
+    world = World(1, tasks=2, each=1, gap=0.4)
+    (large, few), target = (world.draw(0, 900), world.draw(1, 100)), world.target(200, 200)
+    found = probe_preference([large[0], few[0]], [large[1], few[1]], target, resampling=NO_DRAWS)
+    assert found.weights == pytest.approx((0.5, 0.5), abs=0.1)
+
+
+def test_tasks_that_share_classes_are_told_apart_by_their_look() -> None:
+    rng = np.random.default_rng(2)
+    means, look = rng.normal(size=(3, WIDTH)), rng.normal(size=WIDTH)
+    labels = rng.integers(0, 3, 150)
+    photos = means[labels] + rng.normal(size=(150, WIDTH)) * 0.5
+    sketches = means[labels] + look + rng.normal(size=(150, WIDTH)) * 0.5
+    target = means[labels[:50]] + look + rng.normal(size=(50, WIDTH)) * 0.5
+    found = probe_preference([photos, sketches], [labels, labels], target)
+    assert found.weights[1] > 0.9
+
+
+def test_tasks_that_are_the_same_share() -> None:
+    world = World(3, tasks=2)
+    (first, names), (other, others) = world.draw(0, 100), world.draw(1, 100)
+    target = world.target(30, 30)
+    found = probe_preference([first, first, other], [names, names, others], target, resampling=NO_DRAWS)
+    assert found.weights == pytest.approx((0.25, 0.25, 0.5), abs=0.05)
+
+
+def test_permuting_tasks_permutes_weights() -> None:
+    world = World(4)
+    features, labels = world.profiles()
+    target = world.target(20, 10, 0, 30)
+    found = probe_preference(features, labels, target, resampling=NO_DRAWS).weights
+    order = [2, 0, 3, 1]
+    moved = probe_preference([features[t] for t in order], [labels[t] for t in order], target, resampling=NO_DRAWS)
+    assert moved.weights == pytest.approx([found[t] for t in order], abs=1e-4)
+
+
+def test_one_seed_one_result_and_any_kind_of_array() -> None:
+    world = World(5)
+    features, labels = world.profiles(40)
+    target = world.target(9, 6, 0, 0)
+    found = probe_preference(features, labels, target)
+    assert probe_preference(features, labels, target) == found
+    assert probe_preference(features, labels, target, resampling=Resampling(seed=1)) != found
+    indices = [torch.tensor([int(name.split()[1]) for name in names]) for names in labels]
+    tensors = probe_preference([torch.tensor(x) for x in features], indices, torch.tensor(target))
+    assert tensors == found
+
+
+@pytest.mark.parametrize("gap", [0.3, 0.8])
+def test_the_expected_error_is_the_error(gap: float) -> None:
+    truth = np.array([0.6, 0.4, 0, 0, 0])
+    foreseen, real = [], []
+    for seed in range(12):
+        world = World(seed, tasks=5, gap=gap)
+        fitted = TaskProbe.fit(*world.profiles(150))
+        target = world.target(*world.rng.multinomial(50, truth))
+        table = fitted.likelihoods(fitted.probe.posterior(target))
+        weights = mixture_weights(table, np.ones((1, 50)), 0.5)[0]
+        foreseen.append(expected_error(fitted, weights, 50, 0.5))
+        real.append(float(half_l1(weights, truth)))
+    assert np.mean(foreseen) == pytest.approx(np.mean(real), rel=0.4)
+
+
+def test_something_that_no_task_held_is_outside() -> None:
+    world = World(6)
+    fitted = TaskProbe.fit(*world.profiles(200))
+    equal = np.full(4, 0.25)
+    own = world.target(100, 100, 100, 100)
+    assert outside(fitted, equal, fitted.probe.distances(own)) == pytest.approx(0.05, abs=0.04)
+    foreign = World(99).target(50, 50)
+    assert outside(fitted, equal, fitted.probe.distances(foreign)) > 0.5
+    # Only the tasks with weight set the measure.
+    alone = outside(fitted, np.array([1.0, 0, 0, 0]), fitted.probe.held_out_distances[fitted.members == 0])
+    assert alone == pytest.approx(0.05, abs=0.01)
+
+
+def test_one_sample_and_one_task() -> None:
+    world = World(7)
+    features, labels = world.profiles(30)
+    one = probe_preference(features, labels, world.target(0, 1, 0, 0))
+    assert one.intervals == ((0, 1),) * 4
+    assert np.argmax(one.weights) == 1
+    alone = probe_preference(features[:1], labels[:1], world.target(5, 0, 0, 0))
+    assert alone.weights == (1,)
+    assert alone.provenance["expected_error"] == 0
+    rows = probe_preference([x[:1] for x in features], [y[:1] for y in labels], world.target(0, 9, 0, 0))
+    assert sum(rows.weights) == pytest.approx(1)
+
+
+def test_of_very_many_samples_a_draw_is_used() -> None:
+    world = World(8)
+    features, labels = world.profiles(30)
+    found = probe_preference(features, labels, world.target(30, 30, 0, 0), max_samples=20, resampling=NO_DRAWS)
+    assert (found.provenance["samples"], found.provenance["given_samples"]) == (20, 60)
+
+
+def test_identical_features_give_equal_weights_and_a_warning() -> None:
+    with pytest.warns(UserWarning, match="all features are identical, in every task and in the target"):
+        found = probe_preference([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
+    assert found.weights == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task_features": []}, "task_features: expected a list with one entry for each task"),
+        ({"task_labels": "ab"}, "task_labels: expected a list with one entry for each task"),
+        ({"task_labels": [[0, 1]]}, "2 arrays of task features and 1 lists of their labels"),
+        ({"task_labels": [[0, 1], [1]]}, "task 2: 2 rows of features and 1 labels: give one for each row"),
+        ({"target_features": np.ones((2, 3))}, "task 1: its features have width 2 and the target's have width 3"),
+        ({"target_features": np.ones((0, 2))}, "base features of the target: no samples; give at least one"),
+        ({"target_features": np.full((1, 2), np.nan)}, "base features of the target: 1 of 1 rows hold NaN or infinity"),
+        ({"concentration": -1}, "concentration must be a number >= 0, not -1"),
+        ({"max_samples": 0}, "max_samples must be >= 1, not 0"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "task_features": [np.eye(2), 2 - np.eye(2)],
+        "task_labels": [[0, 1], [2, 3]],
+        "target_features": np.eye(2),
+    }
+    with pytest.raises(InputError) as error:
+        probe_preference(**{**given, **change})
+    assert message in str(error.value)

@@ -182,6 +182,29 @@ def test_ready_features_under_the_base(tmx, based, site, tmp_path, method, kind)
     assert found["provenance"]["read"] == {"inputs": given.name}
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_probe_that_cannot_be_trusted_gives_way_if_there_is_more(tmx, based, site, alone):
+    rng = np.random.default_rng(0)
+    for name in NAMES:
+        path = based / "profiles" / f"{name}.safetensors"
+        profile = Profile.load(path)
+        noise = rng.normal(size=(40, 4))
+        Profile(
+            *(name, CLASSES, profile.label_counts, 100, profile.features, profile.encoder),
+            **{"base": "the base", "base_features": noise, "row_labels": profile.row_labels},
+        ).save(path)
+    np.save(site / "features" / "base.npy", rng.normal(size=(3, 4)))
+    given = site / "features" / "base.npy" if alone else site / "features"
+    found = json.loads(tmx("prefer", based, "--inputs", given, "--json").out)["preference"]
+    facts = found["provenance"]["auto"]
+    if alone:
+        assert found["method"] == "probe"
+        assert facts["reason"].endswith("above the limit 0.4, but there is nothing else to compare")
+    else:
+        assert found["method"] == "ot"
+        assert facts["probe_expected_error"] > 0.4
+
+
 def test_a_probe_and_labels_are_combined(tmx, based, site):
     given = ("--inputs", site / "features", "--labels", site / "labels.txt")
     for method in ("auto", "probe"):

@@ -21,7 +21,7 @@ from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import results_of
 from tunable_magmax.experiments.words import findings
 
-VOID = {"meta", "img", "br", "link", "input", "hr"}
+VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 
 
 class Page(HTMLParser):

@@ -97,13 +97,15 @@ def read_base_features(path: Path, tasks: Sequence[str], encoders: Sequence[str]
     return Features(feature_matrix(only, str(path)), encoder, str(path))
 
 
-def holds_task_features(path: Path, tasks: Sequence[str]) -> bool:
-    """Whether a file or folder of ready features can hold those under each task's encoder."""
+def holds_task_features(path: Path, tasks: Sequence[str], encoders: Sequence[str]) -> bool:
+    """Whether a file or folder of ready features seems to hold those under each task's encoder."""
     if path.is_dir():
         stems = {item.stem for item in path.iterdir() if item.suffix in SUFFIXES}
         return any(task in stems for task in tasks)
     tensors, _ = _arrays(path)
-    return any(task in tensors for task in tasks) or (len(tensors) == 1 and BASE not in tensors)
+    if len(tensors) != 1:
+        return any(task in tensors for task in tasks)
+    return getattr(next(iter(tensors.values())), "ndim", 0) == 3 or len(set(encoders)) == 1
 
 
 def _require(path: Path, tasks: Sequence[str], found: Any, what: str) -> None:

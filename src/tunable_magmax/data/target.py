@@ -65,7 +65,7 @@ class Target:
         """Whether the target's features under each task's encoder are at hand or can be made."""
         if self.inputs is None:
             return False
-        return not self.ready or holds_task_features(self.inputs, self.run.labels)
+        return not self.ready or holds_task_features(self.inputs, self.run.labels, self._encoders)
 
     @property
     def can_probe(self) -> bool:
@@ -149,8 +149,11 @@ class Target:
     @cached_property
     def _ready_base(self) -> Features | None:
         assert self.inputs is not None
-        encoders = [profile.encoder for profile in self.run.profiles if profile is not None]
-        return read_base_features(self.inputs, self.run.labels, encoders)
+        return read_base_features(self.inputs, self.run.labels, self._encoders)
+
+    @property
+    def _encoders(self) -> list[str]:
+        return [profile.encoder for profile in self.run.profiles if profile is not None]
 
     def _checked_base(self, profile: Profile) -> Any:
         found = self._ready_base

@@ -94,7 +94,8 @@ def budget_drawings(results: Results) -> list[Drawing]:
             place.margins(y=0.12)
             place.set_xlim(0.3, len(numbers) + 0.7)
             if len(numbers) > 10:
-                place.set_xticks([1, *range(5, len(numbers) + 1, 5 if len(numbers) <= 30 else 10)])
+                step = 5 if len(numbers) <= 30 else 10
+                place.set_xticks([1, *range(step, len(numbers) + 1, step)])
             else:
                 place.set_xticks(range(1, len(numbers) + 1))
                 for t, number in enumerate(numbers, 1):

@@ -102,7 +102,7 @@ def html(table: Table) -> str:
     for k, row in enumerate(table.rows):
         kind = ' class="group"' if k and k in table.breaks else ""
         cells = [
-            f'<th scope="row">{html_text(row[0].shown)}</th>',
+            f'<th scope="row">{_breakable(html_text(row[0].shown))}</th>',
             *(_html_cell(cell, table.numeric(at)) for at, cell in enumerate(row) if at),
         ]
         body.append(f"<tr{kind}>{''.join(cells)}</tr>")
@@ -175,6 +175,11 @@ def _latex_cell(cell: Cell) -> str:
 def html_text(text: str) -> str:
     """Escaped text; what stands in backquotes becomes code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _breakable(text: str) -> str:
+    """Where a long row name may break on a narrow screen."""
+    return text.replace(":", ":<wbr>").replace("@", "<wbr>@").replace(",", ",<wbr>")
 
 
 def _html_cell(cell: Cell, numeric: bool) -> str:

@@ -47,7 +47,7 @@ th[aria-sort=descending] button span::after { content: "\\2193"; color: inherit;
 .picture .scroll { background: #fff; }
 .picture img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+@media (max-width: 40rem) { tbody th { white-space: normal; overflow-wrap: break-word; min-width: 7.5rem; }
   table { font-size: .84rem; } th, td { padding: .3rem .45rem; } }
 @media print { .scroll { overflow: visible; border: 0; } thead button span::after { content: ""; } }
 """

@@ -79,6 +79,7 @@ def _probe(bench: Workbench, positions: Sequence[int]) -> Preference:
         [profile.base_features for profile in bench.profiles],
         [profile.row_labels for profile in bench.profiles],
         bench.base_features(positions),
+        fitted=bench.probe,
         resampling=PLAIN,
     )
 
@@ -90,6 +91,7 @@ def _auto(bench: Workbench, positions: Sequence[int]) -> Preference:
         task_base_features=[profile.base_features for profile in bench.profiles],
         task_base_labels=[profile.row_labels for profile in bench.profiles],
         target_base_features=bench.base_features(positions),
+        fitted=bench.probe,
         resampling=PLAIN,
     )
 

@@ -26,6 +26,7 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_state
+from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.profiling import read_run_profiles
 from tunable_magmax.training.config import TrainConfig
 
@@ -211,6 +212,18 @@ class Workbench:
         return np.array(
             [((features[rows] @ weight.T).argmax(axis=1) == truth).sum() for features in self._task_features]
         )
+
+    @cached_property
+    def probe(self) -> TaskProbe:
+        """The probe of the tasks, for all environments."""
+        tables, labels = [], []
+        for profile in self.profiles:
+            if profile.base_features is None or profile.row_labels is None:
+                raise InputError(f"the profile of task {profile.task!r} lacks the base's embeddings: train again")
+            tables.append(profile.base_features)
+            labels.append(profile.row_labels.tolist())
+        with self.timed("embed"):
+            return TaskProbe.fit(tables, labels)
 
     @cached_property
     def _meta(self) -> Prepared:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.base_features import probe_preference
+from tunable_magmax.preference.base_features import TaskProbe, probe_preference
 from tunable_magmax.preference.features import feature_preference
 from tunable_magmax.preference.labels import count_classes, label_preference
 from tunable_magmax.preference.mixture import log_likelihood
@@ -49,6 +49,7 @@ def auto_preference(
     task_base_features: Sequence[Any] | None = None,
     task_base_labels: Sequence[Any] | None = None,
     target_base_features: Any = None,
+    fitted: TaskProbe | None = None,
     task_label_counts: Sequence[Any] | None = None,
     labels: Iterable[Any] | None = None,
     limit: float = LIMIT,
@@ -58,7 +59,7 @@ def auto_preference(
     """The preference of the best source for what is given; the choice and its reason are in the provenance.
 
     What is costly to make may be given as a function, which is called only if the rule asks for it: `predictions`,
-    `target_features`, `target_base_features`. For the last, see `base_features.probe_preference`.
+    `target_features`, `target_base_features`. For the last and `fitted`, see `base_features.probe_preference`.
 
     >>> chosen = auto_preference(task_predictions=[{"a": 90, "b": 10}, {"b": 100}], predictions=["a"] * 30)
     >>> chosen.method, chosen.provenance["auto"]["chosen"]
@@ -94,7 +95,7 @@ def auto_preference(
         assert task_base_features is not None
         assert task_base_labels is not None
         found = probe_preference(
-            task_base_features, task_base_labels, _made(target_base_features), resampling=resampling
+            task_base_features, task_base_labels, _made(target_base_features), fitted=fitted, resampling=resampling
         )
         told, good, facts = _judged("probe", found.provenance.get("expected_error"), limit)
         if good or not (predicts or compares):

@@ -83,13 +83,15 @@ def probe_preference(
     *,
     concentration: float = CONCENTRATION,
     max_samples: int | None = 5000,
+    fitted: TaskProbe | None = None,
     resampling: Resampling = DEFAULT,
 ) -> Preference:
     """Weights of the mixture of tasks that best explains the target's embeddings by the base.
 
     `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all
     embedded by one encoder, the base. A task that explains less than 1 - `concentration` of a sample gets no weight.
-    Of more than `max_samples` target samples a seeded draw is used.
+    Of more than `max_samples` target samples a seeded draw is used. `fitted`: the probe of these tasks, where it was
+    made for another target already.
 
     >>> cats, cars = [[1.0, 0.1], [1.0, 0.2], [1.0, 0.0]], [[0.1, 1.0], [0.2, 1.0], [0.0, 1.0]]
     >>> labels = [["cat"] * 3, ["car"] * 3]
@@ -114,7 +116,7 @@ def probe_preference(
         )
         record["reason"] = "all features are identical"
         return conclude("probe", np.full(len(tasks), 1 / len(tasks)), None, samples, record, resampling)
-    fitted = TaskProbe.fit(tasks, labels, resampling.seed)
+    fitted = TaskProbe.fit(tasks, labels, resampling.seed) if fitted is None else fitted
     likelihoods = fitted.likelihoods(fitted.probe.posterior(target))
     weights = mixture_weights(likelihoods, np.ones((1, samples)), concentration)[0]
     drawn = [mixture_weights(likelihoods, draws, concentration) for draws in sample_replicates(samples, resampling)]

@@ -188,11 +188,7 @@ def test_a_probe_that_cannot_be_trusted_gives_way_if_there_is_more(tmx, based, s
     for name in NAMES:
         path = based / "profiles" / f"{name}.safetensors"
         profile = Profile.load(path)
-        noise = rng.normal(size=(40, 4))
-        Profile(
-            *(name, CLASSES, profile.label_counts, 100, profile.features, profile.encoder),
-            **{"base": "the base", "base_features": noise, "row_labels": profile.row_labels},
-        ).save(path)
+        dataclasses.replace(profile, base_features=rng.normal(size=(40, 4))).save(path)
     np.save(site / "features" / "base.npy", rng.normal(size=(3, 4)))
     given = site / "features" / "base.npy" if alone else site / "features"
     found = json.loads(tmx("prefer", based, "--inputs", given, "--json").out)["preference"]

@@ -119,3 +119,10 @@ def test_other_environments_of_a_row_are_put_together_and_doubles_come_from_the_
     assert shares["D1/42"] == again["environments"][0]["right"] / 400
     assert len(load_results(tmp_path, kinds=["sequence"]).measured) == 0
     assert len(load_results([tmp_path / "a"], rows=["magmax@0.5"]).measured) == 0
+
+
+def test_what_training_tells_is_no_record_of_an_experiment(tmp_path: Path) -> None:
+    write_records(tmp_path / "records.jsonl", [scale_record(3)])
+    write_records(tmp_path / "work" / "seed-3" / "records.jsonl", [{"kind": "step", "task": 1}])
+    (tmp_path / "work" / "seed-3" / "run.json").write_text("{}")
+    assert len(load_results(tmp_path).scales) == 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tunable_magmax.experiments import paper
-from tunable_magmax.experiments.intervals import Mean, averaged, mean_over_seeds, paired
+from tunable_magmax.experiments.intervals import Mean, averaged, interval_note, mean_over_seeds, paired
 from tunable_magmax.experiments.records import Record
 from tunable_magmax.experiments.results import Measured, Results, row_order, row_parts
 from tunable_magmax.experiments.table import Cell, Table
@@ -28,12 +28,14 @@ def leads_table(results: Results, chosen: str = "matched") -> Table | None:
     """For each setting: MAGMAX at its best scale, what labels add to it, and how much of that inputs alone keep."""
     sources = ("label", "auto", "ot")
     lines = []
+    seeds = 0
     for setting in results.settings:
         by_row = grouped(results.of(setting, results.main_family(setting)))
         reference = by_row.get("magmax@best")
         leads = {name: paired(by_row.get(f"tunable:{name}@{chosen}", ()), reference or ()) for name in sources}
         if all(lead is None for lead in leads.values()):
             continue
+        seeds = max(seeds, *(lead.seeds for lead in leads.values() if lead is not None))
         cells = [Cell(text=setting), percent(averaged(reference or ()))]
         for lead in leads.values():
             ends = None if lead is None else (100 * lead.low, 100 * lead.high)
@@ -49,7 +51,7 @@ def leads_table(results: Results, chosen: str = "matched") -> Table | None:
         f"Lead over MAGMAX at its best scale, Tunable MAGMAX at scale {chosen} (points of accuracy)",
         ("setting", "magmax@best", *(f"tunable:{name}@{chosen}" for name in sources), "auto / label"),
         tuple(lines),
-        ("In brackets: 95% interval of a paired bootstrap over seeds and environments.",),
+        (interval_note(seeds),),
         ("", "%", "points", "points", "points", "% of the lead"),
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from tunable_magmax.experiments.results import Measured
+from tunable_magmax.preference.arrays import Floats
 
 REPLICATES = 10_000
 LEVEL = 0.95
@@ -84,9 +86,7 @@ def paired(row: Iterable[Measured], reference: Iterable[Measured], seed: int = 0
     for pair in both:
         at = seeds.index(pair[0]), places.index(pair[1])
         table[at], there[at] = ours[pair] - theirs[pair], 1.0
-    rng = np.random.default_rng(seed)
-    by_seed = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), REPLICATES)
-    by_place = rng.multinomial(len(places), np.full(len(places), 1 / len(places)), REPLICATES)
+    by_seed, by_place = _resamples(len(seeds), len(places), seed)
     sums = ((by_seed @ table) * by_place).sum(axis=1)
     counts = ((by_seed @ there) * by_place).sum(axis=1)
     drawn = counts > 0  # a sample may hold no pair where some are missing
@@ -102,6 +102,14 @@ def paired(row: Iterable[Measured], reference: Iterable[Measured], seed: int = 0
         len(seeds),
         len(places),
     )
+
+
+@lru_cache(maxsize=16)  # hundreds of differences share a few shapes
+def _resamples(seeds: int, places: int, seed: int) -> tuple[Floats, Floats]:
+    """How often each seed and each environment was drawn: [replicates, seeds] and [replicates, environments]."""
+    rng = np.random.default_rng(seed)
+    first, second = (rng.multinomial(n, np.full(n, 1 / n), REPLICATES).astype(np.float64) for n in (seeds, places))
+    return first, second
 
 
 def interval_note(seeds: int) -> str:

@@ -103,11 +103,14 @@ def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def find_records(place: str | Path) -> list[Path]:
-    """The record files at a place: itself if it is a file, else all that lie under the folder, in order of path."""
+    """The record files at a place: itself if it is a file, else all that lie under the folder, in order of path.
+
+    What a training run tells while it runs has the same name, beside a `run.json`, and is none of them.
+    """
     place = Path(place)
     if place.is_file():
         return [place]
-    return sorted(place.rglob(RECORDS))
+    return sorted(path for path in place.rglob(RECORDS) if not (path.parent / "run.json").exists())
 
 
 def _mend(handle: int) -> bool:

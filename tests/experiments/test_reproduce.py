@@ -20,8 +20,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sums in another order differ in the last bit, so all runs that are compared have the same number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -57,7 +58,7 @@ def without_times(records: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, one_thread):
     root = tmp_path_factory.mktemp("experiment")
     experiment = read_experiment(written(root))
     files = reproduce_all(experiment, root / "results", root / "work", device="cpu")

@@ -6,12 +6,15 @@ import json
 import pytest
 
 from tunable_magmax import demo as demonstration
+from tunable_magmax import demo_sites
 from tunable_magmax.cli.app import main
-from tunable_magmax.demo import BASELINES, CONFIG, SITES, SOURCES, TASKS, run_demo, slug
+from tunable_magmax.demo import BASELINES, CONFIG, SOURCES, run_demo
+from tunable_magmax.demo_sites import SITES, TASKS, slug
 from tunable_magmax.errors import InputError
 from tunable_magmax.models import glyph_encoder
 
-SMALL = {"TRAIN": 6, "TEST": 3, "KNOWN": 40, "UNSEEN": 60}
+PICTURES = {"TRAIN": 6, "TEST": 3}
+SMALL = {"KNOWN": 40, "UNSEEN": 60}
 SOON = {"epochs": 1, "batch": 16, "lr": 1e-3, "warmup": 0}
 
 
@@ -19,8 +22,9 @@ SOON = {"epochs": 1, "batch": 16, "lr": 1e-3, "warmup": 0}
 def small():
     """A demonstration of seconds, which shows that all parts work, not that anything is learnt."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in SMALL.items():
-            patch.setattr(demonstration, name, value)
+        for module, sizes in ((demonstration, PICTURES), (demo_sites, SMALL)):
+            for name, value in sizes.items():
+                patch.setattr(module, name, value)
         patch.setattr(demonstration, "OPTIMISATION", SOON)
         patch.setattr(glyph_encoder, "STEPS", 5)
         patch.setattr(glyph_encoder, "EACH", 2)
@@ -46,7 +50,7 @@ def test_every_model_is_measured_on_every_task_and_site(demo):
         own = [row for row in rows if row.own == site]
         assert [row.model for row in own] == ["best single task", *(f"from {source}" for source in SOURCES.values())]
         assert [row.tailored for row in own] == [False, *(True for _ in SOURCES)]
-    assert {(len(row.tasks), len(row.sites)) for row in rows} == {(len(TASKS), len(SITES))}
+    assert {(len(row.tasks), len(row.sites), len(row.half)) for row in rows} == {(len(TASKS), len(SITES), len(SITES))}
 
 
 def test_the_label_preference_is_the_share_of_the_labels(demo):
@@ -140,7 +144,8 @@ def test_tailored_merges_win_on_their_sites_and_training_forgets(tmp_path):
     found = run_demo(tmp_path / "out")
     assert found.forgetting > 0.3
     for k, site in enumerate(SITES):
-        rivals = [row.sites[k] for row in found.rows if not row.tailored and row.own in (None, site)]
+        rivals = [row for row in found.rows if not row.tailored and row.own in (None, site)]
         for source in ("labels", "inputs"):
             row = next(row for row in found.rows if row.own == site and row.model == f"from {SOURCES[source]}")
-            assert row.sites[k] > max(rivals)
+            assert row.sites[k] > max(rival.sites[k] for rival in rivals)
+            assert row.half[k] > max(rival.half[k] for rival in rivals)

@@ -6,52 +6,43 @@ Everything is made on the spot (the benchmark `glyphs`) and stays as files: run,
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax import demo_sites
+from tunable_magmax.demo_sites import EACH, SITES, TASKS, Progress, characters, known_pictures, slug, write_site
 from tunable_magmax.errors import InputError
-from tunable_magmax.seeds import derived_seed
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.evaluator import Evaluator
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.profiling import RunProfiles
 
-Progress = Callable[[str, int, int], None]
-
-# Five characters each, in the order in which the alphabet brings them.
-TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
-EACH = 5
-SITES: dict[str, dict[str, float]] = {
-    "post office": {"digits-1": 0.25, "cyrillic": 0.5, "digits-2": 0.25},
-    "maths class": {"greek-1": 0.3, "signs": 0.4, "greek-2": 0.3},
-}
-KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
 TRAIN, TEST = 200, 50  # pictures of each character
 OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
 BASELINES = ("average", "random_mix", "ties", "magmax")
 SOURCES = {"labels": "its labels", "inputs": "its pictures", "inputs-ot": "its pictures, by transport"}
+HALF = 0.5
 CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
-THREADS = 4  # the model is too small for more
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A model and its accuracy on the test pictures of each task and of each site.
 
+    Merges have the scale `matched`; `half`: the accuracy on the sites with the paper's 0.5 for the step from the base.
     `own`: the site it was chosen or made for; `tailored`: whether it is a merge by that site's preference.
     """
 
     model: str
     tasks: tuple[float, ...]
     sites: tuple[float, ...]
+    half: tuple[float, ...]
     own: str | None = None
     tailored: bool = False
 
@@ -85,21 +76,22 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
     """
     _require_extras()
     from tunable_magmax.demo_picture import save_demo_picture
+    from tunable_magmax.models.glyph_encoder import one_thread
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
-    with _few_threads():
+    with one_thread():
         learnt, forgetting = _train(place, seed, report)
         for folder in ("sites", "models", "preferences"):
             shutil.rmtree(place / folder, ignore_errors=True)
         for k, (site, shares) in enumerate(SITES.items()):
-            _write_site(place / "sites" / slug(site), shares, seed, k, report)
+            write_site(place / "sites" / slug(site), shares, seed, k, report)
         rows, weights = _merge_and_measure(place, report)
     found = Demonstration(
         tasks=TASKS,
-        characters=_characters(),
+        characters=characters(),
         sites=SITES,
-        known=KNOWN,
+        known=demo_sites.KNOWN,
         rows=tuple(rows),
         weights=weights,
         learnt=learnt,
@@ -120,22 +112,6 @@ def demo_config(seed: int) -> dict[str, Any]:
     sizes = {"classes": EACH * len(TASKS), "train": TRAIN, "test": TEST, "seed": seed}
     benchmark = {"name": "glyphs", **sizes, "tasks": tasks}
     return {"model": "glyphs", "benchmark": benchmark, "train": OPTIMISATION, "seed": seed}
-
-
-def _characters() -> tuple[str, ...]:
-    from tunable_magmax.data.alphabet import alphabets
-
-    drawn = "".join(alphabets()[0].characters)
-    return tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS)))
-
-
-def slug(name: str) -> str:
-    """A name for folders.
-
-    >>> slug("post office")
-    'post-office'
-    """
-    return name.replace(" ", "-")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -168,27 +144,6 @@ def _train(place: Path, seed: int, report: Progress) -> tuple[tuple[float, ...],
     return tuple(run.matrix.rows[t][t] for t in range(len(TASKS))), metrics["forgetting"]
 
 
-# -- the sites --------------------------------------------------------------------------------------------------------
-
-
-def _write_site(place: Path, shares: Mapping[str, float], seed: int, number: int, report: Progress) -> None:
-    """Pictures of a site: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
-    from tunable_magmax.data.glyphs import SITE, glyph_pictures
-
-    draw = random.Random(derived_seed(seed, "site", number))
-    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
-    labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
-    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
-    (place / "inputs").mkdir(parents=True)
-    names = [pictures.classes[label] for label in labels]
-    (place / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
-    for position, picture in enumerate(pictures.load(range(len(labels)))):
-        folder = place / "inputs" if position < KNOWN else place / "test" / names[position]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / f"{position:04}.png")
-        report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
-
-
 # -- preferences, merges, accuracies ----------------------------------------------------------------------------------
 
 
@@ -201,19 +156,26 @@ def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[s
     run = read_run_profiles(place / "run")
     base, *tasks = (read_state(path)[0] for path in (run.base, *run.tasks))
     measure = _Measure(place, run, report)
-    rows = [measure("base", base), measure("last checkpoint", tasks[-1])]
-    with MergeSession(base, tasks) as session:
-        rows += [measure(method, session.merge(method=method).state_dict) for method in BASELINES]
     weights: dict[str, dict[str, tuple[float, ...]]] = {}
-    for site in SITES:
-        rows.append(measure("best single task", tasks[measure.best(site, tasks)], site))
-        found = {source: _preference(run, place, site, source) for source in SOURCES}
-        weights[site] = {source: preference.weights for source, preference in found.items()}
-        for source, preference in found.items():
-            preference.save(_made(place / "preferences" / f"{slug(site)}-{source}.json"))
-            model = _made(place / "models" / f"{slug(site)}-{source}")
-            merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
-            rows.append(measure(f"from {SOURCES[source]}", read_state(model)[0], site, tailored=True))
+    with MergeSession(base, tasks) as session:
+
+        def half(**given: Any) -> Mapping[str, Any]:
+            return session.merge(scale=HALF, **given).state_dict
+
+        rows = [measure("base", base, base), measure("last checkpoint", tasks[-1], half(method="last_task"))]
+        rows += [measure(name, session.merge(method=name).state_dict, half(method=name)) for name in BASELINES]
+        for site in SITES:
+            best = measure.best(site, tasks)
+            alone = [float(t == best) for t in range(len(tasks))]
+            rows.append(measure("best single task", tasks[best], half(weights=alone), site))
+            found = {source: _preference(run, place, site, source) for source in SOURCES}
+            weights[site] = {source: preference.weights for source, preference in found.items()}
+            for source, preference in found.items():
+                preference.save(_made(place / "preferences" / f"{slug(site)}-{source}.json"))
+                model = _made(place / "models" / f"{slug(site)}-{source}")
+                merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
+                states = read_state(model)[0], half(weights=preference.weights)
+                rows.append(measure(f"from {SOURCES[source]}", *states, site, tailored=True))
     return rows, weights
 
 
@@ -224,7 +186,6 @@ class _Measure:
         import yaml
 
         from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-        from tunable_magmax.data.samples import Samples
         from tunable_magmax.data.source import open_samples
         from tunable_magmax.evaluation.evaluator import Evaluator
         from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
@@ -241,20 +202,26 @@ class _Measure:
         for site in SITES:
             folder = place / "sites" / slug(site)
             unseen = open_samples(folder / "test")
-            loose = open_samples(folder / "inputs")
-            names = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
-            labels = tuple(head.classes.index(name) for name in names)
-            known = Samples(loose.origin, "image", len(loose), loose.load, head.classes, labels)
+            known = known_pictures(folder, head.classes)
             self._sites[site] = Evaluator(encoder, head, label_samples(unseen, head.classes, {}))
             self._known[site] = Evaluator(encoder, head, label_samples(known, head.classes, {}))
         self._report, self._done = report, 0
 
-    def __call__(self, model: str, state: Mapping[str, Any], own: str | None = None, tailored: bool = False) -> Row:
+    def __call__(
+        self,
+        model: str,
+        state: Mapping[str, Any],
+        half: Mapping[str, Any],
+        own: str | None = None,
+        tailored: bool = False,
+    ) -> Row:
         self._done += 1
         self._report("measuring", self._done, 2 + len(BASELINES) + len(SITES) * (1 + len(SOURCES)))
-        tasks = self._tasks.measure(state).by_task.values()
-        sites = [self._sites[site].measure(state).overall.value for site in SITES]
-        return Row(model, tuple(share.value for share in tasks), tuple(sites), own, tailored)
+        tasks = tuple(share.value for share in self._tasks.measure(state).by_task.values())
+        return Row(model, tasks, self._on_sites(state), self._on_sites(half), own, tailored)
+
+    def _on_sites(self, state: Mapping[str, Any]) -> tuple[float, ...]:
+        return tuple(self._sites[site].measure(state).overall.value for site in SITES)
 
     def best(self, site: str, tasks: Sequence[Mapping[str, Any]]) -> int:
         """The task checkpoint that gets most of the site's labelled pictures right."""
@@ -290,15 +257,3 @@ def _require_extras() -> None:
             f"the demonstration needs {' and '.join(missing)}, which this installation lacks: "
             'pip install "tunable-magmax[train,report]"'
         )
-
-
-@contextmanager
-def _few_threads() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, THREADS))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

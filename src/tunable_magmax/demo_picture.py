@@ -20,7 +20,7 @@ def save_demo_picture(found: Demonstration, path: str | Path) -> None:
     figure = blank_figure(12, 7.4)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.08)
     grid = figure.subplots(len(found.sites), 2, squeeze=False, width_ratios=(1, 1.15))
-    most = max(max(row.sites) for row in found.rows)
+    most = max(max(row.sites + row.half) for row in found.rows)
     for k, site in enumerate(found.sites):
         rows = [row for row in found.rows if row.own in (None, site)]
         _draw_accuracies(grid[k][0], rows, k, site, most)
@@ -44,11 +44,22 @@ def _draw_accuracies(axes: Any, rows: Sequence[Row], site_index: int, site: str,
     axes.barh(places, values, height=0.72, color=colours, zorder=2)
     for place, value, row in zip(places, values, rows, strict=True):
         weight = "bold" if row.tailored else "normal"
-        axes.text(value + 0.7, place, f"{value:.1f}", va="center", fontsize=8.5, color=INK, fontweight=weight)
+        axes.text(
+            max(value, 100 * row.half[site_index]) + 1.2,
+            place,
+            f"{value:.1f}",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            fontweight=weight,
+        )
+    halves = [100 * row.half[site_index] for row in rows]
+    axes.plot(halves, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
     axes.set_yticks(list(places), [row.model for row in rows], fontsize=9, color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 100 * most * 1.1)
-    axes.set_title(f"{site}: accuracy on samples not seen before (%)", loc="left", fontsize=10, color=INK)
+    title = f"{site}: accuracy on samples not seen before (%)\nbars: scale matched; dots: scale 0.5"
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, colors=FAINT)
     axes.grid(axis="x", color="#e5e7eb", linewidth=0.7, zorder=0)

@@ -12,12 +12,12 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.merge import Json
 from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.demo import slug
+from tunable_magmax.demo_sites import slug
 
 if TYPE_CHECKING:
     from tunable_magmax.demo import Demonstration, Row
 
-NAMES, WIDTH = 34, 110  # columns of the names, and of the text
+NAMES, SITE, WIDTH = 34, 8, 110  # columns of the names, of a site, and of the text
 
 
 def demo(
@@ -46,7 +46,9 @@ def demo(
 
 def _table(found: Demonstration) -> str:
     numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(found.tasks) + 1))
-    lines = [f"{'accuracy in %':<{NAMES}}{numbers}  |" + "".join(f"{site:>13}" for site in found.sites)]
+    sites = "".join(f"{site.split()[0]:>{SITE}}" for site in found.sites)
+    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("scale matched", "scale 0.5"))
+    lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}  |{sites}  |{sites}"]
     lines += [_line(row, row.model) for row in found.rows if row.own is None]
     for site in found.sites:
         lines.append(f"for the {site}")
@@ -56,7 +58,8 @@ def _table(found: Demonstration) -> str:
 
 def _line(row: Row, name: str) -> str:
     tasks = "".join(f"{100 * score:4.0f}" for score in row.tasks)
-    return f"{name:<{NAMES}}{tasks}  |" + "".join(f"{100 * score:13.1f}" for score in row.sites)
+    matched, half = ("".join(f"{100 * score:{SITE}.1f}" for score in scores) for scores in (row.sites, row.half))
+    return f"{name:<{NAMES}}{tasks}  |{matched}  |{half}"
 
 
 def _story(found: Demonstration, out: Path) -> str:
@@ -72,7 +75,8 @@ def _story(found: Demonstration, out: Path) -> str:
         "of a task's best are forgotten.",
         f"{'. '.join(mixes)}.",
         f"Lines with 'from' are merges, without training, by weights found from {found.known} pictures of the site "
-        "or from their labels. The columns of the sites are measured on other pictures.",
+        "or from their labels. The columns of the sites are measured on other pictures. The scale 'matched', the "
+        "default, makes every merged step as long as the last task's; 0.5 is the paper's.",
         f"Look at {found.picture}, and try:",
     )
     site = out / "sites" / slug(next(iter(found.sites)))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,13 @@ def glyph_base(
 ) -> Path:
     """Pre-train the encoder on the first `classes` of the other characters (default: all), and save it in `path`.
 
-    Always on the CPU, where one seed gives the same bytes again.
+    Always on one thread of the CPU, where one seed gives the same bytes again.
     """
     import torch
 
     alphabet = alphabets()[1]
     alphabet = alphabet if classes is None else alphabet.first(classes)
-    with torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model()
         _pretrain(
@@ -84,6 +85,19 @@ def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HE
     return mean_head(
         encoder.embed_images(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: so small a model gains little from more, and sums then do not depend on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _model() -> Any:

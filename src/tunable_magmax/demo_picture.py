@@ -42,23 +42,16 @@ def _draw_accuracies(axes: Any, rows: Sequence[Row], site_index: int, site: str,
     colours = [TAILORED if row.tailored else GREY for row in rows]
     places = range(len(rows))
     axes.barh(places, values, height=0.72, color=colours, zorder=2)
-    for place, value, row in zip(places, values, rows, strict=True):
-        weight = "bold" if row.tailored else "normal"
-        axes.text(
-            max(value, 100 * row.half[site_index]) + 1.2,
-            place,
-            f"{value:.1f}",
-            va="center",
-            fontsize=8.5,
-            color=INK,
-            fontweight=weight,
-        )
     halves = [100 * row.half[site_index] for row in rows]
     axes.plot(halves, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
+    for place, value, half, row in zip(places, values, halves, rows, strict=True):
+        weight, ink = ("bold", "white") if row.tailored else ("normal", INK)
+        axes.text(1, place, f"{value:.1f}", va="center", fontsize=8.5, color=ink, fontweight=weight)
+        axes.text(max(value, half) + 1.2, place, f"{half:.1f}", va="center", fontsize=8, color=FAINT)
     axes.set_yticks(list(places), [row.model for row in rows], fontsize=9, color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 100 * most * 1.1)
-    title = f"{site}: accuracy on samples not seen before (%)\nbars: scale matched; dots: scale 0.5"
+    title = f"{site}: accuracy on samples not seen before (%)\nbars: scale matched; dots with numbers: scale 0.5"
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, colors=FAINT)

@@ -32,7 +32,7 @@ OPTIONS = {
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
     "convert": "SOURCE --out -o --shard-size --overwrite --fresh --quiet -q --json",
-    "demo": "--out -o --json",
+    "demo": "--out -o --seed --json",
 }
 
 

@@ -115,8 +115,9 @@ class TunableMagmax(Method):
     def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
         """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
         super().__init__(options, tasks)
+        self.reusable = reusable
         wanted = [reusable or n > 0 for n in options.budget or self.shares()]
-        self._rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
+        self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
         self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
         self.plane_rows = self._spare.stop
@@ -135,33 +136,39 @@ class TunableMagmax(Method):
 
     def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         if self.options.compare == "all":
-            last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)  # nobody later matters
-            return [t <= last for t in range(self.tasks)], self._rows
+            last = max((t for t in range(self.tasks) if self.rows[t] >= 0), default=-1)  # nobody later matters
+            return [t <= last for t in range(self.tasks)], self.rows
         active = [n > 0 for n in self.expected_budget(size)] if self.options.scope == "tensor" else self._active
         assert active is not None
-        return active, [row if taking_part else -1 for row, taking_part in zip(self._rows, active, strict=True)]
+        return active, [row if taking_part else -1 for row, taking_part in zip(self.rows, active, strict=True)]
 
-    def decide(self, field: Field) -> None:
-        if self.options.budget is not None and sum(self.options.budget) != field.elements:
+    def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], list[tuple[int, ...]]]:
+        """Rule 7: which of the merged tensors share a budget, and each group's."""
+        elements = sum(stretch.size for stretch in stretches)
+        if self.options.budget is not None and sum(self.options.budget) != elements:
             raise InputError(
-                f"the budget sums to {sum(self.options.budget):,}, but {field.elements:,} elements are merged; "
+                f"the budget sums to {sum(self.options.budget):,}, but {elements:,} elements are merged; "
                 "make it sum to that, or give weights instead"
             )
-        everything = list(range(len(field.stretches)))
+        everything = list(range(len(stretches)))
         groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
-        budgets = [self.expected_budget(sum(field.stretches[k].size for k in group)) for group in groups]
+        budgets = [self.expected_budget(sum(stretches[k].size for k in group)) for group in groups]
+        self.budget = tuple(sum(budget[t] for budget in budgets) for t in range(self.tasks))
+        return groups, budgets
+
+    def decide(self, field: Field) -> None:
+        groups, budgets = self.groups(field.stretches)
         # Many groups share the threads among themselves; a single one uses them all inside.
         inside, outside = (field.each, _one_by_one) if len(groups) == 1 else (_one_by_one, field.each)
 
         def settle(job: tuple[list[int], tuple[int, ...]]) -> Ownership:
             selection = field.selection(job[0], self._spare, inside)
-            return auction(selection, self._rows, job[1], self.options.seed, self.options.keep)
+            return auction(selection, self.rows, job[1], self.options.seed, self.options.keep)
 
         owners = outside(settle, list(zip(groups, budgets, strict=True)))
         for group, ownership in zip(groups, owners, strict=True):
             self._owners.update((field.stretches[k].tensor, ownership) for k in group)
         self._planes = field.planes
-        self.budget = tuple(sum(budget[t] for budget in budgets) for t in range(self.tasks))
         self.leftovers = sum(ownership.leftovers for ownership in owners)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
@@ -230,13 +237,13 @@ class RandomMix(Method):
         bounds = [0]
         for share_sum in accumulate(self.shares()):
             bounds.append(int(share_sum * 2**64))
-        self._drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
-        self._tops = [bounds[t + 1] - 1 for t in self._drawn]
+        self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
+        self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
         counts = np.zeros(self.tasks, np.int64)
-        counts[self._drawn] = kernels.draw(_only(chunk, self._drawn), self._tops, drum, out)
+        counts[self.drawn] = kernels.draw(_only(chunk, self.drawn), self.tops, drum, out)
         return counts
 
 
@@ -249,8 +256,8 @@ class Ties(Method):
 
     def __init__(self, options: Options, tasks: int) -> None:
         super().__init__(options, tasks)
-        self._voters = [t for t, factor in enumerate(self.factors()) if factor]
-        self._spare = SpareRows.after(len(self._voters), True)
+        self.voters = [t for t, factor in enumerate(self.factors()) if factor]
+        self._spare = SpareRows.after(len(self.voters), True)
         self.plane_rows = self._spare.stop
         self._rows: list[int] = []
         self._planes: Planes | None = None
@@ -260,15 +267,15 @@ class Ties(Method):
         selection = field.selection(list(range(len(field.stretches))), self._spare, field.each)
         self._planes = field.planes
         selection.open()
-        for row, t in enumerate(self._voters):
+        for row, t in enumerate(self.voters):
             drum = lottery.drum(self.options.seed, lottery.TIES_CUT, t + 1)
             selection.take_largest(t, selection.free, kept, field.elements, drum)
             self._rows.append(selection.keep(row))
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         assert self._planes is not None
-        factors = [self.factors()[t] for t in self._voters]
-        kernels.elect(_only(chunk, self._voters), factors, self._rows, self._planes, out)
+        factors = [self.factors()[t] for t in self.voters]
+        kernels.elect(_only(chunk, self.voters), factors, self._rows, self._planes, out)
         for row in self._rows:
             self._planes.release(row, chunk.slot, chunk.slot + chunk.base.numel())
         return None

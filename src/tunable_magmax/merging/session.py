@@ -9,19 +9,17 @@ import torch
 
 from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.state_dicts import (
-    MemoryVectors,
     Merged,
     StateDict,
     assemble,
+    merge_in_memory,
     merge_state_dicts,
     render,
     signature_of,
 )
-from tunable_magmax.merging.stream import Merge
 
 
 class MergeSession:
@@ -52,11 +50,8 @@ class MergeSession:
         labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
         signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
         layout = build_layout(signatures, labels, options.include, options.exclude)
-        device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-        vectors = MemoryVectors(layout, base, tasks, device)
         method = TunableMagmax(options, len(tasks), reusable=True)
-        kernels = kernels_for(device)
-        self._merge = Merge(layout, vectors, options, kernels, labels=labels, threads=threads, method=method)
+        self._merge = merge_in_memory(layout, base, tasks, options, labels, threads, method)
         self._marked: tuple[Sequence[bool], ...] | None = None
         with torch.no_grad():
             self._merge.survey()

@@ -14,6 +14,7 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, buil
 from tunable_magmax.checkpoints.tensors import FLOATS, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, cast_copied
@@ -77,10 +78,7 @@ def merge_state_dicts(
     labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
     signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
     layout = build_layout(signatures, labels, options.include, options.exclude)
-    device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    kernels = kernels_for(device)
-    vectors = MemoryVectors(layout, base, tasks, device)
-    with torch.no_grad(), Merge(layout, vectors, options, kernels, labels=labels, threads=threads) as merge:
+    with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
         merge.survey()
         merge.decide()
         values = render(merge)
@@ -88,6 +86,29 @@ def merge_state_dicts(
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return Merged(assemble(base, layout, values, options), report)
+
+
+def merge_in_memory(
+    layout: Layout,
+    base: StateDict,
+    tasks: Sequence[StateDict],
+    options: Options,
+    labels: Sequence[str],
+    threads: int | None,
+    method: Method | None = None,
+) -> Merge:
+    """The engine for dicts of tensors, on the device where the base lies."""
+    device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
+    if device.type == "cuda":
+        from tunable_magmax.merging.kernels import nvrtc
+
+        if nvrtc.available() is None:
+            from tunable_magmax.merging.device import DeviceMerge, ResidentBlocks
+
+            blocks = ResidentBlocks(layout, [base, *tasks], device)
+            return DeviceMerge(layout, blocks, options, device, labels=labels, method=method)
+    vectors = MemoryVectors(layout, base, tasks, device)
+    return Merge(layout, vectors, options, kernels_for(device), labels=labels, threads=threads, method=method)
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:

@@ -157,13 +157,23 @@ class Merge:
             changed[k] |= moved
             suspect[k] |= odd
             squares[k] += square
+        self._surveyed(everything, changed, suspect, squares)
+        if self.method.assume(self.elements):
+            self._mark()
+
+    def _surveyed(
+        self,
+        everything: Sequence[Stretch],
+        changed: NDArray[np.bool_],
+        suspect: NDArray[np.bool_],
+        squares: Sequence[float],
+    ) -> None:
+        """Take note of what the survey found, by tensor and task."""
         self._settle_suspects(everything, changed, suspect)
         merged = [bool(row.any()) for row in changed]
         self.stretches = tuple(stretch for stretch in everything if merged[stretch.tensor])
         self._unchanged = [t + 1 for t in range(self.tasks) if not changed[:, t].any()]
         self._last_square = math.fsum(squares[stretch.tensor] for stretch in self.stretches)
-        if self.method.assume(self.elements):
-            self._mark()
 
     def _mark(self) -> None:
         """Mark candidates anew."""

@@ -1,0 +1,818 @@
+// The inner loops for NVIDIA GPUs, compiled at run time (cuda.py). The same bits as the CPU's: compiled without fused
+// multiply-add, every rounding is part of the specification (docs/method.md). Only sums of squares may be reordered.
+//
+// A *table* lists segments: stretches of tensors with the addresses of the base's and all tasks' values, the slot of
+// their first bit in the planes and the index of their first element. Its tiles cut them into equal pieces of work.
+// A *plane* is a bit set, one bit a slot, in 32-bit words. A *group* is what shares one budget: the model or a tensor.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+
+#define ALL 0xffffffffu
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+constexpr int TILE = 8192;   // elements of a tile
+constexpr int ROW = 128;     // elements that a warp looks at together: four words of a plane
+constexpr int BATCH = 4;     // tasks whose values are fetched together
+constexpr int BINS = 4096;   // of the histogram of undecided lottery numbers
+constexpr int CLOSE = 4096;  // undecided numbers that may share one bin
+constexpr int KEPT = 512;    // undecided numbers that a block collects before it appends them
+
+enum Kind : u8 { F32, F64, F16, BF16 };
+
+struct Table {
+    const i64 *address;  // [(1 + tasks) * segments], the base's first
+    const u8 *kind;      // of the same shape: how the values are stored
+    const i64 *size, *slot, *element;
+    const i64 *tensor, *group;
+    const i64 *tile_segment, *tile_start;
+    i64 segments, tasks, tiles;
+};
+
+struct Target {
+    const i64 *address;  // [segments]
+    const u8 *kind;
+    i64 final;           // 1: base + scale * tau in the output's type; 0: tau in the working type
+    double scale;
+    double *square;      // of tau, over everything
+    u32 *unfit;          // [tensors], set where a result is not finite
+};
+
+template <class R> struct Largest;
+template <> struct Largest<float> { static constexpr float value = 3.402823466e+38f; };
+template <> struct Largest<double> { static constexpr double value = 1.7976931348623157e+308; };
+
+__device__ inline float magnitude(float x) { return fabsf(x); }
+__device__ inline double magnitude(double x) { return fabs(x); }
+
+__device__ inline float half_value(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+template <class R, bool PLAIN> __device__ inline R fetch(i64 address, u8 kind, i64 p) {
+    if (PLAIN) return __ldg(reinterpret_cast<const R *>(address) + p);
+    switch (kind) {
+        case F32: return static_cast<R>(__ldg(reinterpret_cast<const float *>(address) + p));
+        case F64: return static_cast<R>(__ldg(reinterpret_cast<const double *>(address) + p));
+        case F16: return static_cast<R>(half_value(__ldg(reinterpret_cast<const unsigned short *>(address) + p)));
+        default:
+            return static_cast<R>(
+                __uint_as_float(static_cast<u32>(__ldg(reinterpret_cast<const unsigned short *>(address) + p)) << 16));
+    }
+}
+
+// Writes a result in its type, to nearest even; float64 goes to 16 bits through float32. Returns whether it is finite.
+template <class R> __device__ inline bool store(i64 address, u8 kind, i64 p, R value) {
+    if (kind == F64) {
+        reinterpret_cast<double *>(address)[p] = static_cast<double>(value);
+        return magnitude(static_cast<double>(value)) <= Largest<double>::value;
+    }
+    const float narrow = static_cast<float>(value);
+    if (kind == F32) {
+        reinterpret_cast<float *>(address)[p] = narrow;
+        return magnitude(narrow) <= Largest<float>::value;
+    }
+    unsigned short bits;
+    if (kind == F16) {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(narrow));
+        reinterpret_cast<unsigned short *>(address)[p] = bits;
+        return (bits & 0x7c00) != 0x7c00;
+    }
+    const u32 word = __float_as_uint(narrow);
+    const bool number = (word & 0x7f800000u) != 0x7f800000u;
+    bits = static_cast<unsigned short>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+    if (!number) bits = static_cast<unsigned short>(word >> 16);
+    reinterpret_cast<unsigned short *>(address)[p] = bits;
+    return number && (bits & 0x7f80) != 0x7f80;
+}
+
+__device__ inline u64 ticket(u64 drum, u64 element) {
+    u64 x = drum + GOLDEN * (element + 1);
+    x = (x ^ (x >> 30)) * MIX_A;
+    x = (x ^ (x >> 27)) * MIX_B;
+    return x ^ (x >> 31);
+}
+
+template <class V> __device__ inline V block_sum(V value) {
+    __shared__ V parts[WARPS];
+    for (int step = 16; step; step >>= 1) value += __shfl_down_sync(ALL, value, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    V total = 0;
+    for (int w = 0; w < WARPS; ++w) total += parts[w];
+    return total;
+}
+
+struct Place {
+    i64 segment, start, stop, slot;
+    __device__ Place(const Table &table, i64 tile)
+        : segment(table.tile_segment[tile]), start(table.tile_start[tile]) {
+        const i64 size = table.size[segment];
+        stop = start + TILE < size ? start + TILE : size;
+        slot = table.slot[segment] + start;
+    }
+};
+
+// -- survey: who is a candidate where, what changed, what is not finite ---------------------------------------------
+
+// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 not finite.
+template <class R, bool PLAIN>
+__device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,
+                       double *squares) {
+    extern __shared__ u32 seen[];
+    const Place place(table, blockIdx.x);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) seen[k] = 0;
+    __syncthreads();
+    const i64 base = table.address[place.segment];
+    const u8 base_kind = table.kind[place.segment];
+    const i64 tensor = table.tensor[place.segment];
+    compared += tensor * table.tasks;
+    rows += tensor * table.tasks;
+    double square = 0;
+    for (i64 first = place.start + warp * ROW; first < place.stop; first += WARPS * ROW) {
+        R origin[4], most[4];
+        bool inside[4];
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            inside[j] = p < place.stop;
+            origin[j] = inside[j] ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
+            most[j] = 0;
+        }
+        for (i64 k0 = 0; k0 < table.tasks; k0 += BATCH) {
+            R values[BATCH][4];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (k0 + i < table.tasks) {
+                    const i64 at = (k0 + i + 1) * table.segments + place.segment;
+                    const i64 address = table.address[at];
+                    const u8 kind = PLAIN ? u8(0) : table.kind[at];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        values[i][j] = inside[j] ? fetch<R, PLAIN>(address, kind, first + j * 32 + lane) : R(0);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const i64 k = k0 + i;
+                if (k < table.tasks) {
+                    bool moved = false, odd = false;
+                    u32 mine = 0;
+                    const bool takes_part = compared[k];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const R difference = values[i][j] - origin[j];
+                        const R size = magnitude(difference);
+                        moved |= inside[j] && !(size == R(0));
+                        odd |= inside[j] && !(size <= Largest<R>::value);
+                        const bool reached = inside[j] && size >= most[j];
+                        const u32 word = __ballot_sync(ALL, reached);
+                        if (lane == j) mine = word;
+                        if (takes_part && reached) most[j] = size;
+                        if (k == table.tasks - 1 && inside[j]) square += double(difference) * double(difference);
+                    }
+                    if (rows[k] >= 0 && lane < 4)
+                        planes[rows[k] * stride + (table.slot[place.segment] + first) / 32 + lane] = mine;
+                    const u32 found = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
+                    if (lane == 0 && (seen[k] & found) != found) atomicOr(&seen[k], found);
+                }
+            }
+        }
+    }
+    square = block_sum(square);
+    if (threadIdx.x == 0) atomicAdd(&squares[tensor], square);
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) {
+        u32 *flag = &flags[tensor * table.tasks + k];
+        if ((*flag & seen[k]) != seen[k]) atomicOr(flag, seen[k]);
+    }
+}
+
+// -- the auction, on planes alone -----------------------------------------------------------------------------------
+
+// Blocks share the tiles in stretches, so that sums are added up once a block and group.
+struct Share {
+    i64 begin, end;
+    __device__ Share(const Table &table) {
+        const i64 each = (table.tiles + gridDim.x - 1) / gridDim.x;
+        begin = blockIdx.x * each;
+        end = begin + each < table.tiles ? begin + each : table.tiles;
+    }
+};
+
+__device__ inline i64 word_of(const Place &place) {
+    const i64 word = place.slot / 32 + threadIdx.x;
+    return place.start + i64(threadIdx.x) * 32 < place.stop ? word : -1;
+}
+
+// Every element is free.
+extern "C" __global__ void open_free(Table table, u32 *free) {
+    const Place place(table, blockIdx.x);
+    const i64 word = word_of(place);
+    if (word < 0) return;
+    const i64 left = place.stop - (place.start + i64(threadIdx.x) * 32);
+    free[word] = left >= 32 ? ALL : (1u << left) - 1u;
+}
+
+// The winners of the task before are no longer free; counts the candidates of the next.
+extern "C" __global__ void count(Table table, const u32 *plane, u32 *free, const u32 *won, u64 *candidates) {
+    const Share share(table);
+    u64 mine = 0;
+    for (i64 tile = share.begin; tile < share.end; ++tile) {
+        const Place place(table, tile);
+        const i64 word = word_of(place);
+        if (word >= 0) {
+            u32 open = free[word];
+            if (won) {
+                open &= ~won[word];
+                free[word] = open;
+            }
+            mine += __popc(plane[word] & open);
+        }
+        const i64 group = table.group[place.segment];
+        if (tile + 1 == share.end || table.group[table.tile_segment[tile + 1]] != group) {
+            const u64 total = block_sum(mine);
+            if (threadIdx.x == 0 && total) atomicAdd(&candidates[group], total);
+            mine = 0;
+        }
+    }
+}
+
+// Numbers below `low` win, those up to `high` need a closer look. Five deviations: a miss is told and drawn again.
+struct Window {
+    bool everyone, nobody;
+    u64 low, high;
+    int shift;
+    __device__ Window(i64 wanted, i64 candidates, double deviations) {
+        everyone = wanted >= candidates;
+        nobody = wanted <= 0;
+        low = high = 0;
+        shift = 0;
+        if (everyone || nobody) return;
+        const double share = double(wanted) / double(candidates);
+        const double half = (deviations * sqrt(double(candidates) * share * (1 - share)) + 16) / double(candidates);
+        low = share > half ? u64((share - half) * 18446744073709551616.0) : 0;
+        high = share + half < 1 ? u64((share + half) * 18446744073709551616.0) : ~0ull;
+        const int bits = 64 - __clzll(static_cast<i64>(high - low));
+        shift = bits > 12 ? bits - 12 : 0;
+    }
+};
+
+struct Draw {
+    const i64 *wanted, *candidates;  // [groups]
+    u64 *winners, *undecided;        // [groups]
+    u64 *keys, *places;              // of undecided numbers, by group
+    const i64 *first, *room;         // [groups]: where a group's begin, and how many fit
+    u32 *histogram;                  // [groups, BINS]
+    u64 *close_keys, *close_places;  // [groups, CLOSE]
+    u32 *close;                      // [groups]
+    u32 *failed;
+    double deviations;
+    i64 groups;
+};
+
+__device__ inline void append(const Draw &draw, i64 group, u64 at, u64 key, u64 place, const Window &window) {
+    if (at < u64(draw.room[group])) {
+        draw.keys[draw.first[group] + at] = key;
+        draw.places[draw.first[group] + at] = place;
+        atomicAdd(&draw.histogram[group * BINS + ((key - window.low) >> window.shift)], 1u);
+    } else {
+        *draw.failed = 1;
+    }
+}
+
+extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw) {
+    __shared__ u64 keys[KEPT], places[KEPT];
+    __shared__ u32 kept;
+    __shared__ u64 offset;
+    const Share share(table);
+    u64 winners = 0;
+    if (threadIdx.x == 0) kept = 0;
+    __syncthreads();
+    i64 known = -1;
+    Window window(0, 0, 0);
+    for (i64 tile = share.begin; tile < share.end; ++tile) {
+        const Place place(table, tile);
+        const i64 group = table.group[place.segment];
+        if (group != known) {
+            window = Window(draw.wanted[group], draw.candidates[group], draw.deviations);
+            known = group;
+        }
+        const i64 word = word_of(place);
+        if (word >= 0) {
+            u32 left = plane[word] & free[word], taken = 0;
+            if (window.everyone) {
+                taken = left;
+            } else if (!window.nobody) {
+                const i64 inside = place.start + i64(threadIdx.x) * 32;
+                const u64 element = u64(table.element[place.segment] + inside);
+                while (left) {
+                    const int j = __ffs(left) - 1;
+                    left &= left - 1;
+                    const u64 key = ticket(u64(drum), element + j);
+                    if (key < window.low) {
+                        taken |= 1u << j;
+                    } else if (key <= window.high) {
+                        const u64 spot = u64(word) * 32 + j;
+                        const u32 at = atomicAdd(&kept, 1u);
+                        if (at < KEPT) {
+                            keys[at] = key;
+                            places[at] = spot;
+                        } else {
+                            append(draw, group, atomicAdd(&draw.undecided[group], 1ull), key, spot, window);
+                        }
+                    }
+                }
+            }
+            won[word] = taken;
+            winners += __popc(taken);
+        }
+        if (tile + 1 == share.end || table.group[table.tile_segment[tile + 1]] != group) {
+            const u64 total = block_sum(winners);
+            winners = 0;
+            const u32 found = kept < KEPT ? kept : KEPT;
+            if (threadIdx.x == 0) {
+                if (total) atomicAdd(&draw.winners[group], total);
+                if (found) offset = atomicAdd(&draw.undecided[group], u64(found));
+            }
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < found; i += THREADS)
+                append(draw, group, offset + i, keys[i], places[i], window);
+            __syncthreads();
+            if (threadIdx.x == 0) kept = 0;
+            __syncthreads();
+        }
+    }
+}
+
+__device__ inline void give(u32 *won, u64 place) { atomicOr(&won[place / 32], 1u << (place % 32)); }
+
+// Undecided numbers in bins below the decisive one win; those in it are listed for `finish`. blockIdx.y is the group.
+extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest) {
+    __shared__ u32 sums[THREADS];
+    __shared__ u32 decisive, before;
+    const i64 group = blockIdx.y;
+    const Window window(draw.wanted[group], draw.candidates[group], draw.deviations);
+    if (window.everyone || window.nobody) return;
+    const i64 wanted = draw.wanted[group] - i64(draw.winners[group]);
+    const i64 undecided = i64(draw.undecided[group]);
+    if (wanted < 0 || wanted > undecided || undecided > draw.room[group]) {
+        *draw.failed = 1;
+        return;
+    }
+    if (wanted == 0) return;
+    constexpr int EACH = BINS / THREADS;
+    const u32 *histogram = draw.histogram + group * BINS;
+    u32 mine = 0;
+    for (int b = 0; b < EACH; ++b) mine += histogram[threadIdx.x * EACH + b];
+    sums[threadIdx.x] = mine;
+    __syncthreads();
+    for (int step = 1; step < THREADS; step <<= 1) {
+        const u32 more = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+        __syncthreads();
+        sums[threadIdx.x] += more;
+        __syncthreads();
+    }
+    u32 sum = sums[threadIdx.x] - mine;
+    if (sum < u64(wanted) && u64(wanted) <= sum + mine) {
+        int b = threadIdx.x * EACH;
+        while (sum + histogram[b] < u64(wanted)) sum += histogram[b++];
+        decisive = b;
+        before = sum;
+    }
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0) rest[group] = u64(wanted) - before;
+    for (i64 i = blockIdx.x * i64(THREADS) + threadIdx.x; i < undecided; i += i64(gridDim.x) * THREADS) {
+        const u64 key = draw.keys[draw.first[group] + i], place = draw.places[draw.first[group] + i];
+        const u32 bin = u32((key - window.low) >> window.shift);
+        if (bin < decisive) {
+            give(won, place);
+        } else if (bin == decisive) {
+            const u32 at = atomicAdd(&draw.close[group], 1u);
+            if (at < CLOSE) {
+                draw.close_keys[group * CLOSE + at] = key;
+                draw.close_places[group * CLOSE + at] = place;
+            } else {
+                *draw.failed = 1;
+            }
+        }
+    }
+}
+
+// The smallest of the listed numbers win, of equal ones the earlier element; then everything is made ready for the next
+// draw. A block a group.
+extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, u64 *candidates, i64 *counts) {
+    const i64 group = blockIdx.x;
+    const u32 listed = draw.close[group] < CLOSE ? draw.close[group] : CLOSE;
+    const u64 *keys = draw.close_keys + group * CLOSE, *places = draw.close_places + group * CLOSE;
+    for (u32 i = threadIdx.x; i < listed; i += THREADS) {
+        u64 smaller = 0;
+        for (u32 j = 0; j < listed; ++j)
+            smaller += keys[j] < keys[i] || (keys[j] == keys[i] && places[j] < places[i]);
+        if (smaller < rest[group]) give(won, places[i]);
+    }
+    __syncthreads();
+    for (int b = threadIdx.x; b < BINS; b += THREADS) draw.histogram[group * BINS + b] = 0;
+    if (threadIdx.x == 0) {
+        if (counts) {
+            const i64 wanted = draw.wanted[group], found = i64(candidates[group]);
+            counts[group] = wanted < found ? wanted : found;
+        }
+        draw.winners[group] = draw.undecided[group] = rest[group] = candidates[group] = 0;
+        draw.close[group] = 0;
+    }
+}
+
+// into |= more; more's elements are no longer free, if free is given.
+extern "C" __global__ void unite(Table table, u32 *into, const u32 *more, u32 *free) {
+    const Place place(table, blockIdx.x);
+    const i64 word = word_of(place);
+    if (word < 0) return;
+    into[word] |= more[word];
+    if (free) free[word] &= ~more[word];
+}
+
+// Elements of each row in each tensor: counts[tensor, k]. blockIdx.y is k.
+extern "C" __global__ void tally(Table table, const i64 *rows, const u32 *planes, i64 stride, u64 *counts) {
+    const Share share(table);
+    const i64 row = rows[blockIdx.y];
+    if (row < 0) return;
+    u64 mine = 0;
+    for (i64 tile = share.begin; tile < share.end; ++tile) {
+        const Place place(table, tile);
+        const i64 word = word_of(place);
+        if (word >= 0) mine += __popc(planes[row * stride + word]);
+        const i64 tensor = table.tensor[place.segment];
+        if (tile + 1 == share.end || table.tensor[table.tile_segment[tile + 1]] != tensor) {
+            const u64 total = block_sum(mine);
+            if (threadIdx.x == 0 && total) atomicAdd(&counts[tensor * gridDim.y + blockIdx.y], total);
+            mine = 0;
+        }
+    }
+}
+
+// -- choosing by magnitude ------------------------------------------------------------------------------------------
+
+// Bit patterns of non-negative floats order like the floats; wide codes are those of float64.
+template <class R> __device__ inline u64 code_of(R size, bool wide) {
+    if (wide) return u64(__double_as_longlong(double(size)));
+    return u64(__float_as_uint(float(size)));
+}
+
+struct Cut {
+    i64 task, wide;
+    const u32 *plane, *free;
+    const i64 *wanted, *candidates;  // [groups]
+    const i64 *codes;                // [groups]: the digits above, or the threshold
+};
+
+template <class R>
+__device__ inline bool candidate(const Table &table, const Place &place, const Cut &cut, i64 p, u64 *code) {
+    if (p >= place.stop) return false;
+    const i64 slot = table.slot[place.segment] + p;
+    if (!((cut.plane[slot / 32] & cut.free[slot / 32]) >> (slot % 32) & 1u)) return false;
+    const i64 at = (cut.task + 1) * table.segments + place.segment;
+    const R value = fetch<R, false>(table.address[at], table.kind[at], p);
+    const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
+    *code = code_of(magnitude(value - origin), cut.wide);
+    return true;
+}
+
+template <class R>
+__device__ void magnitudes(const Table &table, const Cut &cut, i64 shift, i64 bits, u64 *histogram) {
+    const Place place(table, blockIdx.x);
+    const i64 group = table.group[place.segment];
+    if (cut.wanted[group] >= cut.candidates[group]) return;
+    const u64 above = u64(cut.codes[group]);
+    for (i64 p = place.start + threadIdx.x; p < place.stop; p += THREADS) {
+        u64 code;
+        if (candidate<R>(table, place, cut, p, &code) && (code >> (shift + bits)) == above)
+            atomicAdd(&histogram[(group << bits) + i64((code >> shift) & ((1ull << bits) - 1))], 1ull);
+    }
+}
+
+template <class R> __device__ void sever(const Table &table, const Cut &cut, u32 *won, u32 *level) {
+    const Place place(table, blockIdx.x);
+    const i64 group = table.group[place.segment];
+    const bool everyone = cut.wanted[group] >= cut.candidates[group];
+    const u64 threshold = u64(cut.codes[group]);
+    const int lane = threadIdx.x % 32;
+    for (i64 first = place.start + threadIdx.x - lane; first < place.stop; first += THREADS) {
+        u64 code = 0;
+        const bool found = candidate<R>(table, place, cut, first + lane, &code);
+        const u32 above = __ballot_sync(ALL, found && (everyone || code > threshold));
+        const u32 equal = __ballot_sync(ALL, found && !everyone && code == threshold);
+        if (lane == 0) {
+            won[(table.slot[place.segment] + first) / 32] = above;
+            level[(table.slot[place.segment] + first) / 32] = equal;
+        }
+    }
+}
+
+// -- merged values --------------------------------------------------------------------------------------------------
+
+template <class R> struct Emitter {
+    const Target &target;
+    i64 address;
+    u8 kind;
+    R scale;
+    double square;
+    bool fits;
+    __device__ Emitter(const Target &target, i64 segment)
+        : target(target), address(target.address[segment]), kind(target.kind[segment]), scale(R(target.scale)),
+          square(0), fits(true) {}
+    __device__ void operator()(i64 p, R origin, R tau) {
+        square += double(tau) * double(tau);
+        if (target.final) {
+            const R moved = scale * tau;
+            fits &= store<R>(address, kind, p, origin + moved);
+        } else {
+            reinterpret_cast<R *>(address)[p] = tau;
+        }
+    }
+    __device__ void close(const Table &table, i64 segment) {
+        if (!fits) target.unfit[table.tensor[segment]] = 1;
+        square = block_sum(square);
+        if (threadIdx.x == 0) atomicAdd(target.square, square);
+    }
+};
+
+// Each element from its owner; rows[k] is the plane of what task tasks[k] owns.
+template <class R, bool PLAIN>
+__device__ void gather(const Table &table, const Target &target, const i64 *tasks, const i64 *rows, i64 owners,
+                       const u32 *planes, i64 stride) {
+    const Place place(table, blockIdx.x);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Emitter<R> emit(target, place.segment);
+    const i64 base = table.address[place.segment];
+    const u8 base_kind = table.kind[place.segment];
+    for (i64 first = place.start + warp * ROW; first < place.stop; first += WARPS * ROW) {
+        int owner[4] = {0, 0, 0, 0};
+        R origin[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            origin[j] = p < place.stop ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
+        }
+        const i64 word = (table.slot[place.segment] + first) / 32;
+        for (int k = 0; k < owners; ++k) {
+            const uint4 words = __ldg(reinterpret_cast<const uint4 *>(planes + rows[k] * stride + word));
+            if (words.x >> lane & 1u) owner[0] = k;
+            if (words.y >> lane & 1u) owner[1] = k;
+            if (words.z >> lane & 1u) owner[2] = k;
+            if (words.w >> lane & 1u) owner[3] = k;
+        }
+        R value[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            const i64 at = (tasks[owner[j]] + 1) * table.segments + place.segment;
+            value[j] = p < place.stop ? fetch<R, PLAIN>(table.address[at], PLAIN ? u8(0) : table.kind[at], p) : R(0);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            if (p < place.stop) emit(p, origin[j], value[j] - origin[j]);
+        }
+    }
+    emit.close(table, place.segment);
+}
+
+__device__ inline void add_counts(const Table &table, i64 segment, u32 *found, u64 *counts) {
+    __syncthreads();
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS)
+        if (found[k]) atomicAdd(&counts[table.tensor[segment] * table.tasks + k], u64(found[k]));
+}
+
+// One count for each distinct owner in the warp, not one for each element.
+__device__ inline void note_owner(u32 *found, int owner, bool inside) {
+    u32 waiting = __ballot_sync(ALL, inside);
+    while (waiting) {
+        const int leader = __ffs(waiting) - 1;
+        const int chosen = __shfl_sync(ALL, owner, leader);
+        const u32 same = __ballot_sync(ALL, inside && owner == chosen);
+        if (int(threadIdx.x % 32) == leader) atomicAdd(&found[chosen], u32(__popc(same)));
+        waiting &= ~same;
+    }
+}
+
+// MAGMAX: the difference of largest magnitude, the later task's on a tie.
+template <class R, bool PLAIN> __device__ void largest(const Table &table, const Target &target, u64 *counts) {
+    extern __shared__ u32 found[];
+    const Place place(table, blockIdx.x);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) found[k] = 0;
+    __syncthreads();
+    Emitter<R> emit(target, place.segment);
+    const i64 base = table.address[place.segment];
+    const u8 base_kind = table.kind[place.segment];
+    for (i64 first = place.start + warp * ROW; first < place.stop; first += WARPS * ROW) {
+        R origin[4], best[4] = {0, 0, 0, 0};
+        int owner[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            origin[j] = p < place.stop ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
+        }
+        for (i64 k0 = 0; k0 < table.tasks; k0 += BATCH) {
+            R values[BATCH][4];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (k0 + i < table.tasks) {
+                    const i64 at = (k0 + i + 1) * table.segments + place.segment;
+                    const i64 address = table.address[at];
+                    const u8 kind = PLAIN ? u8(0) : table.kind[at];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const i64 p = first + j * 32 + lane;
+                        values[i][j] = p < place.stop ? fetch<R, PLAIN>(address, kind, p) : R(0);
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i)
+                if (k0 + i < table.tasks)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const R difference = values[i][j] - origin[j];
+                        if (magnitude(difference) >= magnitude(best[j])) {
+                            best[j] = difference;
+                            owner[j] = int(k0) + i;
+                        }
+                    }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * 32 + lane;
+            if (p < place.stop) emit(p, origin[j], best[j]);
+            note_owner(found, owner[j], p < place.stop);
+        }
+    }
+    emit.close(table, place.segment);
+    add_counts(table, place.segment, found, counts);
+}
+
+// Random mix: the first of the drawn tasks whose top is not below the element's lottery number.
+template <class R>
+__device__ void mixed(const Table &table, const Target &target, const i64 *tasks, const i64 *tops, i64 drum,
+                      u64 *counts) {
+    extern __shared__ u32 found[];
+    const Place place(table, blockIdx.x);
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) found[k] = 0;
+    __syncthreads();
+    Emitter<R> emit(target, place.segment);
+    for (i64 first = place.start + threadIdx.x / 32 * 32; first < place.stop; first += THREADS) {
+        const i64 p = first + threadIdx.x % 32;
+        const bool inside = p < place.stop;
+        int owner = 0;
+        if (inside) {
+            const u64 number = ticket(u64(drum), u64(table.element[place.segment] + p));
+            int k = 0;
+            while (number > u64(tops[k])) ++k;
+            owner = int(tasks[k]);
+            const i64 at = (owner + 1) * table.segments + place.segment;
+            const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
+            emit(p, origin, fetch<R, false>(table.address[at], table.kind[at], p) - origin);
+        }
+        note_owner(found, owner, inside);
+    }
+    emit.close(table, place.segment);
+    add_counts(table, place.segment, found, counts);
+}
+
+// The sum of factor * difference over some tasks, in float64 and task order, rounded once.
+template <class R>
+__device__ void weighted(const Table &table, const Target &target, const i64 *tasks, const double *factors,
+                         i64 terms) {
+    const Place place(table, blockIdx.x);
+    Emitter<R> emit(target, place.segment);
+    for (i64 p = place.start + threadIdx.x; p < place.stop; p += THREADS) {
+        const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
+        double sum = 0;
+        for (i64 k = 0; k < terms; ++k) {
+            const i64 at = (tasks[k] + 1) * table.segments + place.segment;
+            const R difference = fetch<R, false>(table.address[at], table.kind[at], p) - origin;
+            sum += factors[k] * double(difference);
+        }
+        emit(p, origin, R(sum));
+    }
+    emit.close(table, place.segment);
+}
+
+// One task's vector.
+template <class R> __device__ void single(const Table &table, const Target &target, i64 task) {
+    const Place place(table, blockIdx.x);
+    Emitter<R> emit(target, place.segment);
+    const i64 at = (task + 1) * table.segments + place.segment;
+    for (i64 p = place.start + threadIdx.x; p < place.stop; p += THREADS) {
+        const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
+        emit(p, origin, fetch<R, false>(table.address[at], table.kind[at], p) - origin);
+    }
+    emit.close(table, place.segment);
+}
+
+// TIES: the mean of the kept values whose sign is that of their sum.
+template <class R>
+__device__ void elected(const Table &table, const Target &target, const i64 *tasks, const double *factors,
+                        const i64 *rows, i64 terms, const u32 *planes, i64 stride) {
+    const Place place(table, blockIdx.x);
+    Emitter<R> emit(target, place.segment);
+    for (i64 p = place.start + threadIdx.x; p < place.stop; p += THREADS) {
+        const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
+        const i64 slot = table.slot[place.segment] + p;
+        double total = 0, agreed = 0;
+        i64 votes = 0;
+        for (int round = 0; round < 2; ++round)
+            for (i64 k = 0; k < terms; ++k) {
+                if (!(planes[rows[k] * stride + slot / 32] >> (slot % 32) & 1u)) continue;
+                const i64 at = (tasks[k] + 1) * table.segments + place.segment;
+                const R difference = fetch<R, false>(table.address[at], table.kind[at], p) - origin;
+                const double value = factors[k] * double(difference);
+                if (round == 0) {
+                    total += value;
+                } else if (value * double((total > 0) - (total < 0)) > 0) {
+                    agreed += value;
+                    ++votes;
+                }
+            }
+        emit(p, origin, votes ? R(agreed / double(votes)) : R(0));
+    }
+    emit.close(table, place.segment);
+}
+
+// base + scale * tau, for a tau that lies ready in the working type; taus[segment] is its address.
+template <class R, bool PLAIN> __device__ void step(const Table &table, const Target &target, const i64 *taus) {
+    const Place place(table, blockIdx.x);
+    const i64 address = target.address[place.segment], base = table.address[place.segment];
+    const u8 kind = target.kind[place.segment], base_kind = table.kind[place.segment];
+    const R *tau = reinterpret_cast<const R *>(taus[place.segment]);
+    const R scale = R(target.scale);
+    bool fits = true;
+    for (i64 first = place.start + threadIdx.x; first < place.stop; first += 4 * THREADS) {
+        R origin[4], value[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * THREADS;
+            if (p < place.stop) {
+                origin[j] = fetch<R, PLAIN>(base, base_kind, p);
+                value[j] = tau[p];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const i64 p = first + j * THREADS;
+            if (p < place.stop) {
+                const R moved = scale * value[j];
+                fits &= store<R>(address, kind, p, origin[j] + moved);
+            }
+        }
+    }
+    if (!fits) target.unfit[table.tensor[place.segment]] = 1;
+}
+
+#define ENTRIES(R, REAL)                                                                                               \
+    extern "C" __global__ void survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, \
+                                                u32 *flags, double *squares) {                                         \
+        survey<REAL, true>(t, compared, rows, planes, stride, flags, squares);                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride,       \
+                                          u32 *flags, double *squares) {                                               \
+        survey<REAL, false>(t, compared, rows, planes, stride, flags, squares);                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void magnitudes_##R(Table t, Cut cut, i64 shift, i64 bits, u64 *histogram) {                 \
+        magnitudes<REAL>(t, cut, shift, bits, histogram);                                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void sever_##R(Table t, Cut cut, u32 *won, u32 *level) { sever<REAL>(t, cut, won, level); }  \
+    extern "C" __global__ void gather_plain_##R(Table t, Target out, const i64 *tasks, const i64 *rows, i64 owners,    \
+                                                const u32 *planes, i64 stride) {                                       \
+        gather<REAL, true>(t, out, tasks, rows, owners, planes, stride);                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void gather_##R(Table t, Target out, const i64 *tasks, const i64 *rows, i64 owners,          \
+                                          const u32 *planes, i64 stride) {                                             \
+        gather<REAL, false>(t, out, tasks, rows, owners, planes, stride);                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void largest_plain_##R(Table t, Target out, u64 *counts) {                                   \
+        largest<REAL, true>(t, out, counts);                                                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void largest_##R(Table t, Target out, u64 *counts) { largest<REAL, false>(t, out, counts); } \
+    extern "C" __global__ void mixed_##R(Table t, Target out, const i64 *tasks, const i64 *tops, i64 drum,             \
+                                         u64 *counts) {                                                                \
+        mixed<REAL>(t, out, tasks, tops, drum, counts);                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void weighted_##R(Table t, Target out, const i64 *tasks, const double *factors, i64 terms) { \
+        weighted<REAL>(t, out, tasks, factors, terms);                                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void single_##R(Table t, Target out, i64 task) { single<REAL>(t, out, task); }               \
+    extern "C" __global__ void elected_##R(Table t, Target out, const i64 *tasks, const double *factors,               \
+                                           const i64 *rows, i64 terms, const u32 *planes, i64 stride) {                \
+        elected<REAL>(t, out, tasks, factors, rows, terms, planes, stride);                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void step_plain_##R(Table t, Target out, const i64 *taus) { step<REAL, true>(t, out, taus); }\
+    extern "C" __global__ void step_##R(Table t, Target out, const i64 *taus) { step<REAL, false>(t, out, taus); }
+
+ENTRIES(f32, float)
+ENTRIES(f64, double)

@@ -1,0 +1,325 @@
+"""The primitives on NVIDIA GPUs: each works on whole tables of tensors with one launch, and nothing waits for the host.
+
+Results stay on the device until somebody looks at them. Planes are bit sets in 32-bit words, as in cuda.cu.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tunable_magmax import lottery
+from tunable_magmax.merging.kernels.nvrtc import Module
+
+THREADS, TILE, BINS, CLOSE = 256, 8192, 4096, 4096
+ALIGNMENT = 128
+"""Each tensor's slots begin at a multiple of this: four words, which a warp reads together."""
+KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DIGITS = {False: ((15, 16), (0, 15)), True: ((47, 16), (31, 16), (15, 16), (0, 15))}
+"""How the bit pattern of a magnitude is cut into digits (shift, bits), in float32 and in float64."""
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("address", "kind", "size", "slot", "element", "tensor", "group")),
+        *((name, ctypes.c_void_p) for name in ("tile_segment", "tile_start")),
+        *((name, ctypes.c_int64) for name in ("segments", "tasks", "tiles")),
+    )
+
+
+class _Target(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("kind", ctypes.c_void_p),
+        ("final", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+        ("square", ctypes.c_void_p),
+        ("unfit", ctypes.c_void_p),
+    )
+
+
+class _Draw(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("wanted", "candidates", "winners", "undecided", "keys", "places")),
+        *((name, ctypes.c_void_p) for name in ("first", "room", "histogram", "close_keys", "close_places", "close")),
+        ("failed", ctypes.c_void_p),
+        ("deviations", ctypes.c_double),
+        ("groups", ctypes.c_int64),
+    )
+
+
+class _Cut(ctypes.Structure):
+    _fields_ = (
+        ("task", ctypes.c_int64),
+        ("wide", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("plane", "free", "wanted", "candidates", "codes")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a tensor: the base's and all tasks' values, as they are stored, and where it lies.
+
+    `slot` is its place in the planes, `element` the index (rule 2) of its first value; `tensor` and `group` say where
+    its results are added up. For work on planes alone, values may be left out.
+    """
+
+    values: Sequence[Tensor]
+    size: int
+    slot: int
+    element: int
+    tensor: int
+    group: int = 0
+
+
+class Table:
+    """Segments of one working type, as the kernels read them."""
+
+    def __init__(self, segments: Sequence[Segment], working: torch.dtype, device: torch.device) -> None:
+        self.working, self.segments = working, segments
+        sources = len(segments[0].values)
+        sizes = np.array([segment.size for segment in segments], np.int64)
+        tiles = -(-sizes // TILE)
+        columns = {
+            "address": np.array([[s.values[k].data_ptr() for s in segments] for k in range(sources)], np.int64),
+            "size": sizes,
+            "slot": np.array([segment.slot for segment in segments], np.int64),
+            "element": np.array([segment.element for segment in segments], np.int64),
+            "tensor": np.array([segment.tensor for segment in segments], np.int64),
+            "group": np.array([segment.group for segment in segments], np.int64),
+            "tile_segment": np.repeat(np.arange(len(segments), dtype=np.int64), tiles),
+            "tile_start": np.concatenate([np.arange(n, dtype=np.int64) * TILE for n in tiles]),
+        }
+        kinds = np.array([[KINDS[s.values[k].dtype] for s in segments] for k in range(sources)], np.uint8)
+        self.plain = bool((kinds == KINDS[working]).all())
+        self.tiles = int(tiles.sum())
+        # One transfer for all columns.
+        joined = np.concatenate([column.reshape(-1) for column in columns.values()])
+        self._columns = torch.from_numpy(joined).to(device, non_blocking=True)
+        self._kinds = torch.from_numpy(kinds.reshape(-1)).to(device, non_blocking=True)
+        places, at = {}, 0
+        for name, column in columns.items():
+            places[name] = self._columns.data_ptr() + 8 * at
+            at += column.size
+        self.structure = _Table(
+            **places, kind=self._kinds.data_ptr(), segments=len(segments), tasks=sources - 1, tiles=self.tiles
+        )
+
+    def name(self, kernel: str, plain: bool = False) -> str:
+        """The version of a kernel for this working type, and for values that are stored in it where there is one."""
+        return f"{kernel}{'_plain' if plain and self.plain else ''}_{'f64' if self.working == torch.float64 else 'f32'}"
+
+
+Walk = Callable[[], Iterable[Table]]
+"""Tables of all values, again and again: those of a model in memory, or of one block of files after the other."""
+
+
+class Destination:
+    """Where merged values go: a tensor for each segment of a table."""
+
+    def __init__(self, outs: Sequence[Tensor], device: torch.device) -> None:
+        self.outs = outs
+        self.addresses = torch.tensor([out.data_ptr() for out in outs], dtype=torch.int64).to(device, non_blocking=True)
+        self.kinds = torch.tensor([KINDS[out.dtype] for out in outs], dtype=torch.uint8).to(device, non_blocking=True)
+
+
+@cache
+def _module(index: int) -> Module:
+    source = files("tunable_magmax.merging.kernels").joinpath("cuda.cu").read_text(encoding="utf-8")
+    constants = {"GOLDEN": lottery.GOLDEN, "MIX_A": lottery.MIX_A, "MIX_B": lottery.MIX_B}
+    head = "".join(f"#define {name} {value:#x}ull\n" for name, value in constants.items())
+    return Module(head + source, torch.device("cuda", index), ("--fmad=false",))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+class CudaKernels:
+    """What a GPU does for a merge."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self._module = _module(index)
+        # Blocks that share all tiles where sums are kept: enough to fill the device several times.
+        self._blocks = 8 * torch.cuda.get_device_properties(index).multi_processor_count
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def numbers(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
+        """A small table of numbers on the device."""
+        return torch.as_tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
+
+    def planes(self, rows: int, slots: int) -> Tensor:
+        """Rows of bits [rows, words], all zero."""
+        return self.zeros(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32)
+
+    # -- survey --------------------------------------------------------------------------------------------------------
+
+    def survey(
+        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor | None, flags: Tensor, squares: Tensor
+    ) -> None:
+        """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector."""
+        stride = 0 if planes is None else planes.stride(0)
+        tasks = table.structure.tasks
+        self._module.launch(
+            table.name("survey", plain=True),
+            (table.tiles, 1),
+            THREADS,
+            table.structure,
+            compared,
+            rows,
+            planes,
+            stride,
+            flags,
+            squares,
+            shared=4 * tasks,
+        )
+
+    # -- the auction ---------------------------------------------------------------------------------------------------
+
+    def open(self, tables: Sequence[Table], free: Tensor) -> None:
+        """Every element is free."""
+        for table in tables:
+            self._module.launch("open_free", (table.tiles, 1), THREADS, table.structure, free)
+
+    def count(
+        self, tables: Sequence[Table], plane: Tensor, free: Tensor, won: Tensor | None, candidates: Tensor
+    ) -> None:
+        """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
+        for table in tables:
+            grid = (min(self._blocks, table.tiles), 1)
+            self._module.launch("count", grid, THREADS, table.structure, plane, free, won, candidates)
+
+    def unite(self, tables: Sequence[Table], into: Tensor, more: Tensor, free: Tensor | None) -> None:
+        """Add bits to a row, and take them from the free elements if those are given."""
+        for table in tables:
+            self._module.launch("unite", (table.tiles, 1), THREADS, table.structure, into, more, free)
+
+    def tally(self, tables: Sequence[Table], rows: Tensor, planes: Tensor, counts: Tensor) -> None:
+        """counts[tensor, k] += elements of rows[k]."""
+        for table in tables:
+            grid = (min(self._blocks, table.tiles), len(rows))
+            self._module.launch("tally", grid, THREADS, table.structure, rows, planes, planes.stride(0), counts)
+
+    def pick(
+        self, tables: Sequence[Table], plane: Tensor, free: Tensor, won: Tensor, drum: int, drawing: Drawing,
+        wanted: Tensor, candidates: Tensor, counts: Tensor | None,
+    ) -> None:  # fmt: skip
+        """won = of each group's free candidates the wanted number with the smallest lottery numbers.
+
+        Resets `candidates`; writes to counts[group] how many were taken.
+        """
+        draw = drawing.structure(wanted, candidates)
+        for table in tables:
+            grid = (min(self._blocks, table.tiles), 1)
+            self._module.launch("pick", grid, THREADS, table.structure, plane, free, won, _signed(drum), draw)
+        self._module.launch("settle", (drawing.blocks, drawing.groups), THREADS, won, draw, drawing.rest)
+        self._module.launch("finish", (drawing.groups, 1), THREADS, won, draw, drawing.rest, candidates, counts)
+
+    # -- by magnitude --------------------------------------------------------------------------------------------------
+
+    def threshold(
+        self, walk: Walk, task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor,
+        candidates: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The code of each group's n-th largest magnitude, and how many equal to it are wanted [groups]."""
+        groups = len(wanted)
+        codes, left = self.zeros(groups), wanted.clone()
+        for shift, bits in DIGITS[wide]:
+            histogram = self.zeros(groups, 1 << bits)
+            cut = _cut(task, wide, plane, free, wanted, candidates, codes)
+            for table in walk():
+                self._module.launch(
+                    table.name("magnitudes"), (table.tiles, 1), THREADS, table.structure, cut, shift, bits, histogram
+                )
+            from_top = histogram.flip(1).cumsum(1)
+            place = torch.searchsorted(from_top, left[:, None]).clamp_(max=(1 << bits) - 1)
+            above = torch.where(place > 0, from_top.gather(1, (place - 1).clamp(min=0)), 0)
+            left = left - above[:, 0]
+            codes = (codes << bits) | ((1 << bits) - 1 - place[:, 0])
+        return codes, left
+
+    def sever(
+        self, walk: Walk, task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor,
+        candidates: Tensor, codes: Tensor, won: Tensor, level: Tensor,
+    ) -> None:  # fmt: skip
+        """Free candidates above their group's threshold win; those that equal it go to `level`."""
+        cut = _cut(task, wide, plane, free, wanted, candidates, codes)
+        for table in walk():
+            self._module.launch(table.name("sever"), (table.tiles, 1), THREADS, table.structure, cut, won, level)
+
+    # -- merged values -------------------------------------------------------------------------------------------------
+
+    def combine(
+        self, table: Table, kernel: str, into: Target, *arguments: object, plain: bool, shared: int = 0
+    ) -> None:
+        """Run one of the kernels that make merged vectors: gather, largest, mixed, weighted, single, elected, step."""
+        name = table.name(kernel, plain=plain)
+        self._module.launch(name, (table.tiles, 1), THREADS, table.structure, into.structure, *arguments, shared=shared)
+
+
+class Drawing:
+    """Lists and histograms of undecided lottery numbers, for groups of given sizes."""
+
+    def __init__(self, kernels: CudaKernels, sizes: Sequence[int], deviations: float) -> None:
+        # Twice the number expected in the window is never reached by chance.
+        room = [int(4 * (deviations * np.sqrt(size / 4) + 16)) + 256 for size in sizes]
+        self.groups, self.deviations = len(sizes), deviations
+        self.blocks = max(1, min(64, max(room) // 2048))
+        self._room = kernels.numbers(room)
+        self._first = kernels.numbers(np.concatenate([[0], np.cumsum(room)[:-1]]))
+        self._lists = kernels.zeros(2, sum(room))
+        self._histogram = kernels.zeros(self.groups, BINS, dtype=torch.int32)
+        self._close = kernels.zeros(self.groups, dtype=torch.int32)
+        self._close_lists = kernels.zeros(2, self.groups, CLOSE)
+        self._tallies = kernels.zeros(2, self.groups)
+        self.rest = kernels.zeros(self.groups)
+        self.failed = kernels.zeros(1, dtype=torch.int32)
+
+    def structure(self, wanted: Tensor, candidates: Tensor) -> _Draw:
+        return _Draw(
+            wanted.data_ptr(),
+            candidates.data_ptr(),
+            self._tallies[0].data_ptr(),
+            self._tallies[1].data_ptr(),
+            self._lists[0].data_ptr(),
+            self._lists[1].data_ptr(),
+            self._first.data_ptr(),
+            self._room.data_ptr(),
+            self._histogram.data_ptr(),
+            self._close_lists[0].data_ptr(),
+            self._close_lists[1].data_ptr(),
+            self._close.data_ptr(),
+            self.failed.data_ptr(),
+            self.deviations,
+            self.groups,
+        )
+
+
+class Target:
+    """Where a kernel writes, and as what: the merged vector in the working type, or base + scale * vector, cast."""
+
+    def __init__(self, into: Destination, square: Tensor, unfit: Tensor, scale: float | None) -> None:
+        self._kept = (into, square, unfit)
+        self.structure = _Target(
+            into.addresses.data_ptr(),
+            into.kinds.data_ptr(),
+            int(scale is not None),
+            scale or 0.0,
+            square.data_ptr(),
+            unfit.data_ptr(),
+        )
+
+
+def _cut(task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor, candidates: Tensor, codes: Tensor) -> _Cut:
+    return _Cut(task, int(wide), *(tensor.data_ptr() for tensor in (plane, free, wanted, candidates, codes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class _Seed:
             "magmax_counts": list(report.counts or ()),
             "seconds": round(self._training_seconds, 2),
             "samples_per_second": round(samples / self._training_seconds, 1) if self._training_seconds else None,
-            "config": config.record(),
+            "config": _portable(config.record(), self._experiment.root),
             "environments": [_described(environment) for environment in bench.environments],
             "versions": {
                 "tunable_magmax": tunable_magmax.__version__,
@@ -261,6 +262,15 @@ class _Seed:
             if shares:
                 points.append({"size": size, "accuracy": float(np.mean(shares)), "environments": len(shares)})
         return {"row": job.name, "points": points}
+
+
+def _portable(value: Any, root: Path) -> Any:
+    """A record without places of this machine: absolute paths become relative to the experiment's file."""
+    if isinstance(value, Mapping):
+        return {key: _portable(part, root) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(part, root) for part in value]
+    return os.path.relpath(value, root) if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _described(environment: Environment) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
-from tunable_magmax.models.state import read_state
+from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.profiling import read_run_profiles
 from tunable_magmax.training.config import TrainConfig
@@ -76,9 +77,11 @@ class Workbench:
         self.session.close()
 
     def _read(self) -> tuple[State, list[State]]:
-        """Base and tasks, in memory: once for all merges."""
+        """Base and tasks in the memory of the encoder's device: once for all merges."""
+        device = self.encoder.device
         with self.timed("read"):
-            return read_state(self.run.base)[0], [read_state(path)[0] for path in self.run.tasks]
+            base, *tasks = (_moved(read_tensors(path), device) for path in (self.run.base, *self.run.tasks))
+        return base, tasks
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
@@ -132,8 +135,6 @@ class Workbench:
 
     def lengths(self) -> list[float]:
         """The length of each task vector."""
-        import torch
-
         names = [name for name, tensor in self.base.items() if tensor.is_floating_point()]
         squares = [
             sum(float((state[name].double() - self.base[name].double()).square().sum()) for name in names)
@@ -248,6 +249,12 @@ class Workbench:
             self._evaluator.fill(state)
             found: NDArray[np.float32] = embed_prepared(self.encoder, self._meta, BATCH).cpu().numpy()
         return found
+
+
+def _moved(state: State, device: torch.device) -> State:
+    """The tensors on a device; tied ones stay one tensor."""
+    moved = {id(tensor): tensor.to(device) for tensor in state.values()}
+    return {name: moved[id(tensor)] for name, tensor in state.items()}
 
 
 def _counted(evaluator: Evaluator) -> Count:

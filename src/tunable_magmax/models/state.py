@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,9 +55,18 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
     """All tensors of a checkpoint, tied names included, and its digest: in one read."""
+    digest = hashlib.sha256()
+    return _tensors(path, digest.update), f"sha256:{digest.hexdigest()}"
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, tied names included."""
+    return _tensors(path, lambda data: None)
+
+
+def _tensors(path: str | Path, seen: Callable[[bytes | bytearray], None]) -> dict[str, Tensor]:
     import torch
 
-    digest = hashlib.sha256()
     state: dict[str, Tensor] = {}
     with open_checkpoint(path) as checkpoint:
         for name in sorted(checkpoint.tensors):
@@ -67,12 +76,12 @@ def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
                 raise InputError(f"{path}: {name!r} has type {info.dtype}, which torch cannot compute in; convert it")
             data = bytearray(info.nbytes)
             checkpoint.read_into(name, 0, memoryview(data))
-            digest.update(_heading_of(checkpoint, name))
-            digest.update(data)
+            seen(_heading_of(checkpoint, name))
+            seen(data)
             tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             state[name] = tensor.reshape(info.shape)
         state |= {alias: state[kept] for alias, kept in checkpoint.aliases.items()}
-    return state, f"sha256:{digest.hexdigest()}"
+    return state
 
 
 def _heading_of(checkpoint: Checkpoint, name: str) -> bytes:

@@ -29,7 +29,7 @@ def reproduce_all(
     parts = experiment.parts or (experiment,)
     for part in parts:
         reproduce(part, results_folder(part, out), work / part.setting, device=device, progress=progress, watch=watch)
-    place = out / experiment.name if experiment.parts else results_folder(experiment, out)
+    place = results_folder(experiment, out)
     written = render(
         [results_folder(part, out) for part in parts],
         place,
@@ -42,6 +42,11 @@ def reproduce_all(
 
 
 def results_folder(experiment: Experiment, out: Path) -> Path:
-    """Where the records of an experiment lie: a folder for its setting, and for environments other than the paper's."""
-    kind = "" if experiment.environments.mixtures == PAPER else f"-{'-'.join(experiment.environments.mixtures)}"
+    """Where an experiment's results lie: by its setting, and its name where environments are not the paper's.
+
+    What shows other experiments together lies beside them.
+    """
+    if experiment.parts:
+        return out / Path(experiment.parts[0].setting).parent / experiment.name
+    kind = "" if experiment.environments.mixtures == PAPER else f"-{experiment.name}"
     return out / f"{experiment.setting}{kind}"

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_threads
-from tunable_magmax.merging.methods import METHODS, Counts, Field, LocalField, Method
+from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport, TensorReport
@@ -47,6 +48,14 @@ class Vectors(Protocol):
 
 def working_dtype(tensor: Mergeable) -> torch.dtype:
     return torch.float64 if tensor.working == "F64" else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Owned elements of each task by tensor, and parts of the squared length of the merged vector."""
+
+    counts: dict[int, NDArray[np.int64]]
+    squares: list[float]
 
 
 class Merge:
@@ -227,18 +236,26 @@ class Merge:
 
     def decide(self) -> None:
         """Let the method settle what it must, and find the scale."""
-        self.method.decide(self.field())
+        self.choose()
         if self.options.scale is not None:
             self.scale = self.options.scale
             return
-        if self.memory.stash:
-            for stretch in self.stretches:
-                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
-                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+        self.make_stash(self.stretches)
         self.measure(self.stretches)
         self.scale = matched_scale(self._last_square, math.fsum(self._merged_squares))
 
-    def field(self) -> Field:
+    def make_stash(self, stretches: Sequence[Stretch]) -> None:
+        """Make room for the merged vector of these tensors, if memory allows."""
+        if self.memory.stash:
+            for stretch in stretches:
+                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
+                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+
+    def choose(self) -> None:
+        """Let the method settle what it must."""
+        self.method.decide(self.field())
+
+    def field(self) -> LocalField:
         """What the survey has found, for the method's decision."""
         wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
         pair = lambda task, piece: (self._read(0, piece), self._read(task + 1, piece))  # noqa: E731
@@ -267,6 +284,18 @@ class Merge:
         self._merged_squares.append(square)
         if counts is not None:
             k = piece.stretch.tensor
+            self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+
+    def findings(self) -> Findings:
+        """What was counted and measured since the last call, for a report that is made elsewhere."""
+        found = Findings(self._counts, self._merged_squares)
+        self._counts, self._merged_squares = {}, []
+        return found
+
+    def add(self, found: Findings) -> None:
+        """Count what was found elsewhere."""
+        self._merged_squares += found.squares
+        for k, counts in found.counts.items():
             self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     # -- render -------------------------------------------------------------------------------------------------------

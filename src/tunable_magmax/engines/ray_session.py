@@ -33,7 +33,7 @@ def ray_session(address: str | None, workers: int | None = None) -> Iterator[Any
         yield ray
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None:
         # Ray reads this where it starts a cluster: nothing is reported to anybody.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

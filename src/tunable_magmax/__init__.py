@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.engines.plan import plan_merge as plan_merge
     from tunable_magmax.engines.sweep import sweep_checkpoints as sweep_checkpoints
+    from tunable_magmax.errors import ClusterError as ClusterError
     from tunable_magmax.errors import ExactnessError as ExactnessError
     from tunable_magmax.errors import InputError as InputError
     from tunable_magmax.errors import StorageError as StorageError
@@ -47,6 +48,7 @@ _HOMES = {
     "evaluate": "tunable_magmax.evaluation.evaluate",
     "TrainConfig": "tunable_magmax.training.config",
     "train_sequence": "tunable_magmax.training.sequence",
+    "ClusterError": "tunable_magmax.errors",
     "ExactnessError": "tunable_magmax.errors",
     "InputError": "tunable_magmax.errors",
     "StorageError": "tunable_magmax.errors",

@@ -22,6 +22,10 @@ class StorageError(TmxError, OSError):
     """Reading or writing failed half-way (disk full, unreadable file). Unfinished work is kept for resuming."""
 
 
+class ClusterError(TmxError, RuntimeError):
+    """Machines of a cluster failed, or it has no room. Unfinished work is kept for resuming."""
+
+
 class ExactnessError(TmxError, AssertionError):
     """The merge broke its own promise, for instance that counts equal budgets. A bug; nothing was written."""
 

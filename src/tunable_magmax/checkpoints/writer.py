@@ -117,6 +117,29 @@ class Output:
         self._shards[shard.name] = sha256
         return sha256
 
+    def begin_shard(self, shard: Shard, attempt: str) -> Path:
+        """A file of the shard's size with its header, for other processes to write the data into.
+
+        `attempt` is in its name: what a process of an earlier attempt may still write goes to another file.
+        """
+        self._check_shard(shard.name)
+        path = self._partial.unfinished / f"{attempt}.{shard.name}"
+        with self._partial.storing(path), open(path, "wb") as file:
+            file.write(shard.header)
+            file.truncate(shard.size)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+    def finish_shard(self, shard: Shard, path: Path, sha256: str) -> None:
+        """Keep a file of `begin_shard` whose data is complete and on disk."""
+        self._check_shard(shard.name)
+        with self._partial.storing(path):
+            path.replace(self._partial.output / shard.name)
+            sync_directory(self._partial.output)
+            self._partial.record(shard.name, shard.size, sha256)
+        self._shards[shard.name] = sha256
+
     def write_file(self, name: str, data: bytes) -> str:
         """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256.
 

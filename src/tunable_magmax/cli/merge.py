@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -100,9 +101,25 @@ class How:
     base_name: Annotated[str | None, Parameter(help="What the model card calls the base, such as org/name.")] = None
 
 
+@Parameter(name="*", group="Output and resources")
+@dataclass(frozen=True)
+class Where:
+    """Who does it."""
+
+    engine: Annotated[
+        Literal["local", "ray"], Parameter(help="This machine, or workers of a Ray cluster: docs/cluster.md.")
+    ] = "local"
+    workers: Annotated[
+        int | None, Parameter(help="For ray: how many share the work; --memory and --threads are of each.")
+    ] = None
+    ray_address: Annotated[
+        str | None, Parameter(help="For ray: HOST:PORT of the cluster's head. Default: a cluster on this machine.")
+    ] = None
+
+
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress bars, no summary.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON on stdout.")]
-_WHAT, _HOW = What(), How()
+_WHAT, _HOW, _WHERE = What(), How(), Where()
 
 
 def merge(
@@ -112,6 +129,7 @@ def merge(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     what: What = _WHAT,
     how: How = _HOW,
+    where: Where = _WHERE,
     dry_run: bool = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -141,7 +159,8 @@ def merge(
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     from tunable_magmax.engines.local import merge_checkpoints
 
-    with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
+    # Ray prints what it has to say of dying nodes to stdout, where the result goes.
+    with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the report, and shown below
         report = merge_checkpoints(
             recipe.base,
@@ -156,6 +175,9 @@ def merge(
             digest_inputs=how.digest_inputs,
             base_model=how.base_name,
             names=recipe.names,
+            engine=where.engine,
+            workers=where.workers,
+            ray_address=where.ray_address,
             progress=progress,
         )
     for warning in report.warnings:

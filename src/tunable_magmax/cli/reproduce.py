@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, table
 from tunable_magmax.cli.train import training_bars
+from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -25,6 +27,8 @@ def reproduce(
     work: Path = Path("work"),
     change: Annotated[list[str] | None, Parameter(name="--set")] = None,
     device: str | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     dry_run: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -48,6 +52,10 @@ def reproduce(
         KEY=VALUE instead of what the file says; may be repeated.
     device
         Default: the GPU if there is one.
+    engine
+        ray: seeds are done side by side on a Ray cluster, each with a GPU if it has any: docs/cluster.md.
+    ray_address
+        HOST:PORT of the cluster's head. Default: a cluster on this machine.
     dry_run
         Only say what would be done.
     quiet
@@ -58,12 +66,24 @@ def reproduce(
     from tunable_magmax.experiments.config import read_experiment
     from tunable_magmax.experiments.reproduce import reproduce_all
 
+    if engine == "local" and ray_address is not None:
+        raise InputError(f"--ray-address is {ray_address}, but the engine is local: give --engine ray as well")
     experiment = read_experiment(config, change or ())
     if dry_run:
         sys.stdout.write(_planned(experiment, out, as_json))
         return
-    with training_bars(quiet or as_json) as (progress, watch):
-        written = reproduce_all(experiment, out, work, device=device, progress=progress, watch=watch)
+    # Ray prints what it has to say of dying nodes to stdout, where the result goes.
+    with training_bars(quiet or as_json) as (progress, watch), redirect_stdout(sys.stderr):
+        written = reproduce_all(
+            experiment,
+            out,
+            work,
+            device=device,
+            engine=engine,
+            ray_address=ray_address,
+            progress=progress,
+            watch=watch,
+        )
     if as_json:
         sys.stdout.write(json.dumps({"written": [str(path) for path in written]}, indent=1) + "\n")
     elif not quiet:

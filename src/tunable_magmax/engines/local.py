@@ -6,9 +6,9 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, closest
 from tunable_magmax.merging.kernels import Kernels, kernels_for
 from tunable_magmax.merging.memory import plan_memory, read_threads
 from tunable_magmax.merging.options import Options
@@ -39,6 +39,7 @@ __all__ = [
     "shard_data",
 ]
 
+ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
 DEFAULT_SHARD_SIZE = 5_000_000_000
 
@@ -68,6 +69,9 @@ def merge_checkpoints(
     digest_inputs: bool = False,
     base_model: str | None = None,
     names: Sequence[str] | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
@@ -75,6 +79,7 @@ def merge_checkpoints(
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
+    With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory` and `threads` are of each.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -108,23 +113,18 @@ def merge_checkpoints(
     target = Path(out)
     single = is_one_file(target)
     started = time.time()
-    with Inputs(base, tasks, options) as inputs:
+    with _place(engine, workers, ray_address, threads) as place, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         for name, path in tag_along(inputs.paths[0]):
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
-        kernels = kernels_for(torch.device("cpu"))
         fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model, called)
         # Here, because what is asked for must not cost the finished shards of an earlier run.
-        plan_memory(inputs.layout, options, kernels, read_threads(threads) if kernels.threads else 1, bound)
+        place.check(inputs, options, bound)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
             try:
                 if single:
                     output.check_sidecar("report.json")
-                spill = output.scratch("planes")
-                with merge_of(inputs, options, kernels, threads, bound, spill, progress) as merge:
-                    merge.survey()
-                    merge.decide()
-                    report = write_weights(merge, inputs, output, None if single else shard)
+                report = place.merge(inputs, options, output, None if single else shard, bound, progress)
                 report = replace(report, inputs=inputs.digests() if digest_inputs else {}, names=called)
                 report = write_sidecars(report, inputs, output, base_model)
             except InputError:
@@ -135,6 +135,68 @@ def merge_checkpoints(
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
+
+
+class Place(Protocol):
+    """Where a merge is done."""
+
+    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+        """Raise what is wrong with the resources, before anything is touched."""
+
+    def merge(
+        self,
+        inputs: Inputs,
+        options: Options,
+        output: Output,
+        shard_size: int | None,
+        memory: int,
+        progress: Progress | None,
+    ) -> MergeReport:
+        """Merge and write the weights; `memory` bounds a process, None as shard size means one file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This process."""
+
+    threads: int | None
+
+    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+        kernels = kernels_for(torch.device("cpu"))
+        plan_memory(inputs.layout, options, kernels, read_threads(self.threads) if kernels.threads else 1, memory)
+
+    def merge(
+        self,
+        inputs: Inputs,
+        options: Options,
+        output: Output,
+        shard_size: int | None,
+        memory: int,
+        progress: Progress | None,
+    ) -> MergeReport:
+        kernels, spill = kernels_for(torch.device("cpu")), output.scratch("planes")
+        with merge_of(inputs, options, kernels, self.threads, memory, spill, progress) as merge:
+            merge.survey()
+            merge.decide()
+            return write_weights(merge, inputs, output, shard_size)
+
+
+@contextmanager
+def _place(engine: str, workers: int | None, address: str | None, threads: int | None) -> Iterator[Place]:
+    if engine not in ENGINES:
+        raise InputError(f"unknown engine {engine!r}{closest(engine, ENGINES)}; known: {', '.join(ENGINES)}")
+    if engine == "local":
+        for option, value in (("workers", workers), ("ray_address", address)):
+            if value is not None:
+                raise InputError(f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'")
+        yield Here(threads)
+        return
+    if workers is not None and workers < 1:
+        raise InputError(f"workers is {workers}, expected at least 1")
+    from tunable_magmax.engines.cluster import join_cluster
+
+    with join_cluster(address, workers, None if threads is None else read_threads(threads)) as cluster:
+        yield cluster
 
 
 def fingerprint_of(

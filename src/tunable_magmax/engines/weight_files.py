@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
@@ -34,28 +34,44 @@ def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | N
     return sorted(infos, key=lambda info: (-BITS[info.dtype], info.name))
 
 
-def write_weights(merge: Merge, inputs: Inputs, output: Output, shard_size: int | None) -> MergeReport:
-    """Write what was decided, as one file if there is no shard size, less the shards that an earlier call finished."""
+Write = Callable[[Sequence[Shard]], Mapping[str, str]]
+"""Writes shards and returns the sha256 of each by its name."""
+
+
+def write_weights(
+    merge: Merge, inputs: Inputs, output: Output, shard_size: int | None, write: Write | None = None
+) -> MergeReport:
+    """Write what was decided, as one file if there is no shard size, less the shards that an earlier call finished.
+
+    `write` writes the others, by default here and one after the other.
+    """
     layout = merge.layout
     merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
     tensors = output_tensors(layout, merged, merge.options.out_dtype)
     shards = plan_shards(tensors, shard_size, aliases=layout.ties)
-    files: dict[str, str] = {}
-    for shard in shards:
-        done = output.finished(shard)
-        if done is None:
-            files[shard.name] = output.write_shard(shard, shard_data(merge, inputs, shard))
-        else:
-            files[shard.name] = done
-            merge.measure([s for s in merge.stretches if layout.mergeable[s.tensor].name in _names(shard)])
+    written = {shard.name: done for shard in shards if (done := output.finished(shard)) is not None}
+    names = {name for shard in shards if shard.name in written for name in _names(shard)}
+    merge.measure([s for s in merge.stretches if layout.mergeable[s.tensor].name in names])
+    missing = [shard for shard in shards if shard.name not in written]
+    if write is not None:
+        written |= write(missing)
+    else:
+        for shard in missing:
+            written[shard.name] = output.write_shard(shard, shard_data(merge, inputs, shard))
+    files = {shard.name: written[shard.name] for shard in shards}
     if len(shards) > 1:
         name = "model.safetensors.index.json"
         files[name] = output.write_file(name, index_json(shards))
     return replace(merge.report(), files=files)
 
 
-def shard_data(merge: Merge, inputs: Inputs, shard: Shard) -> Iterator[memoryview]:
-    """A shard's data in order: merged tensors from the engine, others from the base. A view lasts until the next."""
+def shard_data(
+    merge: Merge, inputs: Inputs, shard: Shard, begins: Mapping[str, int] | None = None
+) -> Iterator[memoryview]:
+    """A shard's data in order: merged tensors from the engine, others from the base. A view lasts until the next.
+
+    Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins.
+    """
     by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.stretches}
     stretches = [by_name[info.name] for info in shard.tensors if info.name in by_name]
     buffers = _Buffers(merge.memory.chunk)
@@ -68,7 +84,7 @@ def shard_data(merge: Merge, inputs: Inputs, shard: Shard) -> Iterator[memoryvie
     rendered = merge.render(into, stretches)
     for info in shard.tensors:
         if info.name not in by_name:
-            yield from _copied(inputs.base, info)
+            yield from _copied(inputs.base, info, (begins or {}).get(info.name, 0))
             continue
         left = info.numel
         while left:
@@ -96,13 +112,14 @@ class _Buffers:
         self._free.put(values.view(torch.uint8).as_strided((self._bytes,), (1,)))
 
 
-def _copied(base: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
-    """A tensor of the base, block by block, cast if the output asks for another type."""
+def _copied(base: Checkpoint, info: TensorInfo, begin: int) -> Iterator[memoryview]:
+    """A tensor of the base from an element on, block by block, cast if the output asks for another type."""
     stored = base.tensors[info.name if info.name in base.tensors else base.aliases[info.name]]
+    first = begin * BITS[stored.dtype] // 8
     if stored.dtype == info.dtype:
         for start in range(0, info.nbytes, COPY_BLOCK):
             block = memoryview(bytearray(min(COPY_BLOCK, info.nbytes - start)))
-            base.read_into(stored.name, start, block)
+            base.read_into(stored.name, first + start, block)
             yield block
         return
     source, target = torch_dtype(stored.dtype), torch_dtype(info.dtype)
@@ -111,7 +128,7 @@ def _copied(base: Checkpoint, info: TensorInfo) -> Iterator[memoryview]:
     step = COPY_BLOCK // source.itemsize
     for start in range(0, info.numel, step):
         raw = torch.empty(min(step, info.numel - start), dtype=source)
-        base.read_into(stored.name, start * source.itemsize, raw.view(torch.uint8).numpy().data)
+        base.read_into(stored.name, first + start * source.itemsize, raw.view(torch.uint8).numpy().data)
         yield cast_copied(raw, target, info.name).view(torch.uint8).numpy().data
 
 

@@ -18,6 +18,8 @@ def reproduce_all(
     work: str | Path,
     *,
     device: str | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> list[Path]:
@@ -28,7 +30,16 @@ def reproduce_all(
     out, work = Path(out), Path(work)
     parts = experiment.parts or (experiment,)
     for part in parts:
-        reproduce(part, results_folder(part, out), work / part.setting, device=device, progress=progress, watch=watch)
+        reproduce(
+            part,
+            results_folder(part, out),
+            work / part.setting,
+            device=device,
+            engine=engine,
+            ray_address=ray_address,
+            progress=progress,
+            watch=watch,
+        )
     place = results_folder(experiment, out)
     written = render(
         [results_folder(part, out) for part in parts],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment
-from tunable_magmax.experiments.records import append_record, read_records, record_key
+from tunable_magmax.experiments.records import Record, append_record, read_records, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
 from tunable_magmax.experiments.tailoring import half_l1, tailored
 from tunable_magmax.experiments.workbench import Count, Workbench
@@ -74,44 +74,86 @@ def reproduce(
     work: str | Path,
     *,
     device: str | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> None:
     """Do the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
 
-    Killed and called again, it goes on: training inside a task, everything else with the next record.
+    Killed and called again, it goes on: training inside a task, everything else with the next record. With
+    `engine="ray"`, seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
+    records as they come.
     """
     results, work = Path(results), Path(work)
     results.mkdir(parents=True, exist_ok=True)
+    file = results / RECORDS
     todo = missing_jobs(experiment, results)
-    done = 0
-    for seed in experiment.seeds:
-        jobs = [job for job in todo if job.seed == seed]
-        if not jobs:
-            continue
-        config = experiment.training(seed)
-        place = work / f"seed-{seed}"
-        trained = train_sequence(config, place, device=device, progress=progress, watch=watch)
-        seconds = sum(result.seconds for result in trained.results if result is not None)
-        with Workbench(config, place, experiment.environments, device) as bench:
-            runner = _Seed(experiment, seed, bench, results / RECORDS, seconds)
-            for job in jobs:
-                runner.do(job)
-                done += 1
-                if progress is not None:
-                    progress("measuring", done, len(todo))
+    known = read_records(file) if file.exists() else []
+    seeds = [_work_of(experiment, seed, todo, known, work.absolute(), device) for seed in experiment.seeds]
+    seeds = [seed for seed in seeds if seed.jobs]
+    if engine == "ray":
+        from tunable_magmax.experiments.on_ray import records_on_ray
+
+        found = records_on_ray(seeds, ray_address)
+    else:
+        found = (record for seed in seeds for record in records_of(seed, progress, watch))
+    for done, record in enumerate(found, start=1):
+        append_record(file, record)
+        if progress is not None:
+            progress("measuring", done, len(todo))
+
+
+@dataclass(frozen=True)
+class SeedWork:
+    """What is to be done for one seed: its missing jobs, and the records that it has."""
+
+    experiment: Experiment
+    seed: int
+    jobs: tuple[Job, ...]
+    known: tuple[Record, ...]
+    place: Path
+    device: str | None
+
+    def without(self, records: Sequence[Record]) -> SeedWork:
+        """What is left to do when these records have been made."""
+        made = {record_key(record) for record in records}
+        left = [job for job in self.jobs if (self.experiment.setting, job.kind, job.seed, job.name) not in made]
+        return replace(self, jobs=tuple(left), known=(*self.known, *records))
+
+
+def _work_of(
+    experiment: Experiment, seed: int, todo: Sequence[Job], known: Sequence[Record], work: Path, device: str | None
+) -> SeedWork:
+    jobs = tuple(job for job in todo if job.seed == seed)
+    own = tuple(record for record in known if record["seed"] == seed)
+    return SeedWork(experiment, seed, jobs, own, work / f"seed-{seed}", device)
+
+
+def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | None = None) -> Iterator[Record]:
+    """Train what is not trained yet, and make the records of the missing jobs, one after the other."""
+    config = work.experiment.training(work.seed)
+    trained = train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
+    seconds = sum(result.seconds for result in trained.results if result is not None)
+    with Workbench(config, work.place, work.experiment.environments, work.device) as bench:
+        runner = _Seed(work.experiment, work.seed, bench, work.known, seconds)
+        for job in work.jobs:
+            yield runner.do(job)
 
 
 class _Seed:
     """The jobs of one seed."""
 
-    def __init__(self, experiment: Experiment, seed: int, bench: Workbench, file: Path, seconds: float) -> None:
-        self._experiment, self._seed, self._bench, self._file = experiment, seed, bench, file
+    def __init__(
+        self, experiment: Experiment, seed: int, bench: Workbench, known: Sequence[Record], seconds: float
+    ) -> None:
+        self._experiment, self._seed, self._bench = experiment, seed, bench
         self._training_seconds = seconds
+        self._records = {record_key(record): record for record in known}
         self._preferences: dict[tuple[str, str], Preference] = {}
 
-    def do(self, job: Job) -> None:
-        """Measure, and append the record."""
+    def do(self, job: Job) -> Record:
+        """Measure, and make the record."""
         self._bench.seconds.clear()
         make = {
             "sequence": self._sequence,
@@ -120,8 +162,9 @@ class _Seed:
             "alpha": self._alpha,
             "meta-size": self._meta_size,
         }[job.kind]
-        head = {"kind": job.kind, "setting": self._experiment.setting, "seed": self._seed}
-        append_record(self._file, {**head, **make(job)})
+        record = {"kind": job.kind, "setting": self._experiment.setting, "seed": self._seed, **make(job)}
+        self._records[record_key(record)] = record
+        return record
 
     def _sequence(self, job: Job) -> dict[str, Any]:
         import torch
@@ -221,10 +264,12 @@ class _Seed:
         if row.scale != "best":
             assert row.scale is not None
             return row.scale
-        for record in read_records(self._file):
-            if record_key(record) == (self._experiment.setting, "scale", self._seed, row.base):
-                return float(record["best"])
-        raise InputError(f"{self._file}: no best scale of {row.base} for seed {self._seed}; remove the file and rerun")
+        record = self._records.get((self._experiment.setting, "scale", self._seed, row.base))
+        if record is None:
+            raise InputError(
+                f"the records hold no best scale of {row.base} for seed {self._seed}; remove {RECORDS} and rerun"
+            )
+        return float(record["best"])
 
     def _alpha(self, job: Job) -> dict[str, Any]:
         method, _, text = job.name.partition("@")

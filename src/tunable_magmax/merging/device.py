@@ -25,7 +25,8 @@ from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, 
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, matched_scale, working_dtype
+from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, working_dtype
+from tunable_magmax.merging.survey import Survey
 
 SPARE = 4
 """Rows of the planes beyond the tasks': what is free, two that selection works in, and equal magnitudes."""
@@ -124,26 +125,33 @@ class DeviceMerge(Merge):
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
-    def survey(self) -> None:
+    def look(self) -> Survey:
+        everything = self._everything()
+        self._first_spare = self._rows_of_tasks()
+        if self.method.plane_rows:
+            last = everything[-1] if everything else Stretch(0, 0, 0, 0)
+            self._bits = self._cuda.planes(self._first_spare + SPARE, last.slot + last.size)
+        self.method.assume(self.layout.elements)
+        flags, squares = self._marked(everything)
+        seen = flags.cpu().numpy()
+        found = Survey.nothing(len(everything), self.tasks)
+        found.changed[:] = seen & 1
+        found.squares[:] = squares.cpu().numpy()
+        self._settle_suspects(everything, (seen & 2).astype(np.bool_), found)
+        self.progress("survey", self.layout.elements, self.layout.elements)
+        return found
+
+    def _everything(self) -> list[Stretch]:
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(Stretch(k, slot, tensor.element, tensor.size))
             slot += -(-tensor.size // ALIGNMENT) * ALIGNMENT
-        self._first_spare = self._rows_of_tasks()
-        if self.method.plane_rows:
-            self._bits = self._cuda.planes(self._first_spare + SPARE, slot)
-        self.method.assume(self.layout.elements)
-        flags, squares = self._look(everything)
-        found = flags.cpu().numpy()
-        self._surveyed(everything, (found & 1).astype(np.bool_), (found & 2).astype(np.bool_), squares.tolist())
-        self.progress("survey", self.layout.elements, self.layout.elements)
-        if self.method.assume(self.elements):
-            self._mark()
+        return everything
 
     def _mark(self) -> None:
-        self._look(self.stretches)
+        self._marked(self.stretches)
 
-    def _look(self, stretches: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
+    def _marked(self, stretches: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
         """Mark candidates; what changed and what is not finite [tensors, tasks], squares of the last vector."""
         marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
         compared = self._cuda.numbers([row for row, _ in marks], torch.uint8)
@@ -162,19 +170,12 @@ class DeviceMerge(Merge):
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
-    def decide(self) -> None:
+    def choose(self) -> None:
         self._given.zero_()
-        if not self.stretches:
-            self.scale = 1.0 if self.options.scale is None else self.options.scale
         if isinstance(self.method, TunableMagmax):
             self._auction(self.method)
         elif isinstance(self.method, Ties):
             self._trim(self.method)
-        if self.options.scale is not None:
-            self.scale = self.options.scale
-            return
-        self.measure(self.stretches)
-        self.scale = matched_scale(self._last_square, sum(self._merged_squares))
 
     def _geometry(self, groups: Sequence[Sequence[int]]) -> list[Table]:
         """Where the merged tensors lie, without their values, with the group of each."""
@@ -314,9 +315,6 @@ class DeviceMerge(Merge):
         """Make the merged vectors, kept for rendering, and measure them together."""
         todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
         self._square.zero_()
-        for stretch in todo:
-            dtype = working_dtype(self.layout.mergeable[stretch.tensor])
-            self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
         for table, found in self._walk_tables(todo):
             taus = [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in found]
             self._combine_block(table, Destination(taus, self._cuda.device), None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,50 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.merging.budget import split
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Each, Ownership, Piece, Selection, SpareRows, Stretch, auction
+from tunable_magmax.merging.ownership import Each, LocalFloor, Ownership, Piece, Selection, SpareRows, Stretch, auction
 
 Counts = NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """What the survey has found: the merged tensors, the planes it marked, and how to read and to share work."""
+class Lot:
+    """A group of merged tensors (places in the field's `stretches`) and the budget of their auction."""
+
+    members: tuple[int, ...]
+    budget: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all auctions of a merge have in common: the tasks' rows, the spare ones, the seed, and who is kept."""
+
+    rows: tuple[int, ...]
+    spare: SpareRows
+    seed: int
+    keep: str
+
+
+class Field(Protocol):
+    """What the survey has found, and what may be done with it."""
+
+    @property
+    def stretches(self) -> Sequence[Stretch]:
+        """The merged tensors."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements they have."""
+
+    def selection(self, spare: SpareRows) -> Selection:
+        """Selection among all merged tensors."""
+
+    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
+        """An auction for each lot."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalField:
+    """A `Field` whose planes are in this process."""
 
     kernels: Kernels
     planes: Planes | None
@@ -42,12 +78,25 @@ class Field:
     def elements(self) -> int:
         return sum(stretch.size for stretch in self.stretches)
 
-    def selection(self, members: Sequence[int], spare: SpareRows, each: Each[Any]) -> Selection:
-        """Selection among some of the merged tensors."""
+    def selection(self, spare: SpareRows) -> Selection:
+        everything = range(len(self.stretches))
+        return Selection(self.floor(everything, any(self.wide), self.each), spare)
+
+    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
+        # Many lots share the threads among themselves; a single one uses them all inside.
+        inside, outside = (self.each, _one_by_one) if len(lots) == 1 else (_one_by_one, self.each)
+
+        def settle(lot: Lot) -> Ownership:
+            floor = self.floor(lot.members, any(self.wide[k] for k in lot.members), inside)
+            return auction(Selection(floor, terms.spare), terms.rows, lot.budget, terms.seed, terms.keep)
+
+        return outside(settle, lots)
+
+    def floor(self, members: Sequence[int], wide: bool, each: Each[Any]) -> LocalFloor:
+        """Where an auction of some of the merged tensors takes place."""
         assert self.planes is not None
         chosen = [self.stretches[k] for k in members]
-        wide = any(self.wide[k] for k in members)
-        return Selection(self.kernels, self.planes, chosen, spare, each, self.pair, self.chunk, wide)
+        return LocalFloor(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide)
 
 
 class Method:
@@ -90,7 +139,7 @@ class Method:
     def decide(self, field: Field) -> None:
         """What has to be settled over all elements before the first one can be merged."""
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         """Write the merged task vector of a chunk to `out`; return elements per task where each has an owner."""
         raise NotImplementedError
 
@@ -122,7 +171,6 @@ class TunableMagmax(Method):
         self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
         self.plane_rows = self._spare.stop
         self._active: list[bool] | None = None
-        self._planes: Planes | None = None
         self._owners: dict[int, Ownership] = {}
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
@@ -158,29 +206,23 @@ class TunableMagmax(Method):
 
     def decide(self, field: Field) -> None:
         groups, budgets = self.groups(field.stretches)
-        # Many groups share the threads among themselves; a single one uses them all inside.
-        inside, outside = (field.each, _one_by_one) if len(groups) == 1 else (_one_by_one, field.each)
-
-        def settle(job: tuple[list[int], tuple[int, ...]]) -> Ownership:
-            selection = field.selection(job[0], self._spare, inside)
-            return auction(selection, self.rows, job[1], self.options.seed, self.options.keep)
-
-        owners = outside(settle, list(zip(groups, budgets, strict=True)))
+        lots = [Lot(tuple(group), budget) for group, budget in zip(groups, budgets, strict=True)]
+        terms = Terms(tuple(self.rows), self._spare, self.options.seed, self.options.keep)
+        owners = field.auctions(lots, terms)
         for group, ownership in zip(groups, owners, strict=True):
             self._owners.update((field.stretches[k].tensor, ownership) for k in group)
-        self._planes = field.planes
         self.leftovers = sum(ownership.leftovers for ownership in owners)
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        assert self._planes is not None
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+        assert planes is not None
         rows = self._owners[tensor].rows
-        kernels.gather(chunk, rows, self._planes, out)
+        kernels.gather(chunk, rows, planes, out)
         stop = chunk.slot + chunk.base.numel()
-        planes = [self._planes.part(row, chunk.slot, stop) if row >= 0 else None for row in rows]
-        counts = np.array([0 if plane is None else kernels.tally(plane, plane) for plane in planes], np.int64)
+        owned = [planes.part(row, chunk.slot, stop) if row >= 0 else None for row in rows]
+        counts = np.array([0 if plane is None else kernels.tally(plane, plane) for plane in owned], np.int64)
         for row in rows:
             if row >= 0:
-                self._planes.release(row, chunk.slot, stop)
+                planes.release(row, chunk.slot, stop)
         return counts
 
 
@@ -189,7 +231,7 @@ class Magmax(Method):
 
     owns = True
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         return kernels.largest(chunk, out)
 
 
@@ -198,7 +240,7 @@ class LastTask(Method):
 
     owns = True
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         kernels.difference(chunk.tasks[-1], chunk.base, out)
         counts = np.zeros(self.tasks, np.int64)
         counts[-1] = out.numel()
@@ -210,7 +252,7 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         kept = [k for k, factor in enumerate(self.factors()) if factor]
         kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
         return None
@@ -240,7 +282,7 @@ class RandomMix(Method):
         self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
         counts = np.zeros(self.tasks, np.int64)
         counts[self.drawn] = kernels.draw(_only(chunk, self.drawn), self.tops, drum, out)
@@ -260,24 +302,22 @@ class Ties(Method):
         self._spare = SpareRows.after(len(self.voters), True)
         self.plane_rows = self._spare.stop
         self._rows: list[int] = []
-        self._planes: Planes | None = None
 
     def decide(self, field: Field) -> None:
         kept = int(self.options.density * field.elements)
-        selection = field.selection(list(range(len(field.stretches))), self._spare, field.each)
-        self._planes = field.planes
+        selection = field.selection(self._spare)
         selection.open()
         for row, t in enumerate(self.voters):
             drum = lottery.drum(self.options.seed, lottery.TIES_CUT, t + 1)
             selection.take_largest(t, selection.free, kept, field.elements, drum)
             self._rows.append(selection.keep(row))
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        assert self._planes is not None
+    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+        assert planes is not None
         factors = [self.factors()[t] for t in self.voters]
-        kernels.elect(_only(chunk, self.voters), factors, self._rows, self._planes, out)
+        kernels.elect(_only(chunk, self.voters), factors, self._rows, planes, out)
         for row in self._rows:
-            self._planes.release(row, chunk.slot, chunk.slot + chunk.base.numel())
+            planes.release(row, chunk.slot, chunk.slot + chunk.base.numel())
         return None
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
@@ -103,73 +104,172 @@ class _Span:
     runs: Runs
 
 
-class Selection:
-    """Picks exactly n of the candidates in a group of tensors: all, by lottery, or by magnitude.
+class Floor(Protocol):
+    """Where an auction takes place: the planes of a group of tensors, and the few things done to them.
 
-    `pair(task, piece)` reads the base's and a task's values for choosing by magnitude; `wide` says that one of the
-    group's tensors is float64, so that magnitudes are compared as float64.
+    Everything that a floor tells can be added up, so that the planes may lie on several machines.
     """
+
+    wide: bool
+    """Whether one of the tensors is float64, so that magnitudes are compared as float64."""
+
+    def open(self, free: int) -> None:
+        """Every element is in the row `free`."""
+
+    def tally(self, row: int, other: int) -> int:
+        """How many elements two rows share."""
+
+    def claim(self, row: int, free: int, won: int) -> None:
+        """won = row and free."""
+
+    def retire(self, free: int, won: int) -> None:
+        """free = free without won."""
+
+    def unite(self, row: int, more: int) -> None:
+        """row = row or more."""
+
+    def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
+        """Free candidates by a digit of their magnitude in the task's vector, where the higher digits are `prefix`."""
+
+    def cut(self, task: int, row: int, free: int, threshold: int, won: int, level: int) -> None:
+        """Free candidates with a magnitude above the threshold go to `won`, those that equal it to `level`."""
+
+    def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
+        """Free candidates with lottery numbers below `low` win; how many, and the numbers from `low` to `high`."""
+
+    def award(self, won: int, highest: int) -> None:
+        """Those of the last look whose numbers are at most `highest` win, too."""
+
+
+class LocalFloor:
+    """A `Floor` on planes of this process. `pair(task, piece)` reads the base's and a task's values."""
 
     def __init__(
         self,
         kernels: Kernels,
         planes: Planes,
         stretches: Sequence[Stretch],
-        spare: SpareRows,
         each: Each[Any],
         pair: Callable[[int, Piece], tuple[Tensor, Tensor]],
         chunk: int,
         wide: bool,
     ) -> None:
         self.kernels, self.planes, self.each, self.pair, self.wide = kernels, planes, each, pair, wide
-        self.free, self.won, self.level, self.drawn = spare.free, spare.won, spare.level, spare.drawn
-        self._extra = list(spare.extra)
-        self.stretches = stretches
         self._spans = _spans(stretches)
         self._pieces = pieces(stretches, chunk)
+        self._looks: list[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]] = []
+
+    def open(self, free: int) -> None:
+        for piece in self._pieces:
+            start, stop = piece.slots
+            self.kernels.fill(self.planes.part(free, start, -(-stop // SLOTS) * SLOTS), stop - start)
+            self.planes.release(free, start, stop)
+
+    def tally(self, row: int, other: int) -> int:
+        return sum(self._over(self.kernels.tally, row, other))
+
+    def claim(self, row: int, free: int, won: int) -> None:
+        self._over(self.kernels.claim, row, free, won)
+
+    def retire(self, free: int, won: int) -> None:
+        self._over(self.kernels.retire, free, won)
+
+    def unite(self, row: int, more: int) -> None:
+        self._over(self.kernels.unite, row, more)
+
+    def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
+        def count(piece: Piece) -> Any:
+            base, values = self.pair(task, piece)
+            plane, unowned = (self.planes.part(r, *piece.slots) for r in (row, free))
+            found = self.kernels.magnitude_histogram(plane, unowned, base, values, self.wide, shift, bits, prefix)
+            self._release(piece.slots, row, free)
+            return found
+
+        counts = np.zeros(1 << bits, np.int64)
+        for start in range(0, len(self._pieces), BATCH):
+            counts += np.sum(self.each(count, self._pieces[start : start + BATCH]), axis=0)
+        return counts
+
+    def cut(self, task: int, row: int, free: int, threshold: int, won: int, level: int) -> None:
+        def work(piece: Piece) -> None:
+            base, values = self.pair(task, piece)
+            rows = [self.planes.part(r, *piece.slots) for r in (row, free, won, level)]
+            self.kernels.magnitude_cut(rows[0], rows[1], base, values, self.wide, threshold, rows[2], rows[3])
+            self._release(piece.slots, row, free, won, level)
+
+        self.each(work, self._pieces)
+
+    def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
+        def work(span: _Span) -> Any:
+            plane, unowned, taken = (self.planes.part(r, span.start, span.stop) for r in (row, free, won))
+            found = self.kernels.split(plane, unowned, taken, span.runs, drum, low, high)
+            self._release((span.start, span.stop), row, free, won)
+            return found
+
+        self._looks = self.each(work, self._spans)
+        numbers = [keys for _, keys, _ in self._looks]
+        return sum(winners for winners, _, _ in self._looks), np.concatenate([np.empty(0, np.uint64), *numbers])
+
+    def award(self, won: int, highest: int) -> None:
+        for span, (_, keys, places) in zip(self._spans, self._looks, strict=True):
+            chosen = places[keys <= np.uint64(highest)]
+            if len(chosen):
+                self.kernels.award(self.planes.part(won, span.start, span.stop), chosen)
+                self._release((span.start, span.stop), won)
+
+    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
+        def work(span: _Span) -> Any:
+            result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
+            self._release((span.start, span.stop), *rows)
+            return result
+
+        return self.each(work, self._spans)
+
+    def _release(self, slots: tuple[int, int], *rows: int) -> None:
+        for row in rows:
+            self.planes.release(row, *slots)
+
+
+class Selection:
+    """Picks exactly n of the candidates in a group of tensors: all, by lottery, or by magnitude."""
+
+    def __init__(self, floor: Floor, spare: SpareRows) -> None:
+        self._floor = floor
+        self.free, self.won, self.level, self.drawn = spare.free, spare.won, spare.level, spare.drawn
+        self._extra = list(spare.extra)
 
     def open(self) -> None:
         """Make every element of the group free."""
-        for piece in self._pieces:
-            start, stop = piece.slots
-            self.kernels.fill(self.planes.part(self.free, start, -(-stop // SLOTS) * SLOTS), stop - start)
-            self.planes.release(self.free, start, stop)
+        self._floor.open(self.free)
 
     def count(self, row: int) -> int:
         """How many candidates a row has among the free elements."""
-        return sum(self._over(self.kernels.tally, row, self.free))
+        return self._floor.tally(row, self.free)
 
     def holds(self, row: int) -> int:
         """How many elements a row holds."""
-        return sum(self._over(self.kernels.tally, row, row))
+        return self._floor.tally(row, row)
 
     def take(self, row: int, n: int, candidates: int, drum: int) -> None:
         """Put n of the row's free candidates into the `won` row: those with the smallest lottery numbers."""
         if n >= candidates:
-            self._over(self.kernels.claim, row, self.free, self.won)
+            self._floor.claim(row, self.free, self.won)
         else:
             self._draw(row, self.won, n, candidates, drum)
 
     def take_largest(self, task: int, row: int, n: int, candidates: int, drum: int) -> None:
         """The same, by largest magnitude of the task's vector; equal magnitudes by lottery."""
         if n >= candidates:
-            self._over(self.kernels.claim, row, self.free, self.won)
+            self._floor.claim(row, self.free, self.won)
             return
         threshold, wanted = self._threshold(task, row, n)
-
-        def cut(piece: Piece) -> None:
-            base, values = self.pair(task, piece)
-            rows = [self.planes.part(r, *piece.slots) for r in (row, self.free, self.won, self.level)]
-            self.kernels.magnitude_cut(rows[0], rows[1], base, values, self.wide, threshold, rows[2], rows[3])
-            self._release(piece.slots, row, self.free, self.won, self.level)
-
-        self.each(cut, self._pieces)
+        self._floor.cut(task, row, self.free, threshold, self.won, self.level)
         self._draw(self.level, self.drawn, wanted, self.count(self.level), drum)
-        self._over(self.kernels.unite, self.won, self.drawn)
+        self._floor.unite(self.won, self.drawn)
 
     def settle(self, row: int) -> int:
         """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
-        self._over(self.kernels.retire, self.free, self.won)
+        self._floor.retire(self.free, self.won)
         owned, self.won = self.won, self._extra.pop() if self._extra else row
         return owned
 
@@ -180,24 +280,14 @@ class Selection:
 
     def add(self, row: int) -> None:
         """The winners are no longer free and join what the row holds."""
-        self._over(self.kernels.retire, self.free, self.won)
-        self._over(self.kernels.unite, row, self.won)
+        self._floor.retire(self.free, self.won)
+        self._floor.unite(row, self.won)
 
     def _threshold(self, task: int, row: int, n: int) -> tuple[int, int]:
         """The magnitude of the n-th largest candidate, as an integer code, and how many equal to it are wanted."""
         prefix, wanted = 0, n
-        for shift, bits in WIDE_DIGITS if self.wide else NARROW_DIGITS:
-
-            def histogram(piece: Piece, shift: int = shift, bits: int = bits, prefix: int = prefix) -> Any:
-                base, values = self.pair(task, piece)
-                plane, free = (self.planes.part(r, *piece.slots) for r in (row, self.free))
-                found = self.kernels.magnitude_histogram(plane, free, base, values, self.wide, shift, bits, prefix)
-                self._release(piece.slots, row, self.free)
-                return found
-
-            counts = np.zeros(1 << bits, np.int64)
-            for start in range(0, len(self._pieces), BATCH):
-                counts += np.sum(self.each(histogram, self._pieces[start : start + BATCH]), axis=0)
+        for shift, bits in WIDE_DIGITS if self._floor.wide else NARROW_DIGITS:
+            counts = self._floor.histogram(task, row, self.free, shift, bits, prefix)
             from_top = np.cumsum(counts[::-1])
             place = int(np.searchsorted(from_top, wanted))
             wanted -= int(from_top[place - 1]) if place else 0
@@ -212,41 +302,14 @@ class Selection:
         while True:
             low = max(0, int((share - half) * 2.0**64))
             high = min(lottery.MASK, int((share + half) * 2.0**64))
-
-            def look(span: _Span, low: int = low, high: int = high) -> Any:
-                plane, free, won = (self.planes.part(r, span.start, span.stop) for r in (row, self.free, into))
-                found = self.kernels.split(plane, free, won, span.runs, drum, low, high)
-                self._release((span.start, span.stop), row, self.free, into)
-                return found
-
-            looks = self.each(look, self._spans)
-            wanted = n - sum(winners for winners, _, _ in looks)
-            if 0 <= wanted <= sum(len(keys) for _, keys, _ in looks):
+            winners, numbers = self._floor.look(row, self.free, into, drum, low, high)
+            wanted = n - winners
+            if 0 <= wanted <= len(numbers):
                 break
             half = max(16 * half, 2.0**-40)
-        self._award(into, looks, wanted)
-
-    def _award(self, into: int, looks: list[Any], wanted: int) -> None:
-        keys = np.concatenate([keys for _, keys, _ in looks])
-        places = np.concatenate([places for _, _, places in looks])
-        span_of = np.repeat(np.arange(len(looks)), [len(keys) for _, keys, _ in looks])
-        best = np.lexsort((places, span_of, keys))[:wanted]
-        for k in np.unique(span_of[best]):
-            span = self._spans[k]
-            self.kernels.award(self.planes.part(into, span.start, span.stop), places[best[span_of[best] == k]])
-            self._release((span.start, span.stop), into)
-
-    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
-        def work(span: _Span) -> Any:
-            result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
-            self._release((span.start, span.stop), *rows)
-            return result
-
-        return self.each(work, self._spans)
-
-    def _release(self, slots: tuple[int, int], *rows: int) -> None:
-        for row in rows:
-            self.planes.release(row, *slots)
+        if wanted:
+            # No two elements have the same number in one drum (the mixing is a bijection), so this takes exactly n.
+            self._floor.award(into, int(np.partition(numbers, wanted - 1)[wanted - 1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,10 +26,11 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_threads
-from tunable_magmax.merging.methods import METHODS, Counts, Field, Method
+from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport, TensorReport
+from tunable_magmax.merging.survey import Survey
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
@@ -46,6 +48,14 @@ class Vectors(Protocol):
 
 def working_dtype(tensor: Mergeable) -> torch.dtype:
     return torch.float64 if tensor.working == "F64" else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Owned elements of each task by tensor, and parts of the squared length of the merged vector."""
+
+    counts: dict[int, NDArray[np.int64]]
+    squares: list[float]
 
 
 class Merge:
@@ -142,38 +152,41 @@ class Merge:
 
     def survey(self) -> None:
         """Walk 1: find what changed, refuse what is not finite, and mark candidates."""
+        self.conclude(self.look())
+
+    def look(self) -> Survey:
+        """The walk itself: what the tensors hold, with candidates marked as if all of them were merged."""
+        everything = self._everything()
+        if self.method.plane_rows:
+            slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
+            self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
+        self.method.assume(self.layout.elements)
+        found = Survey.nothing(len(everything), self.tasks)
+        suspect = np.zeros_like(found.changed)
+        for piece, (moved, odd, square) in self._walk("survey", self._survey_piece, everything):
+            k = piece.stretch.tensor
+            found.changed[k] |= moved
+            suspect[k] |= odd
+            found.squares[k] += square
+        self._settle_suspects(everything, suspect, found)
+        return found
+
+    def conclude(self, found: Survey) -> None:
+        """Know by a survey what is merged; values that can't be are an `InputError`."""
+        found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
+        self.stretches = tuple(stretch for stretch in self._everything() if found.changed[stretch.tensor].any())
+        self._unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
+        self._last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
+        if self.method.assume(self.elements):
+            self._mark()
+
+    def _everything(self) -> list[Stretch]:
+        """All mergeable tensors, each at a place of its own in the planes."""
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(Stretch(k, slot, tensor.element, tensor.size))
             slot += padded(tensor.size)
-        if self.method.plane_rows:
-            self._planes = self.kernels.planes(self.method.plane_rows, slot, self._spill)
-        self.method.assume(self.layout.elements)
-        changed: NDArray[np.bool_] = np.zeros((len(everything), self.tasks), np.bool_)
-        suspect = np.zeros_like(changed)
-        squares = [0.0] * len(everything)
-        for piece, (moved, odd, square) in self._walk("survey", self._survey_piece, everything):
-            k = piece.stretch.tensor
-            changed[k] |= moved
-            suspect[k] |= odd
-            squares[k] += square
-        self._surveyed(everything, changed, suspect, squares)
-        if self.method.assume(self.elements):
-            self._mark()
-
-    def _surveyed(
-        self,
-        everything: Sequence[Stretch],
-        changed: NDArray[np.bool_],
-        suspect: NDArray[np.bool_],
-        squares: Sequence[float],
-    ) -> None:
-        """Take note of what the survey found, by tensor and task."""
-        self._settle_suspects(everything, changed, suspect)
-        merged = [bool(row.any()) for row in changed]
-        self.stretches = tuple(stretch for stretch in everything if merged[stretch.tensor])
-        self._unchanged = [t + 1 for t in range(self.tasks) if not changed[:, t].any()]
-        self._last_square = math.fsum(squares[stretch.tensor] for stretch in self.stretches)
+        return everything
 
     def _mark(self) -> None:
         """Mark candidates anew."""
@@ -197,39 +210,22 @@ class Merge:
                     self._planes.release(row, *piece.slots)
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
-    def _settle_suspects(self, everything: Sequence[Stretch], changed: Any, suspect: Any) -> None:
+    def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
         """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
-        problems: list[str] = []
         for stretch in everything:
-            if not suspect[stretch.tensor].any():
+            k = stretch.tensor
+            if not suspect[k].any():
                 continue
-            moved = np.zeros(self.tasks, np.bool_)
-            bad = np.zeros(self.tasks + 1, np.int64)
-            overflow = np.zeros(self.tasks, np.bool_)
+            found.changed[k] = False
             for piece in pieces([stretch], self.memory.chunk):
                 chunk = self._chunk(piece)
                 for t, values in enumerate(chunk.tasks):
                     same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
-                    moved[t] |= not bool(same.all())
+                    found.changed[k, t] |= not bool(same.all())
                     finite = values.isfinite() & chunk.base.isfinite()
-                    overflow[t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
-                    bad[t + 1] += int((~values.isfinite()).sum())
-                bad[0] += int((~chunk.base.isfinite()).sum())
-            changed[stretch.tensor] = moved
-            if moved.any():
-                name = self.layout.mergeable[stretch.tensor].name
-                for label, count in zip(self.labels, bad, strict=True):
-                    if count:
-                        problems.append(f"{label}: {name!r} has {count:,} values that are NaN or infinite")
-                for label, too_far in zip(self.labels[1:], overflow, strict=True):
-                    if too_far:
-                        problems.append(f"{label}: {name!r} is so far from the base that the difference overflows")
-        if problems:
-            lines = "\n".join(f"  - {problem}" for problem in problems)
-            raise InputError(
-                f"values that can't be merged:\n{lines}\n"
-                "Mend these checkpoints, or leave the tensors out with exclude patterns."
-            )
+                    found.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
+                    found.odd[k, t + 1] += int((~values.isfinite()).sum())
+                found.odd[k, 0] += int((~chunk.base.isfinite()).sum())
 
     @property
     def elements(self) -> int:
@@ -240,18 +236,30 @@ class Merge:
 
     def decide(self) -> None:
         """Let the method settle what it must, and find the scale."""
-        wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
-        pair = lambda task, piece: (self._read(0, piece), self._read(task + 1, piece))  # noqa: E731
-        self.method.decide(Field(self.kernels, self._planes, self.stretches, wide, pair, self.memory.chunk, self.each))
+        self.choose()
         if self.options.scale is not None:
             self.scale = self.options.scale
             return
-        if self.memory.stash:
-            for stretch in self.stretches:
-                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
-                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+        self.make_stash(self.stretches)
         self.measure(self.stretches)
         self.scale = matched_scale(self._last_square, math.fsum(self._merged_squares))
+
+    def make_stash(self, stretches: Sequence[Stretch]) -> None:
+        """Make room for the merged vector of these tensors, if memory allows."""
+        if self.memory.stash:
+            for stretch in stretches:
+                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
+                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+
+    def choose(self) -> None:
+        """Let the method settle what it must."""
+        self.method.decide(self.field())
+
+    def field(self) -> LocalField:
+        """What the survey has found, for the method's decision."""
+        wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
+        pair = lambda task, piece: (self._read(0, piece), self._read(task + 1, piece))  # noqa: E731
+        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, self.memory.chunk, self.each)
 
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Count owners and measure the merged vector of tensors that were not measured yet."""
@@ -270,12 +278,24 @@ class Merge:
             tau = stash[piece.start : piece.stop]
         else:
             tau = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
-        return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, tau)
+        return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, self._planes, tau)
 
     def _note(self, piece: Piece, counts: Counts, square: float) -> None:
         self._merged_squares.append(square)
         if counts is not None:
             k = piece.stretch.tensor
+            self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+
+    def findings(self) -> Findings:
+        """What was counted and measured since the last call, for a report that is made elsewhere."""
+        found = Findings(self._counts, self._merged_squares)
+        self._counts, self._merged_squares = {}, []
+        return found
+
+    def add(self, found: Findings) -> None:
+        """Count what was found elsewhere."""
+        self._merged_squares += found.squares
+        for k, counts in found.counts.items():
             self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     # -- render -------------------------------------------------------------------------------------------------------

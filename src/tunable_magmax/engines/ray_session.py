@@ -1,0 +1,85 @@
+"""Ray itself: found, joined or started for the time of a command, quiet and offline."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.memory import default_threads
+
+ANSWER_WITHIN = 5.0
+"""Seconds in which a cluster must accept a connection; Ray itself would try for many minutes."""
+
+OBJECT_STORE = 1 << 27
+"""Bytes of a local cluster's object store: next to nothing travels."""
+
+
+@contextmanager
+def ray_session(address: str | None, workers: int | None = None) -> Iterator[Any]:
+    """The module `ray`, connected: to the cluster at `address`, or to one that is started here and stopped at the end.
+
+    Without an address, RAY_ADDRESS counts, as for Ray's own tools. A connection that the process already has is used
+    and left alone. A local cluster has a slot for each core, and at least one for each worker.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", joined):
+            raise InputError(f"this process is connected to the Ray cluster at {joined}, not to {address}")
+        yield ray
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is None:
+        # Ray reads this where it starts a cluster: nothing is reported to anybody.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        slots = max(default_threads(), workers or 1)
+        started = {"num_cpus": slots, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        ray.init(address="local", **started, **quiet)
+    else:
+        _refuse_address(address)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(f"can't join the Ray cluster at {address!r} ({reason}). {_REMEDY}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+_REMEDY = (
+    "Give the address of its head as --ray-address HOST:PORT (`ray start --head` prints it), "
+    "or no address for a cluster on this machine"
+)
+
+
+def import_ray() -> Any:
+    """The module, or an `InputError` that says how to get it."""
+    try:
+        import ray
+    except ImportError:
+        raise InputError("engine 'ray' needs Ray: pip install 'tunable-magmax[cluster]'") from None
+    return ray
+
+
+def _refuse_address(address: str) -> None:
+    """Find out what Ray would find out too late."""
+    if address == "auto":
+        return
+    if "://" in address:
+        raise InputError(
+            f"the Ray address {address!r} is a client's: run this on a machine of the cluster with HOST:PORT. {_REMEDY}"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"the Ray address is {address!r}, expected HOST:PORT. {_REMEDY}")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"no Ray cluster answers at {address!r} ({error}). {_REMEDY}") from None

@@ -1,0 +1,196 @@
+"""What a worker of a cluster does: the walks over its share of a merge, and the driver's auctions on its planes.
+
+Nothing here knows Ray. All a worker knows comes in calls, and none of them depends on the clock, the machine or
+chance: a new worker that is given the same calls is in the same state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.checkpoints.shards import Shard
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.engines.inputs import FileVectors, Inputs
+from tunable_magmax.engines.parts import PartMethod, PartVectors, Share
+from tunable_magmax.engines.weight_files import shard_data
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.methods import METHODS, Lot, Method, Terms
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import LocalFloor, Ownership, Stretch
+from tunable_magmax.merging.stream import Findings, Merge
+from tunable_magmax.merging.survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker needs to know before it begins. Paths are absolute: another machine has another current folder."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+    options: Options
+    layout: Layout
+    share: Share
+    threads: int
+    memory: int
+    spill: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A worker's part of a tensor in an output file: `begin` is its first element, `offset` its place in bytes."""
+
+    info: TensorInfo
+    begin: int
+    offset: int
+
+
+Step = tuple[str, tuple[Any, ...]]
+"""The name of a `Floor`'s operation, and its arguments."""
+
+
+class Worker:
+    """One share of a merge. The driver calls the methods in the order in which they stand here."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._floors: dict[tuple[int, ...] | None, LocalFloor] = {}
+        self._done: dict[str, tuple[int, int]] = {}
+
+    def begin(self, assignment: Assignment) -> None:
+        """Open the inputs and make ready."""
+        self._assignment = assignment
+        options, share = assignment.options, assignment.share
+        try:
+            self._inputs = self._stack.enter_context(Inputs(assignment.base, assignment.tasks, options))
+        except InputError as error:
+            raise InputError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
+        if self._inputs.layout != assignment.layout:
+            raise InputError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
+        self._method = PartMethod(
+            METHODS[options.method](options, len(assignment.tasks)), assignment.layout, assignment.share
+        )
+        self._merge = self._stack.enter_context(
+            Merge(
+                share.layout(assignment.layout),
+                PartVectors(FileVectors(self._inputs.checkpoints), assignment.layout, share),
+                options,
+                kernels_for(torch.device("cpu")),
+                labels=self._inputs.labels,
+                threads=assignment.threads,
+                memory=assignment.memory,
+                spill=assignment.spill,
+                progress=self._note_progress,
+                method=self._method,
+            )
+        )
+
+    def look(self) -> Survey:
+        """Walk 1 over the share."""
+        return self._merge.look()
+
+    def conclude(self, changed: NDArray[np.bool_], elements: int) -> None:
+        """Know what is merged: `changed` [all tensors, T] and the number of elements are the whole merge's."""
+        tensors = [part.tensor for part in self._assignment.share.parts]
+        found = Survey.nothing(len(tensors), self._method.tasks)
+        found.changed[:] = changed[tensors]
+        self._method.elements = elements
+        self._merge.conclude(found)
+        self._field = self._merge.field()
+        self._position = {tensors[stretch.tensor]: k for k, stretch in enumerate(self._field.stretches)}
+
+    def floor(self, tensors: tuple[int, ...] | None, wide: bool, steps: Sequence[Step]) -> Any:
+        """Do the steps of an auction that is held by the driver, of some tensors or of all; the last one's result."""
+        if tensors not in self._floors:
+            held = self._position if tensors is None else [k for k in tensors if k in self._position]
+            members = [self._position[k] for k in held]
+            self._floors[tensors] = self._field.floor(members, wide, self._merge.each)
+        result = None
+        for name, arguments in steps:
+            result = getattr(self._floors[tensors], name)(*arguments)
+        return result
+
+    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
+        """Hold auctions of tensors that are here entirely; the members of the lots are tensors of the whole merge."""
+        here = [Lot(tuple(self._position[k] for k in lot.members), lot.budget) for lot in lots]
+        return self._field.auctions(here, terms)
+
+    def settle(self, method: Method) -> None:
+        """Take over what the driver's method has decided."""
+        self._method.method = method
+        self._floors.clear()
+
+    def measure(self, tensors: Sequence[int]) -> Findings:
+        """Count owners and measure the merged vector of the parts of some tensors, and keep it if memory allows."""
+        stretches = [self._stretch(k) for k in tensors if k in self._position]
+        if self._merge.options.scale is None:
+            self._merge.make_stash(stretches)
+        self._merge.measure(stretches)
+        return self._found()
+
+    def write(self, path: Path, slices: Sequence[Slice], scale: float) -> Findings:
+        """Write what is this worker's of an output file; what was counted on the way."""
+        self._merge.scale = scale
+        infos = tuple(piece.info for piece in slices)
+        here = Shard(path.name, infos, b"", sum(info.nbytes for info in infos))
+        data = shard_data(self._merge, self._inputs, here, {piece.info.name: piece.begin for piece in slices})
+        file = os.open(path, os.O_WRONLY)
+        try:
+            for piece in slices:
+                at, end = piece.offset, piece.offset + piece.info.nbytes
+                while at < end:
+                    block = next(data)
+                    _write_at(file, block, at)
+                    at += block.nbytes
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return self._found()
+
+    def digest(self, path: Path) -> str:
+        """The sha256 of a file that is complete."""
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Elements done and in all, by phase."""
+        return dict(self._done)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._stack.close()
+
+    def _stretch(self, tensor: int) -> Stretch:
+        return self._field.stretches[self._position[tensor]]
+
+    def _found(self) -> Findings:
+        """What was counted, by the tensors of the whole merge."""
+        found = self._merge.findings()
+        parts = self._assignment.share.parts
+        return Findings({parts[k].tensor: counts for k, counts in found.counts.items()}, found.squares)
+
+    def _note_progress(self, phase: str, done: int, total: int) -> None:
+        self._done[phase] = (done, total)
+
+
+_SHARED = "Workers read the inputs themselves: put base and tasks on a file system that all nodes mount at one place"
+
+
+def _write_at(file: int, data: memoryview, offset: int) -> None:
+    left = data.cast("B")
+    while left:
+        written = os.pwrite(file, left, offset)
+        if not written:
+            raise StorageError("nothing more can be written")
+        left, offset = left[written:], offset + written

@@ -1,0 +1,80 @@
+"""Workers in this process, called one after the other: all of a cluster but Ray, for many cases in little time."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.cluster_merge import merge_by
+from tunable_magmax.engines.crew import Call
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.parts import divide
+from tunable_magmax.engines.worker import Worker
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.report import MergeReport
+
+
+class Dying:
+    """`Workers` of which the n-th call's worker dies, before it answers, as often as `lives` says."""
+
+    def __init__(self, workers: int, dies: Callable[[int, Call], bool] = lambda number, call: False) -> None:
+        self.workers = [Worker() for _ in range(workers)]
+        self.kept: list[list[Call]] = [[] for _ in range(workers)]
+        self.dies, self.calls, self.deaths, self.travelled = dies, 0, 0, 0
+
+    def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
+        while calls:
+            call = calls.popleft()
+            self.calls += 1
+            if self.dies(self.calls, call):
+                self._told(call.worker, call.name, call.arguments)  # done, but nobody hears of it
+                self._replace(call.worker)
+            answer = self._told(call.worker, call.name, call.arguments)
+            if call.replay is not None:
+                self.kept[call.worker].append(call)
+            yield call, answer
+
+    def _told(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        # Through bytes, as between machines: nothing may be shared.
+        sent = pickle.dumps(arguments)
+        received = pickle.dumps(getattr(self.workers[worker], name)(*pickle.loads(sent)))
+        self.travelled += (len(sent) + len(received)) * (name in ("floor", "auctions", "measure"))
+        return pickle.loads(received)
+
+    def _replace(self, worker: int) -> None:
+        self.deaths += 1
+        self.workers[worker].close()
+        self.workers[worker] = Worker()
+        for call in self.kept[worker]:
+            self._told(worker, call.name, call.replay)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def merge_crewless(
+    paths: tuple[Path, list[Path]],
+    out: Path,
+    workers: int,
+    *,
+    shard_size: int | None = None,
+    memory: int = 1 << 30,
+    dies: Callable[[int, Call], bool] = lambda number, call: False,
+    **given: Any,
+) -> tuple[MergeReport, Dying]:
+    """The weights of a merge by workers of this process."""
+    options = Options.read(len(paths[1]), **given)
+    with Inputs(*paths, options) as inputs, Output(out, {}) as output:
+        shares = divide(inputs.layout, options.out_dtype, workers)
+        crew = Dying(len(shares), dies)
+        try:
+            report = merge_by(crew, shares, inputs, options, output, shard_size, memory, 1)
+        finally:
+            crew.close()
+        output.commit()
+    return report, crew

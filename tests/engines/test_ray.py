@@ -1,0 +1,259 @@
+"""Merges on Ray: several nodes on this machine, workers and nodes that are killed, a driver that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sequences import digests, save_sequence, sequence
+
+from tunable_magmax.cli.app import main
+from tunable_magmax.engines import crew as crews
+from tunable_magmax.engines import ray_session
+from tunable_magmax.engines.crew import Call, Crew
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import ClusterError, InputError
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
+
+SHARD = 300_000
+WEIGHTS = [3, 0, 0.5, 2, 1]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"weights": WEIGHTS},
+    "tensor": {"weights": WEIGHTS, "scope": "tensor", "keep": "magnitude", "compare": "active", "scale": 0.3},
+    "ties": {"method": "ties", "density": 0.4},
+    "average": {"method": "average", "out_dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without CPUs and two nodes with two each, as separate sets of processes."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    store = {"object_store_memory": ray_session.OBJECT_STORE}
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+    nodes.pair = [nodes.add_node(num_cpus=2, **store) for _ in range(2)]
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[Path, list[Path]]:
+    return save_sequence(tmp_path_factory.mktemp("files"), *sequence(5))
+
+
+@pytest.fixture(scope="module")
+def wanted(files, tmp_path_factory) -> dict[str, dict[str, str]]:
+    """SHA-256 of all files that the local engine writes, by options."""
+    folder = tmp_path_factory.mktemp("local")
+    for name, options in OPTIONS.items():
+        merge_checkpoints(*files, folder / name, shard_size=SHARD, **options)
+    return {name: digests(folder / name) for name in OPTIONS}
+
+
+def merge(files, out: Path, name: str, workers: int, **how: Any) -> None:
+    merge_checkpoints(*files, out, shard_size=SHARD, engine="ray", workers=workers, **OPTIONS[name], **how)
+
+
+@pytest.mark.parametrize(("workers", "name"), [(1, "model"), (2, "tensor"), (4, "ties")])
+def test_the_same_bytes(cluster, files, wanted, tmp_path, workers, name) -> None:
+    merge(files, tmp_path / "out", name, workers)
+    assert digests(tmp_path / "out") == wanted[name]
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.log"}
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def at_call(monkeypatch: pytest.MonkeyPatch, name: str, strike: Any, times: int = 1) -> list[int]:
+    """Have `strike(crew, worker)` happen while a worker is at its call of this name; the list tells of whom."""
+    struck: list[int] = []
+    send = Crew._send
+
+    def sending(self: Crew, call: Call) -> Any:
+        answer = send(self, call)
+        if call.name == name and len(struck) < times:
+            struck.append(call.worker)
+            strike(self, call.worker)
+        return answer
+
+    monkeypatch.setattr(Crew, "_send", sending)
+    return struck
+
+
+def kill_actor(crew: Crew, worker: int) -> None:
+    ray.kill(crew._members[worker])
+
+
+def kill_process(crew: Crew, worker: int) -> None:
+    member = crew._members[worker]
+    os.kill(ray.get(member.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("phase", "strike"), [("floor", kill_process), ("write", kill_actor)])
+def test_a_worker_dies(cluster, files, wanted, tmp_path, monkeypatch, phase, strike) -> None:
+    struck = at_call(monkeypatch, phase, strike)
+    merge(files, tmp_path / "out", "model", 2)
+    assert len(struck) == 1
+    assert digests(tmp_path / "out") == wanted["model"]
+
+
+def test_a_worker_dies_too_often_and_the_merge_goes_on_later(cluster, files, wanted, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(crews, "RETRIES", 0)
+        at_call(patch, "digest", kill_actor)
+        with pytest.raises(ClusterError) as told:
+            merge(files, tmp_path / "out", "tensor", 2)
+    text = str(told.value)
+    assert "of 2 died 1 times, the last time on node" in text
+    assert f"Finished shards are kept in {tmp_path / 'out.partial'}: run the same command again" in text
+    merge_checkpoints(*files, tmp_path / "out", shard_size=SHARD, **OPTIONS["tensor"])  # the local engine goes on
+    assert digests(tmp_path / "out") == wanted["tensor"]
+
+
+DRIVER = """
+import os, signal, sys
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.cli.app import main
+finish, finished = Output.finish_shard, []
+def finish_and_die(self, shard, path, sha256):
+    finish(self, shard, path, sha256)
+    finished.append(shard.name)
+    if len(finished) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+Output.finish_shard = finish_and_die
+main(sys.argv[1:])
+"""
+
+
+def test_the_driver_dies(cluster, files, wanted, tmp_path, monkeypatch) -> None:
+    """It had a cluster of its own on this machine, which dies with it."""
+    tasks = [part for path in files[1] for part in ("--task", str(path))]
+    weights = ",".join(map(str, WEIGHTS))
+    command = ["merge", "--base", str(files[0]), *tasks, "--weights", weights, "--shard-size", str(SHARD)]
+    command += ["-o", str(tmp_path / "out"), "--engine", "ray", "--workers", "2"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.run([sys.executable, "-c", DRIVER, *command], env=environment, timeout=300)
+    assert process.returncode == -signal.SIGKILL
+    kept = {path: path.stat().st_ino for path in (tmp_path / "out.partial" / "output").iterdir()}
+    assert len(kept) == 2
+    assert not (tmp_path / "out").exists()
+    merge(files, tmp_path / "out", "model", 1)
+    assert digests(tmp_path / "out") == wanted["model"]
+    assert all((tmp_path / "out" / path.name).stat().st_ino == inode for path, inode in kept.items())
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_workers_are_ours(cluster, tmp_path, capsys) -> None:
+    base, tasks = sequence(2)
+    tasks[0]["h.1.weight"][[5, 100_000]] = torch.nan
+    paths = save_sequence(tmp_path / "in", base, tasks)
+    command = ["merge", "--base", str(paths[0]), "--task", str(paths[1][0]), "--task", str(paths[1][1])]
+    with pytest.raises(SystemExit) as leaving:
+        main([*command, "-o", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--exclude", "head"])
+    assert leaving.value.code == 2
+    text = capsys.readouterr().err
+    assert "task 1: 'h.1.weight' has 2 values that are NaN or infinite" in text
+    assert "Traceback" not in text
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_too_little_memory_for_a_worker(cluster, files, tmp_path) -> None:
+    with pytest.raises(InputError, match="memory of 1 MiB is too little for 5 tasks with 1 threads"):
+        merge(files, tmp_path / "out", "model", 4, memory="1MiB")
+
+
+def test_more_workers_than_cpus(cluster, files, tmp_path) -> None:
+    with pytest.raises(InputError, match="5 workers need a CPU each, but the Ray cluster has 4"):
+        merge(files, tmp_path / "out", "model", 5)
+
+
+def test_another_cluster_than_the_one_joined(cluster, files, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"connected to the Ray cluster at .*, not to 10\.0\.0\.1:6379"):
+        merge(files, tmp_path / "out", "model", 2, ray_address="10.0.0.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
+        ("head", "the Ray address is 'head', expected HOST:PORT"),
+        ("ray://head:10001", "is a client's: run this on a machine of the cluster"),
+    ],
+)
+def test_bad_addresses(monkeypatch, files, tmp_path, address, text) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InputError) as told:
+        merge(files, tmp_path / "out", "model", 2, ray_address=address)
+    assert text in str(told.value)
+    assert "`ray start --head` prints it" in str(told.value)
+
+
+def test_ray_is_not_installed(monkeypatch, files, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs Ray: pip install 'tunable-magmax\[cluster\]'"):
+        merge(files, tmp_path / "out", "model", 2)
+
+
+def test_options_of_the_other_engine(files, tmp_path) -> None:
+    for option, value in {"workers": 2, "ray_address": "a:1"}.items():
+        with pytest.raises(InputError, match=f"{option} is {value!r}, but the engine is 'local'"):
+            merge_checkpoints(*files, tmp_path / "out", **{option: value})
+    with pytest.raises(InputError, match="unknown engine 'rai'"):
+        merge_checkpoints(*files, tmp_path / "out", engine="rai")
+    with pytest.raises(InputError, match="workers is 0, expected at least 1"):
+        merge(files, tmp_path / "out", "model", 0)
+
+
+# -- progress, and a node that goes -----------------------------------------------------------------------------------
+
+
+def test_progress_over_the_cluster(cluster, files, wanted, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(crews, "WATCH_EVERY", 0.01)
+    seen: list[tuple[str, int, int]] = []
+    merge(files, tmp_path / "out", "average", 2, progress=lambda *step: seen.append(step))
+    assert digests(tmp_path / "out") == wanted["average"]
+    phases = {phase for phase, _, _ in seen}
+    assert "survey" in phases
+    assert phases <= {"survey", "measure", "merge"}
+    for phase in phases:
+        steps = [(done, total) for name, done, total in seen if name == phase]
+        assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+        assert all(done <= total for done, total in steps)
+
+
+def test_a_node_is_removed_while_merging(cluster, files, wanted, tmp_path, monkeypatch) -> None:
+    """The last test of the cluster: what is left of it has no CPUs for another worker, and must do."""
+    monkeypatch.setattr(crews, "PATIENCE", 2.0)
+    seen: list[Crew] = []
+
+    def remove(crew: Crew, worker: int) -> None:
+        seen.append(crew)
+        cluster.remove_node(cluster.pair[0], allow_graceful=False)
+        until = time.monotonic() + 60
+        while alive() > 1 and time.monotonic() < until:
+            time.sleep(0.1)
+
+    at_call(monkeypatch, "floor", remove)
+    merge(files, tmp_path / "out", "model", 2)
+    assert alive() == 1
+    assert sum(seen[0]._deaths) == 1
+    assert digests(tmp_path / "out") == wanted["model"]
+
+
+def alive() -> int:
+    """Nodes that workers can be on."""
+    return sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes())

@@ -120,6 +120,36 @@ def test_parts_share_records(done):
     assert (root / "results" / "collection" / "report.html") in files
 
 
+def test_changes_reach_every_part(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, setting=f"toy/{name}")
+    (tmp_path / "both.yaml").write_text("parts: [one/toy.yaml, two/toy.yaml]\nkinds: [sequence, row]\n")
+    changes = ["run.train.lr=0.5", "seeds=[7, 8]", "order_from_seed=true", "name=mine", "only=[magmax@0.5]"]
+    both = read_experiment(tmp_path / "both.yaml", changes)
+    assert both.name == "mine"
+    assert [part.setting for part in both.parts] == ["toy/one", "toy/two"]
+    for part in both.parts:
+        assert (part.name, part.kinds, part.only) == ("toy", ("sequence", "row"), ("magmax@0.5",))
+        assert [part.training(seed).train.lr for seed in part.seeds] == [0.5, 0.5]
+        assert [part.training(seed).benchmark.order.seed for seed in part.seeds] == [7, 8]
+    with pytest.raises(InputError, match=r"one/toy\.yaml:\n  - unknown key 'sedes'"):
+        read_experiment(tmp_path / "both.yaml", ["sedes=[7]"])
+
+
+def test_a_shipped_collection_takes_a_model_and_data():
+    changes = ["run.model=elsewhere", "run.benchmark.data=there"]
+    for part in read_experiment(CONFIGS / "paper" / "alpha.yaml", changes).parts:
+        config = part.training(3)
+        assert (config.model, config.benchmark.data.name) == ("elsewhere", "there")
+
+
+@pytest.mark.parametrize("given", ["false", 0, 1, None])
+def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
+    with pytest.raises(InputError, match=r"order_from_seed.*true or false"):
+        read_experiment(written(tmp_path, order_from_seed=given))
+
+
 SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.startswith("common-"))
 
 

@@ -18,6 +18,7 @@ from tunable_magmax.experiments.environments import (
 )
 from tunable_magmax.experiments.rows import BASELINES, DEFAULTS, PREFERENCES, Row, Scale, plan_rows
 from tunable_magmax.training.config import TrainConfig, set_value
+from tunable_magmax.training.values import flag
 
 KEYS = (
     "name",
@@ -40,6 +41,8 @@ KEYS = (
     "only",
     "extends",
 )
+# What an experiment of parts says for itself; everything else is its parts'.
+OF_PARTS = ("name", "setting", "about", "parts", "kinds", "only")
 KINDS = ("sequence", "scale", "row", "alpha", "meta-size")
 ENVIRONMENTS = ("mixtures", "equal", "variants", "size", "most", "meta")
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -91,12 +94,12 @@ class Experiment:
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
-    """Read a YAML; relative paths count from its directory. `changes`, as "run.model=clip/", replace single values."""
+    """Read a YAML; relative paths count from its directory. `changes`, as "run.model=clip/", replace single values.
+
+    Of an experiment of parts they replace those of each part, but for its own name, setting, about, kinds and only.
+    """
     path = Path(path)
-    given = _loaded(path)
-    for change in changes:
-        set_value(given, change)
-    return _checked(given, path)
+    return _checked(_loaded(path), path, changes)
 
 
 def _loaded(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -128,7 +131,12 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def _checked(given: dict[str, Any], path: Path) -> Experiment:
+def _checked(given: dict[str, Any], path: Path, changes: Sequence[str]) -> Experiment:
+    has_parts = given.get("parts") is not None
+    passed_on = [change for change in changes if has_parts and _key(change) not in OF_PARTS]
+    for change in changes:
+        if change not in passed_on:
+            set_value(given, change)
     problems = _unknown(given, KEYS, "")
     values: dict[str, Any] = {"name": str(given.get("name") or path.stem), "root": path.parent.absolute()}
     for key in ("setting", "about"):
@@ -138,16 +146,15 @@ def _checked(given: dict[str, Any], path: Path) -> Experiment:
         if "run" in given:
             problems.append("parts and run are both given: an experiment shows its own run, or others'")
         limits: dict[str, Any] = {key: given[key] for key in ("kinds", "only") if key in given}
-        values["parts"] = tuple(
-            _checked(_merged(_loaded(path.parent / str(part)), limits), path.parent / str(part)) for part in parts
-        )
+        files = [path.parent / str(part) for part in parts]
+        values["parts"] = tuple(_checked(_merged(_loaded(file), limits), file, passed_on) for file in files)
     elif not isinstance(given.get("run"), Mapping):
         problems.append("run is missing: what is trained, as in run.yaml")
     else:
         values["run"] = given["run"]
     readers: dict[str, Callable[[Any], Any]] = {
         "seeds": _each(_integer),
-        "order_from_seed": bool,
+        "order_from_seed": flag,
         "baselines": _each(_one_of(BASELINES)),
         "preferences": _each(_one_of(PREFERENCES)),
         "scales": _each(_scale),
@@ -174,6 +181,11 @@ def _checked(given: dict[str, Any], path: Path) -> Experiment:
         for seed in experiment.seeds:
             experiment.training(seed)  # tells what is wrong with the run before anything is made
     return experiment
+
+
+def _key(change: str) -> str:
+    """The outermost key that a change is about."""
+    return change.partition("=")[0].split(".")[0]
 
 
 def _environments(given: Any, tasks: Any, problems: list[str]) -> EnvironmentSizes:

@@ -114,7 +114,6 @@ def sweep_checkpoints(
         tasks,
         out,
         points,
-        given,
         reports_only=reports_only,
         memory=memory,
         shard_size=shard_size,
@@ -124,6 +123,7 @@ def sweep_checkpoints(
         digest_inputs=digest_inputs,
         base_model=base_model,
         names=names,
+        **given,
     )
     with job_of as job:
         for problem in problems_of(job, reports_only):

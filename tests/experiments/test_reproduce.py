@@ -12,6 +12,7 @@ from training import toy
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
+from tunable_magmax.experiments.environments import PAPER, VARIANTS
 from tunable_magmax.experiments.records import read_records, record_key
 from tunable_magmax.experiments.reproduce import reproduce_all, results_folder
 from tunable_magmax.experiments.run import missing_jobs, plan_jobs
@@ -146,7 +147,7 @@ def test_a_shipped_collection_takes_a_model_and_data():
 
 @pytest.mark.parametrize("given", ["false", 0, 1, None])
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
-    with pytest.raises(InputError, match=r"order_from_seed.*true or false"):
+    with pytest.raises(InputError, match=f"order_from_seed is {given!r}: expected true or false"):
         read_experiment(written(tmp_path, order_from_seed=given))
 
 
@@ -164,14 +165,43 @@ def test_every_shipped_configuration_is_planned(path):
 
 
 def test_all_problems_of_a_configuration_at_once(tmp_path):
-    path = written(tmp_path, preferences=["labels"], scales=["machted"], colour=1)
+    search, environments = {"trials": 0.5}, {"mixtures": {"D1": [0]}, "size": "large", "colour": 1}
+    path = written(
+        tmp_path,
+        preferences=["labels"],
+        scales=["machted"],
+        seeds=3,
+        search=search,
+        environments=environments,
+        colour=1,
+    )
     with pytest.raises(InputError) as told:
         read_experiment(path)
     text = str(told.value)
     assert "unknown key 'colour'" in text
-    assert "'labels' is none of" in text
-    assert "did you mean 'label'" in text
-    assert "scales: 'machted' is no positive number" in text
+    assert "preferences is ['labels']: expected of each in the list one of label, ot," in text
+    assert "(did you mean 'label'?), not 'labels'" in text
+    assert "scales is ['machted']: expected of each in the list matched, best or a number above 0," in text
+    assert "seeds is 3: expected a list of one or more values" in text
+    assert "search.trials is 0.5: expected a whole number of at least 0" in text
+    assert "environments.mixtures is {'D1': [0]}: expected paper or of each in the list a number above 0, not 0" in text
+    assert "environments.size is 'large': expected paper, supply or a whole number of at least 1" in text
+    assert "unknown key 'colour' in environments" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "mixtures", "size"),
+    [
+        (None, PAPER, 1000),
+        ({"mixtures": "paper", "size": "supply"}, PAPER, None),
+        ({"equal": [1, 4], "variants": [7]}, {"M1": (1,), "M4": (0.25,) * 4}, 1000),
+        ({"equal": [1, 4], "mixtures": {"mine": [0.9, 0.1]}, "size": 60}, {"mine": (0.9, 0.1)}, 60),
+    ],
+)
+def test_environments_as_they_are_written(tmp_path, given, mixtures, size):
+    found = read_experiment(written(tmp_path, environments=given)).environments
+    assert (found.mixtures, found.size, found.meta) == (mixtures, size, 0.1)
+    assert found.variants == ((7,) if given and "variants" in given else VARIANTS)
 
 
 def test_a_configuration_that_extends_itself(tmp_path):

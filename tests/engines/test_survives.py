@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import forking
 from safetensors.torch import save_file
 from sequences import StateDict, digests, save_sequence, sequence
 
@@ -33,26 +33,12 @@ KILLS = int(os.environ.get("TMX_KILLS", "1000"))
 class Victim:
     """A process that merges in forked children, and what their merges must give."""
 
-    def __init__(self, folder: Path) -> None:
-        script = Path(__file__).with_name("victim.py")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
+    def __init__(self, folder: Path, ask: Callable[..., dict[str, Any]]) -> None:
+        self.ask = ask
         self.base, self.tasks = save_sequence(folder / "in", *sequence(3, SHAPES))
         self.folder = folder
         self.kills = 0
         self._outputs: dict[str, Path] = {}
-
-    def ask(self, **order: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
 
     def merge(self, out: Path, options: dict[str, Any], **how: Any) -> dict[str, Any]:
         paths = {"base": str(self.base), "tasks": [str(path) for path in self.tasks], "out": str(out)}
@@ -81,13 +67,9 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory) -> Iterator[Victim]:
-    victim = Victim(tmp_path_factory.mktemp("victim"))
-    yield victim
-    assert victim.process.stdin is not None
-    victim.process.stdin.close()
-    victim.process.wait()
-    assert victim.process.stdout is not None
-    victim.process.stdout.close()
+    folder = tmp_path_factory.mktemp("victim")
+    with forking("engines.victim", "-W", "error", cwd=folder) as ask:
+        yield Victim(folder, ask)
 
 
 def state(out: Path, *complete: dict[str, str]) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+from data.files import folder, written
 from models import tiny
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
@@ -19,20 +20,6 @@ SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 def opened(root, **given):
     return open_benchmark(BenchmarkOptions.read(given, root))
-
-
-def written(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    return path
-
-
-def folder(root, **classes):
-    for name, count in classes.items():
-        (root / name).mkdir(parents=True)
-        for k in range(count):
-            tiny.picture((10 * k, len(name), sum(map(ord, root.name + name)) % 256), k).save(root / name / f"{k}.png")
-    return root
 
 
 def table(path, labels, each=5, **more):

@@ -193,9 +193,8 @@ def test_clinc150(tmp_path):
         assert next(iter(benchmark.test.load(benchmark.tasks[0].test))) == "say book_flight 2"
     content["test"].append(["strange", "pay_bil"])
     written(tmp_path / "data_full.json", json.dumps(content))
-    with pytest.raises(
-        InputError, match=r"1 labels outside the 2 classes of .*: 'pay_bil' \(did you mean 'pay_bill'\?\); correct them"
-    ):
+    says = r"1 labels are outside the 2 classes of .*: 'pay_bil' \(did you mean 'pay_bill'\?\); correct them, or add"
+    with pytest.raises(InputError, match=says):
         opened(tmp_path, name="clinc150", data=".", tasks=2)
     with pytest.raises(InputError, match="found 0 JSON files"):
         opened(tmp_path, name="clinc150", data=folder(tmp_path / "other", ant=1), tasks=2)

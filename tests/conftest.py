@@ -1,8 +1,18 @@
-"""Runs that many tests look at and none changes, made once."""
+"""One thread for small models, and runs that many tests look at and none changes, made once."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Models of tests are so small that threads only wait for each other: eight times the work on a busy machine.
+
+    Sums in another order differ in the last bit, too: runs that are compared have the same number of threads.
+    """
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

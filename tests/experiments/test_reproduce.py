@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from training import toy
 
@@ -19,15 +18,6 @@ from tunable_magmax.experiments.run import missing_jobs, plan_jobs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Sums in another order differ in the last bit, so all runs that are compared have the same number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def written(root: Path, **changed) -> Path:
@@ -59,7 +49,7 @@ def without_times(records: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, one_thread):
+def done(tmp_path_factory):
     root = tmp_path_factory.mktemp("experiment")
     experiment = read_experiment(written(root))
     files = reproduce_all(experiment, root / "results", root / "work", device="cpu")

@@ -32,6 +32,10 @@ MOMENTS = {
 }
 
 
+# Much like others: `make stress` tries them too.
+RARE = ("nothing trained", "entered, with an old snapshot", "checkpoint without profile", "the last one not entered")
+
+
 @pytest.fixture(scope="module")
 def serve():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -64,7 +68,11 @@ def assert_same(serve, order, out, whole):
 
 @pytest.mark.parametrize(
     ("kind", "moment"),
-    [*(("vit", moment) for moment in MOMENTS), ("bert", "inside the first task"), ("bert", "inside the second task")],
+    [
+        *(pytest.param("vit", moment, marks=[pytest.mark.stress] * (moment in RARE)) for moment in MOMENTS),
+        pytest.param("bert", "inside the first task", marks=pytest.mark.stress),
+        ("bert", "inside the second task"),
+    ],
 )
 def test_killed_once(serve, whole, tmp_path, kind, moment):
     order, undisturbed, _ = whole[kind]
@@ -72,7 +80,7 @@ def test_killed_once(serve, whole, tmp_path, kind, moment):
     assert_same(serve, order, tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.4, 0.8])
+@pytest.mark.parametrize("share", [0.4, *(pytest.param(share, marks=pytest.mark.stress) for share in (0.05, 0.8))])
 def test_killed_before_a_change_of_the_disk(serve, whole, tmp_path, share):
     order, undisturbed, changes = whole["vit"]
     killed(serve, order, tmp_path / "run", None, max(1, round(share * changes)))

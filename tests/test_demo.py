@@ -97,12 +97,17 @@ def test_the_picture_and_the_results_are_there(demo):
     assert (out / "results.json").read_text() == found.to_json()
 
 
-def test_started_again_it_trains_no_more_and_finds_the_same(small, demo, capsys):
+def test_started_again_it_trains_no_more_and_finds_the_same(small, demo):
     out, found = demo
     phases = set()
     again = run_demo(out, progress=lambda phase, done, total: phases.add(phase))
     assert again == found
     assert not phases & {"pre-training", "train"}
+
+
+def test_the_command_tells_what_was_found(demo, capsys, monkeypatch):
+    out, found = demo
+    monkeypatch.setattr(demonstration, "run_demo", lambda place, **options: found)
     assert tmx("demo", "--out", out) == 0
     printed = capsys.readouterr().out
     assert printed.count("from its labels") == len(SITES)

@@ -13,7 +13,6 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
-import labelled_run
 from models import tiny
 from safetensors.torch import load_file, save_file
 
@@ -28,16 +27,6 @@ from tunable_magmax.models.state import read_state
 from tunable_magmax.preference.search import Trial
 from tunable_magmax.profiling import read_run_profiles
 from tunable_magmax.tuning import search_preference
-
-
-@pytest.fixture(scope="module", params=["vit", "bert"])
-def made(request, tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp(request.param) / "run", request.param)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp("images") / "run", "vit")
 
 
 def found_for(run, pairs, **options):
@@ -61,9 +50,9 @@ def measured(run, pairs, preference, folder, **options):
 
 
 @pytest.mark.parametrize("classes", [("red", "blue"), ("green", "grey"), ("red", "green")])
-def test_no_worse_than_its_starts_and_as_good_as_the_merge_itself(made, tmp_path, classes):
-    run = read_run_profiles(made.path)
-    pairs = made.pairs(tmp_path / "site", dict.fromkeys(classes, 6))
+def test_no_worse_than_its_starts_and_as_good_as_the_merge_itself(any_run, tmp_path, classes):
+    run = read_run_profiles(any_run.path)
+    pairs = any_run.pairs(tmp_path / "site", dict.fromkeys(classes, 6))
     found = found_for(run, pairs, trials=12, patience=None)
     facts = found.provenance
     assert (found.method, found.tasks, facts["samples"], facts["trials"]) == ("search", run.names, 12, 12)
@@ -74,9 +63,9 @@ def test_no_worse_than_its_starts_and_as_good_as_the_merge_itself(made, tmp_path
     assert facts["accuracy"] == pytest.approx(measured(run, pairs, found, tmp_path))
 
 
-def test_finds_the_task_that_helps(images, tmp_path):
-    run = without_profiles(read_run_profiles(images.path))
-    found = found_for(run, images.pairs(tmp_path / "site", {"red": 6, "blue": 6}), trials=60)
+def test_finds_the_task_that_helps(image_run, tmp_path):
+    run = without_profiles(read_run_profiles(image_run.path))
+    found = found_for(run, image_run.pairs(tmp_path / "site", {"red": 6, "blue": 6}), trials=60)
     assert [start["source"] for start in found.provenance["starts"]] == ["equal"]
     assert found.provenance["starts"][0]["accuracy"] < 0.5
     assert found.provenance["accuracy"] == 1
@@ -85,16 +74,16 @@ def test_finds_the_task_that_helps(images, tmp_path):
     assert found.intervals[0][0] > 0.5
 
 
-def test_patience_ends_what_cannot_get_better(images, tmp_path):
-    pairs = images.pairs(tmp_path / "site", {"red": 6, "blue": 6})
-    found = found_for(read_run_profiles(images.path), pairs, trials=50, patience=3)
+def test_patience_ends_what_cannot_get_better(image_run, tmp_path):
+    pairs = image_run.pairs(tmp_path / "site", {"red": 6, "blue": 6})
+    found = found_for(read_run_profiles(image_run.path), pairs, trials=50, patience=3)
     assert found.weights == (1, 0)  # the label preference, which gets everything right
     assert (found.provenance["trials"], found.provenance["stopped"]) == (2 + 3, "patience")
 
 
-def test_the_scale(images, tmp_path):
-    run = read_run_profiles(images.path)
-    pairs = images.pairs(tmp_path / "site", {"green": 6, "grey": 6})
+def test_the_scale(image_run, tmp_path):
+    run = read_run_profiles(image_run.path)
+    pairs = image_run.pairs(tmp_path / "site", {"green": 6, "grey": 6})
     found = found_for(run, pairs, scale=(0.25, 2.0), trials=15, patience=None)
     scale = found.provenance["scale"]
     assert 0.25 <= scale <= 2
@@ -103,7 +92,7 @@ def test_the_scale(images, tmp_path):
     assert found.provenance["accuracy"] == pytest.approx(measured(run, pairs, found, tmp_path, scale=scale))
 
 
-def test_files_are_read_once_however_many_trials(made, tmp_path, monkeypatch):
+def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch):
     reads, opened = [], []
     original = SafetensorsFile.read_into
 
@@ -112,7 +101,7 @@ def test_files_are_read_once_however_many_trials(made, tmp_path, monkeypatch):
         original(self, name, offset, buffer)
 
     monkeypatch.setattr(SafetensorsFile, "read_into", spy)
-    samples = open_samples(made.pairs(tmp_path / "site", {"red": 3, "grey": 3}))
+    samples = open_samples(any_run.pairs(tmp_path / "site", {"red": 3, "grey": 3}))
 
     def load(positions):
         opened.extend(positions)
@@ -122,16 +111,16 @@ def test_files_are_read_once_however_many_trials(made, tmp_path, monkeypatch):
     for trials in (1, 9):
         reads.clear()
         opened.clear()
-        run = read_run_profiles(made.path)
+        run = read_run_profiles(any_run.path)
         search_preference(run, dataclasses.replace(samples, load=load), device="cpu", trials=trials, patience=None)
         counted.append(len(reads))
         assert opened == list(range(6))
     assert counted[0] == counted[1] > 0
 
 
-def test_a_study_goes_on(made, tmp_path, monkeypatch):
-    run = read_run_profiles(made.path)
-    pairs = made.pairs(tmp_path / "site", {"red": 4, "grey": 4})
+def test_a_study_goes_on(any_run, tmp_path, monkeypatch):
+    run = read_run_profiles(any_run.path)
+    pairs = any_run.pairs(tmp_path / "site", {"red": 4, "grey": 4})
     scored, seen = [], []
     original = tuning._Scorer.score
 
@@ -149,27 +138,27 @@ def test_a_study_goes_on(made, tmp_path, monkeypatch):
     assert seen == [1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
     assert found_for(run, pairs, trials=9, **options) == found
     assert len(scored) == 9
-    other = made.pairs(tmp_path / "other", {"red": 4, "grey": 4}, seed=901)
+    other = any_run.pairs(tmp_path / "other", {"red": 4, "grey": 4}, seed=901)
     with pytest.raises(InputError, match=r"holds a search with .* \(other: problem\); name another study file"):
         found_for(run, other, trials=9, **options)
 
 
-def test_one_seed_one_result(images, tmp_path):
-    run = without_profiles(read_run_profiles(images.path))
-    pairs = images.pairs(tmp_path / "site", {"red": 3, "green": 3})
+def test_one_seed_one_result(image_run, tmp_path):
+    run = without_profiles(read_run_profiles(image_run.path))
+    pairs = image_run.pairs(tmp_path / "site", {"red": 3, "green": 3})
     seeds = [tuning.Resampling(seed=seed) for seed in (1, 1, 2)]
     first, again, other = (found_for(run, pairs, trials=6, resampling=seed) for seed in seeds)
     assert first == again
     assert first.weights != other.weights or first.intervals != other.intervals
 
 
-def test_what_is_left_out_is_told(images, tmp_path):
-    pairs = images.pairs(tmp_path / "site", {"red": 3, "blue": 3})
+def test_what_is_left_out_is_told(image_run, tmp_path):
+    pairs = image_run.pairs(tmp_path / "site", {"red": 3, "blue": 3})
     (pairs / "zebra").mkdir()
     (pairs / "red" / "0.png").rename(pairs / "zebra" / "0.png")
     (pairs / "blue" / "0.png").write_text("?")
     with pytest.warns(UserWarning, match="left out") as told:
-        found = found_for(read_run_profiles(images.path), pairs, trials=1)
+        found = found_for(read_run_profiles(image_run.path), pairs, trials=1)
     assert [str(warning.message).removeprefix(f"{pairs}: ") for warning in told] == [
         "1 ('zebra') of 6 labels are no class of the classifier; left out",
         "1 of 5 samples could not be read and were left out: blue/0.png (not an image)",
@@ -178,9 +167,9 @@ def test_what_is_left_out_is_told(images, tmp_path):
     assert found.provenance["read"] == {"pairs": "site", "given": 6, "unknown_labels": 1, "unreadable": 1}
 
 
-def test_a_sample_of_many(images, tmp_path):
-    pairs = images.pairs(tmp_path / "site", {"red": 5, "blue": 5})
-    assert found_for(read_run_profiles(images.path), pairs, trials=1, limit=4).provenance["samples"] == 4
+def test_a_sample_of_many(image_run, tmp_path):
+    pairs = image_run.pairs(tmp_path / "site", {"red": 5, "blue": 5})
+    assert found_for(read_run_profiles(image_run.path), pairs, trials=1, limit=4).provenance["samples"] == 4
 
 
 @pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])
@@ -229,8 +218,8 @@ def test_the_sign_test_counts_coins():
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_missing_extras(images, tmp_path, monkeypatch):
-    run, pairs = read_run_profiles(images.path), images.pairs(tmp_path / "site", {"red": 1})
+def test_missing_extras(image_run, tmp_path, monkeypatch):
+    run, pairs = read_run_profiles(image_run.path), image_run.pairs(tmp_path / "site", {"red": 1})
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"tunable-magmax\[tune\]"):
         found_for(run, pairs)
@@ -240,14 +229,14 @@ def test_missing_extras(images, tmp_path, monkeypatch):
         found_for(run, pairs)
 
 
-def test_a_run_in_which_nothing_changed(images, tmp_path):
-    run = read_run_profiles(images.path)
+def test_a_run_in_which_nothing_changed(image_run, tmp_path):
+    run = read_run_profiles(image_run.path)
     run = dataclasses.replace(run, tasks=(run.base, run.base))
     with pytest.raises(InputError, match="no task changed anything"):
-        found_for(run, images.pairs(tmp_path / "site", {"red": 1}))
+        found_for(run, image_run.pairs(tmp_path / "site", {"red": 1}))
 
 
-def test_texts_for_an_encoder_of_images(images, tmp_path):
+def test_texts_for_an_encoder_of_images(image_run, tmp_path):
     (tmp_path / "site.csv").write_text("text,label\nhello,red\n")
     with pytest.raises(InputError, match="encodes images, not texts"):
-        found_for(read_run_profiles(images.path), tmp_path / "site.csv")
+        found_for(read_run_profiles(image_run.path), tmp_path / "site.csv")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.atomic import write_atomic, write_json
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import feature_matrix
-from tunable_magmax.preference.atomic import write_atomic
 from tunable_magmax.preference.profile import ROWS, Profile, choose_rows
 from tunable_magmax.recipes import RUN_FILE, read_run
 
@@ -106,7 +106,7 @@ def register_profiles(
             write_atomic(own, head.read_bytes())
             head = own
         record["classifier"] = {"head": _relative(head, run), "checkpoint": _relative(checkpoint, run)}
-    write_atomic(file, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write_json(file, record)
 
 
 def profile_path(run: Path, task: str) -> Path:

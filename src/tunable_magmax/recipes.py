@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
+from tunable_magmax.settings import read_yaml, unknown_keys
 
 RUN_FILE = "run.json"
 RUN_VERSION = 1
@@ -74,8 +75,6 @@ def read_recipe(path: str | Path) -> Recipe:
     path = Path(path)
     if path.is_dir():
         return read_run(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist; expected a run directory or a YAML configuration")
     return read_config(path)
 
 
@@ -106,14 +105,7 @@ def read_run(path: Path) -> Recipe:
 
 def read_config(path: Path) -> Recipe:
     """A YAML configuration; relative paths count from its own directory."""
-    import yaml
-
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: not a readable YAML file: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: expected a mapping with the keys {', '.join(_TOP_KEYS)}")
+    config = read_yaml(path, "a run directory or a YAML configuration", f"the keys {', '.join(_TOP_KEYS)}")
     problems = [*_unknown(config, _TOP_KEYS, ""), *_missing(config)]
     parameters = _mapping(config.get("parameters"), "parameters", problems)
     problems += _unknown(parameters, tuple(_PARAMETERS), " in parameters")
@@ -183,13 +175,6 @@ def _missing(config: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
-    problems = []
-    foreign = {**_FOREIGN, **_FOREIGN_BY_MODEL}
-    for key in given:
-        if key in known:
-            continue
-        if (why := foreign.get(key)) is not None:
-            problems.append(f"key {key!r}{where} is not supported: {why}")
-        else:
-            problems.append(f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}")
-    return problems
+    why = {key: reason for key, reason in {**_FOREIGN, **_FOREIGN_BY_MODEL}.items() if key not in known}
+    refused = [f"key {key!r}{where} is not supported: {why[key]}" for key in given if key in why]
+    return [*refused, *unknown_keys({key: None for key in given if key not in why}, known, where)]

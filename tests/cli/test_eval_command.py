@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -23,19 +24,14 @@ COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp("made") / "run", "vit")
-
-
-@pytest.fixture(scope="module")
-def site(made, tmp_path_factory):
-    return made.pairs(tmp_path_factory.mktemp("site") / "site", COUNTS)
+def site(image_run, tmp_path_factory):
+    return image_run.pairs(tmp_path_factory.mktemp("site") / "site", COUNTS)
 
 
 @pytest.fixture
-def benched(tmp_path):
+def benched(text_run, tmp_path):
     """A run of texts with a benchmark: three samples a class for training, five for testing."""
-    run = labelled_run.build(tmp_path / "texts", "bert")
+    run = replace(text_run, path=shutil.copytree(text_run.path, tmp_path / "texts"))
     (tmp_path / "data").mkdir()
     for name, count in (("train", 3), ("test", 5)):
         run.pairs(tmp_path / "data" / name, dict.fromkeys(COUNTS, count))
@@ -54,15 +50,15 @@ def told(tmx, *arguments):
     return json.loads(result.out)
 
 
-def test_a_checkpoint_with_its_head(tmx, made, site):
-    head = made.path / "head.safetensors"
-    result = tmx("eval", made.path / "first", "--data", site, "--head", head, *CPU)
+def test_a_checkpoint_with_its_head(tmx, image_run, site):
+    head = image_run.path / "head.safetensors"
+    result = tmx("eval", image_run.path / "first", "--data", site, "--head", head, *CPU)
     assert result.code == 0, result.err
     assert result.err == ""
     lines = result.out.splitlines()
-    assert lines[0] == f"{made.path / 'first'} on {site}, with the head {head}"
+    assert lines[0] == f"{image_run.path / 'first'} on {site}, with the head {head}"
     assert lines[1].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
-    found = Accuracy.from_dict(told(tmx, made.path / "first", "--data", site, "--head", head)["accuracy"])
+    found = Accuracy.from_dict(told(tmx, image_run.path / "first", "--data", site, "--head", head)["accuracy"])
     for line, name in zip(lines[2:5], ("all", "first", "second"), strict=True):
         share = found.overall if name == "all" else found.by_task[name]
         low, high = share.interval()
@@ -74,37 +70,37 @@ def test_a_checkpoint_with_its_head(tmx, made, site):
     assert notes.endswith("intervals: Wilson, 95%")
 
 
-def test_a_merge_is_measured_without_being_written(tmx, made, site, tmp_path):
+def test_a_merge_is_measured_without_being_written(tmx, image_run, site, tmp_path):
     Preference.from_weights([3, 1]).save(tmp_path / "site.json")
-    before = sorted(made.path.rglob("*"))
-    found = told(tmx, made.path, "--preference", tmp_path / "site.json", "--data", site)
-    assert sorted(made.path.rglob("*")) == before
-    assert found["accuracy"] == told(tmx, made.path, "--weights", "3,1", "--data", site)["accuracy"]
-    assert tmx("merge", made.path, "--weights", "3,1", "-o", tmp_path / "site-model").code == 0
+    before = sorted(image_run.path.rglob("*"))
+    found = told(tmx, image_run.path, "--preference", tmp_path / "site.json", "--data", site)
+    assert sorted(image_run.path.rglob("*")) == before
+    assert found["accuracy"] == told(tmx, image_run.path, "--weights", "3,1", "--data", site)["accuracy"]
+    assert tmx("merge", image_run.path, "--weights", "3,1", "-o", tmp_path / "site-model").code == 0
     written = told(tmx, tmp_path / "site-model", "--data", site)  # finds the run by its log
     assert written["accuracy"] == found["accuracy"]
     assert found["merge"]["budget"] == found["merge"]["counts"]
-    assert written["head"] == found["head"] == str(made.path / "head.safetensors")
-    text = tmx("eval", made.path, "--weights", "3,1", "--data", site, *CPU).out
+    assert written["head"] == found["head"] == str(image_run.path / "head.safetensors")
+    text = tmx("eval", image_run.path, "--weights", "3,1", "--data", site, *CPU).out
     assert text.startswith(f"merge of 2 tasks by tunable_magmax on {site}")
     assert "merged in memory by tunable_magmax, scale " in text
 
 
-def test_a_configuration_and_given_checkpoints(tmx, made, site, tmp_path):
+def test_a_configuration_and_given_checkpoints(tmx, image_run, site, tmp_path):
     config = tmp_path / "config.yml"
-    models = "\n".join(f"  - model: {made.path / name}" for name in labelled_run.TASKS)
-    config.write_text(f"merge_method: magmax\nbase_model: {made.path / 'base'}\nmodels:\n{models}\n")
-    by_run = told(tmx, made.path, "--method", "magmax", "--data", site)
+    models = "\n".join(f"  - model: {image_run.path / name}" for name in labelled_run.TASKS)
+    config.write_text(f"merge_method: magmax\nbase_model: {image_run.path / 'base'}\nmodels:\n{models}\n")
+    by_run = told(tmx, image_run.path, "--method", "magmax", "--data", site)
     assert told(tmx, config, "--data", site) == by_run
-    tasks = [part for name in labelled_run.TASKS for part in ("--task", made.path / name)]
-    given = ("--base", made.path / "base", *tasks, "--method", "magmax", "--data", site)
+    tasks = [part for name in labelled_run.TASKS for part in ("--task", image_run.path / name)]
+    given = ("--base", image_run.path / "base", *tasks, "--method", "magmax", "--data", site)
     result = tmx("eval", *given, *CPU, "--json")
     assert json.loads(result.out) == by_run
 
 
-def test_classes_and_confusion(tmx, made, site):
+def test_classes_and_confusion(tmx, image_run, site):
     options = ("--data", site, "--per-class", "--confusion")
-    result = tmx("eval", made.path / "first", *options, *CPU)
+    result = tmx("eval", image_run.path / "first", *options, *CPU)
     lines = result.out.splitlines()
     start = lines.index("by class")
     assert lines[start + 1].split()[:4] == ["class", "task", "samples", "accuracy"]
@@ -113,26 +109,26 @@ def test_classes_and_confusion(tmx, made, site):
         for name, count in COUNTS.items()
     ]
     start = lines.index("samples of a task (rows) taken for classes of a task (columns)")
-    found = Accuracy.from_dict(told(tmx, made.path / "first", *options)["accuracy"])
+    found = Accuracy.from_dict(told(tmx, image_run.path / "first", *options)["accuracy"])
     assert [line.split() for line in lines[start + 2 : start + 4]] == [
         [name, *map(str, row)] for name, row in zip(found.tasks, found.confusion, strict=True)
     ]
 
 
-def test_without_tasks_there_is_no_confusion(tmx, made, site, tmp_path):
-    model = shutil.copytree(made.path / "base", tmp_path / "model")
-    shutil.copy(made.path / "head.safetensors", model)
+def test_without_tasks_there_is_no_confusion(tmx, image_run, site, tmp_path):
+    model = shutil.copytree(image_run.path / "base", tmp_path / "model")
+    shutil.copy(image_run.path / "head.safetensors", model)
     result = tmx("eval", model, "--data", site, "--confusion", *CPU)
     assert "no confusion between tasks: the tasks are not known; --run RUN_DIR tells them" in result.out
     assert "task known" not in result.out
-    assert "first" in tmx("eval", model, "--data", site, "--run", made.path, "--confusion", *CPU).out
+    assert "first" in tmx("eval", model, "--data", site, "--run", image_run.path, "--confusion", *CPU).out
 
 
-def test_all_checkpoints_of_a_run(tmx, made, site):
-    result = tmx("eval", made.path, "--checkpoint", "all", "--data", site, *CPU)
+def test_all_checkpoints_of_a_run(tmx, image_run, site):
+    result = tmx("eval", image_run.path, "--checkpoint", "all", "--data", site, *CPU)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    expected = evaluate_run(made.path, site, reading=Reading(device="cpu"))
+    expected = evaluate_run(image_run.path, site, reading=Reading(device="cpu"))
     assert lines[1] == "accuracy after each task (rows) on each task (columns), the task unknown"
     assert lines[2].split() == ["all", "samples", "first", "second"]
     rows = [("base", expected.matrix.base), *zip(("after first", "after second"), expected.matrix.rows, strict=True)]
@@ -141,20 +137,20 @@ def test_all_checkpoints_of_a_run(tmx, made, site):
     text = " ".join(result.out.split())
     for metric in expected.matrix.metrics():
         assert f"{metric.title} {metric.value:.1%} {metric.definition}" in text
-    found = told(tmx, made.path, "--checkpoint", "all", "--data", site)
+    found = told(tmx, image_run.path, "--checkpoint", "all", "--data", site)
     assert AccuracyMatrix.from_dict(found["matrix"]) == expected.matrix
     assert list(found["checkpoints"]) == ["base", "first", "second"]
     assert "Chaudhry" in found["matrix"]["metrics"]["forgetting"]["definition"]
 
 
-def test_some_checkpoints_of_a_run(tmx, made, site):
-    result = tmx("eval", made.path, "--checkpoint", "last", "--checkpoint", "base", "--data", site, *CPU)
+def test_some_checkpoints_of_a_run(tmx, image_run, site):
+    result = tmx("eval", image_run.path, "--checkpoint", "last", "--checkpoint", "base", "--data", site, *CPU)
     assert [line for line in result.out.splitlines() if line in ("after second", "base")] == ["after second", "base"]
     assert "forgetting" not in result.out
 
 
-def test_what_training_measured(tmx, made, tmp_path):
-    run = shutil.copytree(made.path, tmp_path / "run")
+def test_what_training_measured(tmx, image_run, tmp_path):
+    run = shutil.copytree(image_run.path, tmp_path / "run")
     matrix = AccuracyMatrix.of(
         ["first", "second", "third"], [[0.9, None, None], [0.5, 0.8, None]], base=[0.2, 0.3, 0.1]
     )
@@ -229,19 +225,19 @@ def test_domains(tmx, benched, tmp_path):
     assert "no confusion between tasks: they share their classes" in text
 
 
-def test_quiet_is_a_number(tmx, made, site):
-    found = told(tmx, made.path / "first", "--data", site)["accuracy"]["accuracy"]
-    assert tmx("eval", made.path / "first", "--data", site, "--quiet", *CPU).out == f"{found:.4f}\n"
+def test_quiet_is_a_number(tmx, image_run, site):
+    found = told(tmx, image_run.path / "first", "--data", site)["accuracy"]["accuracy"]
+    assert tmx("eval", image_run.path / "first", "--data", site, "--quiet", *CPU).out == f"{found:.4f}\n"
 
 
-def test_unreadable_samples_are_told(tmx, made, tmp_path):
-    data = made.pairs(tmp_path / "site", COUNTS)
+def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
+    data = image_run.pairs(tmp_path / "site", COUNTS)
     (data / "red" / "0.png").write_text("?")
-    result = tmx("eval", made.path / "first", "--data", data, *CPU)
+    result = tmx("eval", image_run.path / "first", "--data", data, *CPU)
     assert result.code == 0
     assert result.err.startswith("warning: ")
     assert "1 of 14 samples could not be read and were left out: red/0.png" in result.err
-    assert tmx("eval", made.path / "first", "--data", data, "--strict", *CPU).code == 2
+    assert tmx("eval", image_run.path / "first", "--data", data, "--strict", *CPU).code == 2
 
 
 @pytest.mark.parametrize(
@@ -280,15 +276,15 @@ def test_unreadable_samples_are_told(tmx, made, tmp_path):
         ),
     ],
 )
-def test_bad_input(tmx, made, site, tmp_path, arguments, says):
-    other = made.pairs(tmp_path / "other", {"red": 1, "blue": 2})
+def test_bad_input(tmx, image_run, site, tmp_path, arguments, says):
+    other = image_run.pairs(tmp_path / "other", {"red": 1, "blue": 2})
     (other / "blue").rename(other / "zebra")
     shutil.copytree(other / "red", tmp_path / "loose")
     (tmp_path / "texts.csv").write_text("text,label\nhello,red\n")
-    shutil.copytree(made.path / "base", tmp_path / "model")
-    shutil.copytree(made.path / "base", tmp_path / "hinted")
-    shutil.copy(made.path / "head.safetensors", tmp_path / "hinted" / "my_head.safetensors")
-    names = {"run": made.path, "site": site, "new": tmp_path}
+    shutil.copytree(image_run.path / "base", tmp_path / "model")
+    shutil.copytree(image_run.path / "base", tmp_path / "hinted")
+    shutil.copy(image_run.path / "head.safetensors", tmp_path / "hinted" / "my_head.safetensors")
+    names = {"run": image_run.path, "site": site, "new": tmp_path}
     result = tmx("eval", *arguments.format(**names).split(), *CPU)
     assert result.code == 2, result.out
     assert says.format(**names) in result.err

@@ -11,7 +11,6 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
-import labelled_run
 
 from tunable_magmax import tuning
 from tunable_magmax.cli.prefer_progress import Following
@@ -22,20 +21,15 @@ SEARCH = ("--method", "search", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp("made") / "run", "vit")
-
-
-@pytest.fixture(scope="module")
-def site(made, tmp_path_factory):
+def site(image_run, tmp_path_factory):
     """Nine images of the first task's classes and three of the second's."""
-    return made.pairs(tmp_path_factory.mktemp("site") / "site", {"red": 5, "blue": 4, "green": 3})
+    return image_run.pairs(tmp_path_factory.mktemp("site") / "site", {"red": 5, "blue": 4, "green": 3})
 
 
-def test_a_search_from_pairs_to_a_merge(tmx, made, site, tmp_path):
+def test_a_search_from_pairs_to_a_merge(tmx, image_run, site, tmp_path):
     out = tmp_path / "site.json"
     given = ("--pairs", site, *SEARCH, "--trials", "9", "--search-scale", "0.5,2", "-o", out)
-    result = tmx("prefer", made.path, *given)
+    result = tmx("prefer", image_run.path, *given)
     assert result.code == 0, result.err
     assert result.err == ""
     found = Preference.load(out)
@@ -52,36 +46,36 @@ def test_a_search_from_pairs_to_a_merge(tmx, made, site, tmp_path):
     told = f"the scale is not part of a preference: merge with --preference {out} --scale {scale!r}"
     assert lines[-1] == told
     merged = tmx(
-        "merge", made.path, "--preference", out, "--scale", repr(scale), "-o", tmp_path / "m.safetensors", "--json"
+        "merge", image_run.path, "--preference", out, "--scale", repr(scale), "-o", tmp_path / "m.safetensors", "--json"
     )
     assert json.loads(merged.out)["scale"] == scale
 
 
-def test_without_a_scale_the_merge_needs_none(tmx, made, site):
-    result = tmx("prefer", made.path, "--pairs", site, *SEARCH, "--trials", "1")
+def test_without_a_scale_the_merge_needs_none(tmx, image_run, site):
+    result = tmx("prefer", image_run.path, "--pairs", site, *SEARCH, "--trials", "1")
     assert "--scale" not in result.out
-    told = tmx("prefer", made.path, "--pairs", site, *SEARCH, "--trials", "1", "--json")
+    told = tmx("prefer", image_run.path, "--pairs", site, *SEARCH, "--trials", "1", "--json")
     assert json.loads(told.out)["preference"]["provenance"]["scale"] == "matched"
 
 
 @pytest.mark.parametrize("method", ["auto", "label"])
-def test_pairs_give_their_labels(tmx, made, site, method):
-    found = json.loads(tmx("prefer", made.path, "--pairs", site, "--method", method, "--json").out)
-    assert found == json.loads(tmx("prefer", made.path, "--labels", site, "--json").out)
+def test_pairs_give_their_labels(tmx, image_run, site, method):
+    found = json.loads(tmx("prefer", image_run.path, "--pairs", site, "--method", method, "--json").out)
+    assert found == json.loads(tmx("prefer", image_run.path, "--labels", site, "--json").out)
     assert found["preference"]["method"] == "label"
     assert found["preference"]["weights"] == pytest.approx([0.75, 0.25])
 
 
-def test_pairs_give_their_inputs(tmx, made, site):
+def test_pairs_give_their_inputs(tmx, image_run, site):
     given = ("--method", "cosine", "--device", "cpu", "--json")
-    paired = json.loads(tmx("prefer", made.path, "--pairs", site, *given).out)
-    alone = json.loads(tmx("prefer", made.path, "--inputs", site, *given).out)
+    paired = json.loads(tmx("prefer", image_run.path, "--pairs", site, *given).out)
+    alone = json.loads(tmx("prefer", image_run.path, "--inputs", site, *given).out)
     assert paired["preference"] == alone["preference"]
     assert paired["warnings"] == []  # that --inputs has labels too is a hint; with --pairs the user knows
     assert len(alone["warnings"]) == 1
 
 
-def test_an_interrupted_search_says_how_to_go_on(tmx, made, site, tmp_path, monkeypatch):
+def test_an_interrupted_search_says_how_to_go_on(tmx, image_run, site, tmp_path, monkeypatch):
     original, calls = tuning._Scorer.score, []
 
     def interrupted(self, weights, scale):
@@ -92,7 +86,7 @@ def test_an_interrupted_search_says_how_to_go_on(tmx, made, site, tmp_path, monk
 
     monkeypatch.setattr(tuning._Scorer, "score", interrupted)
     study = tmp_path / "site.journal"
-    given = ("prefer", made.path, "--pairs", site, *SEARCH, "--trials", "6", "--patience", "6")
+    given = ("prefer", image_run.path, "--pairs", site, *SEARCH, "--trials", "6", "--patience", "6")
     result = tmx(*given, "--study", study)
     assert result.code == 1
     assert result.err.startswith("error: interrupted after 2 trials, the best ")
@@ -152,8 +146,8 @@ def test_the_bar_shows_the_best_so_far():
         ("--pairs {site} --seed -1", None, "seed must be >= 0"),
     ],
 )
-def test_bad_input(tmx, made, site, tmp_path, arguments, prepare, says):
-    path = made.path
+def test_bad_input(tmx, image_run, site, tmp_path, arguments, prepare, says):
+    path = image_run.path
     if prepare == "no classifier":
         path = shutil.copytree(path, tmp_path / "run")
         record = json.loads((path / "run.json").read_text())
@@ -170,8 +164,8 @@ def test_bad_input(tmx, made, site, tmp_path, arguments, prepare, says):
 
 
 @pytest.mark.parametrize("option", ["--trials 3", "--patience 3", "--search-scale 1,2", "--study {new}/study"])
-def test_options_of_a_search_are_refused_without_one(tmx, made, site, tmp_path, option):
-    result = tmx("prefer", made.path, "--pairs", site, *option.format(new=tmp_path).split())
+def test_options_of_a_search_are_refused_without_one(tmx, image_run, site, tmp_path, option):
+    result = tmx("prefer", image_run.path, "--pairs", site, *option.format(new=tmp_path).split())
     assert result.code == 2
     assert f"{option.split()[0]} is for --method search, not auto" in result.err
     assert not (tmp_path / "study").exists()

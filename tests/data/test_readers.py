@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+from data.files import folder, written
 from models import tiny
 
 from tunable_magmax.data.features import read_features, read_task_features
@@ -18,20 +19,6 @@ from tunable_magmax.data.samples import Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.data.target import by_name
 from tunable_magmax.errors import InputError
-
-
-def written(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    return path
-
-
-def folder(root, **classes):
-    for name, count in classes.items():
-        (root / name).mkdir(parents=True)
-        for k in range(count):
-            tiny.picture((40 * k, 0, 0), k).save(root / name / f"{k}.png")
-    return root
 
 
 def test_class_folders(tmp_path):

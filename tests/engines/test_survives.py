@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import forking
 from safetensors.torch import save_file
 from sequences import StateDict, digests, save_sequence, sequence
 
@@ -27,32 +27,19 @@ from tunable_magmax.merging.kernels.native import NativeKernels
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,), "layer.3.frozen": (500,)}
 SHARD = 10_000
+LAST = 60
 KILLS = int(os.environ.get("TMX_KILLS", "1000"))
 
 
 class Victim:
     """A process that merges in forked children, and what their merges must give."""
 
-    def __init__(self, folder: Path) -> None:
-        script = Path(__file__).with_name("victim.py")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
+    def __init__(self, folder: Path, ask: Callable[..., dict[str, Any]]) -> None:
+        self.ask = ask
         self.base, self.tasks = save_sequence(folder / "in", *sequence(3, SHAPES))
         self.folder = folder
         self.kills = 0
         self._outputs: dict[str, Path] = {}
-
-    def ask(self, **order: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
 
     def merge(self, out: Path, options: dict[str, Any], **how: Any) -> dict[str, Any]:
         paths = {"base": str(self.base), "tasks": [str(path) for path in self.tasks], "out": str(out)}
@@ -81,13 +68,9 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory) -> Iterator[Victim]:
-    victim = Victim(tmp_path_factory.mktemp("victim"))
-    yield victim
-    assert victim.process.stdin is not None
-    victim.process.stdin.close()
-    victim.process.wait()
-    assert victim.process.stdout is not None
-    victim.process.stdout.close()
+    folder = tmp_path_factory.mktemp("victim")
+    with forking("engines.victim", "-W", "error", cwd=folder) as ask:
+        yield Victim(folder, ask)
 
 
 def state(out: Path, *complete: dict[str, str]) -> int | None:
@@ -141,35 +124,34 @@ def may_be_absent(out: Path, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_kill_at_every_step(victim, tmp_path, mode) -> None:
-    """Before and after each system call that changes the disk (every fifth one here, all of them in `make stress`)."""
-    kill_at_steps(victim, tmp_path, mode, every=5)
+def test_kill_at_some_steps(victim, tmp_path, mode) -> None:
+    """Before and after system calls that change the disk: many where the output appears, fewer before."""
+    kill_at_steps(victim, tmp_path, mode, early=29, late=7)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mode", MODES)
 def test_kill_at_all_steps(victim, tmp_path, mode) -> None:
-    kill_at_steps(victim, tmp_path, mode, every=1)
+    kill_at_steps(victim, tmp_path, mode, early=1, late=1)
 
 
-def kill_at_steps(victim: Victim, folder: Path, mode: str, every: int) -> None:
+def kill_at_steps(victim: Victim, folder: Path, mode: str, early: int, late: int) -> None:
+    """At every so many of the steps: of the last ones, in which the output appears, and of those before."""
     states = set()
-    kills = 0
-    for step in count(1, every):
+    (folder / "undisturbed").mkdir()
+    out, options, how, _ = prepare(victim, folder / "undisturbed", mode)
+    steps = victim.merge(out, options, **how)["steps"]
+    for step in [*range(1, steps - LAST, early), *range(steps - LAST, steps + 1, late)]:
         place = folder / str(step)
         place.mkdir()
         out, options, how, complete = prepare(victim, place, mode)
-        answer = victim.merge(out, options, deadly=step, **how)
-        if answer.get("done"):
-            break
-        kills += 1
+        assert "killed" in victim.merge(out, options, deadly=step, **how)
         found = state(out, *complete)
         states.add(found)
         if found is None:
             may_be_absent(out, options)
         finish(victim, out, options, how, complete)
         shutil.rmtree(place)
-    assert kills > 20 / every
     assert 0 in states
     assert (1 if options.get("overwrite") else None) in states
 
@@ -204,7 +186,7 @@ def kill_at_random(victim: Victim, folder: Path, mode: str, kills: int, seed: in
 
 @pytest.mark.parametrize("mode", MODES)
 def test_kill_at_random_moments(victim, tmp_path, mode) -> None:
-    kill_at_random(victim, tmp_path, mode, kills=12, seed=1)
+    kill_at_random(victim, tmp_path, mode, kills=6, seed=1)
 
 
 @pytest.mark.stress

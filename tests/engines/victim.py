@@ -1,18 +1,11 @@
-"""A warmed-up process that forks a child for every merge it is asked for, to be killed or starved of disk space.
-
-One JSON object a line on stdin, one answer a line on stdout. Importing torch costs seconds, a fork milliseconds, so
-that a thousand kills are affordable. No thread is started before the fork. Nothing waits for the disk: what a
-killed process has written is there without it.
-"""
+"""A merge to be killed or starved of disk space; `forked.py` has it done."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import resource
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,7 +51,6 @@ class Steps:
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """In the child: do it and say how it went."""
-    os.fsync = lambda descriptor: None
     if order.get("spill"):
         plan = stream.plan_memory
         stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), mapped=1)
@@ -81,33 +73,6 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     return {"done": True, "steps": steps.count}
 
 
-def serve(order: dict[str, Any]) -> dict[str, Any]:
-    answers, writing = os.pipe()
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        status = 70
-        try:
-            os.close(answers)
-            answer = json.dumps(work(order)).encode()
-            with open(writing, "wb") as pipe:
-                pipe.write(answer)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    if order.get("delay") is not None:
-        time.sleep(order["delay"])
-        os.kill(child, signal.SIGKILL)
-    with open(answers, "rb") as pipe:
-        content = pipe.read()
-    status = os.waitpid(child, 0)[1]
-    seconds = time.monotonic() - started
-    if os.WIFSIGNALED(status):
-        return {"killed": os.WTERMSIG(status), "seconds": seconds}
-    return {"seconds": seconds, **(json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)})}
-
-
 def warm_up() -> None:
     """Load all that a merge needs, which the children then have."""
     torch.set_num_threads(1)
@@ -116,10 +81,3 @@ def warm_up() -> None:
             save_file({"w": torch.arange(99.0) ** (k / 2)}, f"{folder}/{name}.safetensors")
         paths = [f"{folder}/{name}.safetensors" for name in ("base", "one", "two")]
         merge_checkpoints(paths[0], paths[1:], f"{folder}/out", threads=1)
-
-
-if __name__ == "__main__":
-    warm_up()
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(serve(json.loads(line))) + "\n")
-        sys.stdout.flush()

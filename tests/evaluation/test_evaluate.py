@@ -34,19 +34,9 @@ CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
 
 
-@pytest.fixture(scope="module", params=["vit", "bert"])
-def made(request, tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp(request.param) / "run", request.param)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return labelled_run.build(tmp_path_factory.mktemp("images") / "run", "vit")
-
-
 @pytest.fixture
-def site(images, tmp_path):
-    return images.pairs(tmp_path / "site", COUNTS)
+def site(image_run, tmp_path):
+    return image_run.pairs(tmp_path / "site", COUNTS)
 
 
 def plain(run, checkpoint, data):
@@ -65,11 +55,11 @@ def merged(run, folder, **options):
     return folder
 
 
-def test_a_checkpoint(made, tmp_path):
-    data = made.pairs(tmp_path / "site", COUNTS)
+def test_a_checkpoint(any_run, tmp_path):
+    data = any_run.pairs(tmp_path / "site", COUNTS)
     for name in ("base", "first", "second"):
-        found = evaluate(made.path / name, data, head=made.path / "head.safetensors", reading=CPU)
-        assert found.accuracy == plain(made.path, made.path / name, data)
+        found = evaluate(any_run.path / name, data, head=any_run.path / "head.safetensors", reading=CPU)
+        assert found.accuracy == plain(any_run.path, any_run.path / name, data)
         assert sum(found.accuracy.class_samples) == 14
         assert found.unreadable == 0
     # The head was made under this task.
@@ -77,23 +67,23 @@ def test_a_checkpoint(made, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"weights": ["3", "1"]}, {"method": "magmax"}, {"method": "ties", "scale": "0.5"}])
-def test_a_merge_that_is_not_written(made, tmp_path, options):
-    data = made.pairs(tmp_path / "site", COUNTS)
-    before = sorted(made.path.rglob("*"))
-    found = evaluate(read_run(made.path).with_options(**options), data, reading=CPU)
-    assert sorted(made.path.rglob("*")) == before
-    written = merged(made.path, tmp_path / "merged", **options)
-    assert found.accuracy == plain(made.path, written, data)
-    assert found.accuracy == evaluate(written, data, run=made.path, reading=CPU).accuracy
+def test_a_merge_that_is_not_written(any_run, tmp_path, options):
+    data = any_run.pairs(tmp_path / "site", COUNTS)
+    before = sorted(any_run.path.rglob("*"))
+    found = evaluate(read_run(any_run.path).with_options(**options), data, reading=CPU)
+    assert sorted(any_run.path.rglob("*")) == before
+    written = merged(any_run.path, tmp_path / "merged", **options)
+    assert found.accuracy == plain(any_run.path, written, data)
+    assert found.accuracy == evaluate(written, data, run=any_run.path, reading=CPU).accuracy
     assert found.merge.method == options.get("method", "tunable_magmax")
     assert json.loads(json.dumps(found.to_dict()))["merge"]["scale"] == found.merge.scale
 
 
-def test_a_run_gives_its_matrix(made, tmp_path):
-    data = made.pairs(tmp_path / "site", COUNTS)
+def test_a_run_gives_its_matrix(any_run, tmp_path):
+    data = any_run.pairs(tmp_path / "site", COUNTS)
     steps = []
-    found = evaluate_run(made.path, data, reading=CPU, progress=lambda *step: steps.append(step))
-    rows = {name: plain(made.path, made.path / name, data) for name in ("base", "first", "second")}
+    found = evaluate_run(any_run.path, data, reading=CPU, progress=lambda *step: steps.append(step))
+    rows = {name: plain(any_run.path, any_run.path / name, data) for name in ("base", "first", "second")}
     assert found.accuracies == rows
     assert found.matrix.tasks == ("first", "second")
     for i, name in enumerate(found.matrix.tasks):
@@ -105,27 +95,27 @@ def test_a_run_gives_its_matrix(made, tmp_path):
     assert [step for step in steps if step[0] == "evaluating"][-1] == ("evaluating", 42, 42)
 
 
-def test_some_checkpoints_of_a_run_give_no_matrix(images, site):
-    found = evaluate_run(images.path, site, checkpoints=["last", "base"], reading=CPU)
+def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
+    found = evaluate_run(image_run.path, site, checkpoints=["last", "base"], reading=CPU)
     assert list(found.accuracies) == ["second", "base"]
     assert found.matrix is None
     with pytest.raises(
         InputError, match=r"no checkpoint 'frist' \(did you mean 'first'\?\); it has base, first, second"
     ):
-        evaluate_run(images.path, site, checkpoints=["frist"], reading=CPU)
+        evaluate_run(image_run.path, site, checkpoints=["frist"], reading=CPU)
 
 
-def test_one_evaluator_for_many_merges(made, tmp_path):
+def test_one_evaluator_for_many_merges(any_run, tmp_path):
     """Inputs are read once, and no merge leaves a trace in the next."""
-    samples = open_samples(made.pairs(tmp_path / "site", COUNTS))
+    samples = open_samples(any_run.pairs(tmp_path / "site", COUNTS))
     opened = []
 
     def load(positions):
         opened.extend(positions)
         return samples.load(positions)
 
-    run = read_run(made.path)
-    head = load_head(made.path / "head.safetensors")
+    run = read_run(any_run.path)
+    head = load_head(any_run.path / "head.safetensors")
     labelled = label_samples(dataclasses.replace(samples, load=load), head.classes, labelled_run.TASKS)
     evaluator = Evaluator(load_encoder(run.base, "cpu"), head, labelled, batch=3)
     states = [read_state(path)[0] for path in (run.base, *run.tasks)]
@@ -134,7 +124,8 @@ def test_one_evaluator_for_many_merges(made, tmp_path):
     assert opened == list(range(14))
     assert several[0] == several[3]
     for weights, found in zip(([1, 0], [0, 1], [1, 1]), several, strict=False):
-        assert found == plain(made.path, merged(made.path, tmp_path / str(weights), weights=weights), samples.origin)
+        written = merged(any_run.path, tmp_path / str(weights), weights=weights)
+        assert found == plain(any_run.path, written, samples.origin)
     assert evaluator.measure() == several[3]  # as the weights are now
 
 
@@ -152,24 +143,24 @@ def test_every_family_of_encoders(kind, site, tmp_path):
         assert evaluator.predict(read_state(folder)[0])[0].tolist() == expected.tolist()
 
 
-def test_the_batch_does_not_matter(images, site):
+def test_the_batch_does_not_matter(image_run, site):
     found = [
-        evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, batch=batch)).accuracy
+        evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, batch=batch)).accuracy
         for batch in (1, 99)
     ]
     assert found[0] == found[1]
 
 
-def test_training_mode_is_given_back(images, site):
-    head = load_head(images.path / "head.safetensors")
-    encoder = load_encoder(images.path / "base", "cpu")
+def test_training_mode_is_given_back(image_run, site):
+    head = load_head(image_run.path / "head.safetensors")
+    encoder = load_encoder(image_run.path / "base", "cpu")
     evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes))
     encoder.module.train()
     evaluator.measure()
     assert encoder.module.training
 
 
-def test_a_limit_is_a_seeded_draw(images, site):
+def test_a_limit_is_a_seeded_draw(image_run, site):
     def positions(limit, seed):
         samples = open_samples(site)
         return label_samples(samples, tuple(COUNTS)).draw(limit, seed).positions
@@ -178,7 +169,7 @@ def test_a_limit_is_a_seeded_draw(images, site):
     assert len(positions(6, 0)) == 6
     assert positions(6, 0) != positions(6, 1)
     assert positions(99, 0) == positions(None, 0) == tuple(range(14))
-    found = evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, limit=6))
+    found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, limit=6))
     assert found.accuracy.overall.samples == 6
     with pytest.raises(InputError, match="the limit is 0"):
         positions(0, 0)
@@ -221,12 +212,12 @@ def test_tasks_that_share_classes_go_by_domain(tmp_path):
         label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
 
 
-def test_the_tasks_of_a_run(images, tmp_path):
-    by_profiles = read_trained_run(images.path).classes
+def test_the_tasks_of_a_run(image_run, tmp_path):
+    by_profiles = read_trained_run(image_run.path).classes
     assert {task: set(names) for task, names in by_profiles.items()} == {
         task: set(names) for task, names in labelled_run.TASKS.items()
     }
-    run = shutil.copytree(images.path, tmp_path / "run")
+    run = shutil.copytree(image_run.path, tmp_path / "run")
     record = json.loads((run / "run.json").read_text())
     for task, names in zip(record["tasks"], (["red"], ["blue", "green"]), strict=True):
         task["classes"] = names
@@ -246,25 +237,25 @@ def test_the_tasks_of_a_run(images, tmp_path):
 # -- finding the head --------------------------------------------------------------------------------------------------
 
 
-def test_a_merged_directory_finds_its_run_by_its_log(images, site, tmp_path):
-    folder = merged(images.path, tmp_path / "site-model")
+def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
+    folder = merged(image_run.path, tmp_path / "site-model")
     found = evaluate(folder, site, reading=CPU)
-    assert found.head == str(images.path / "head.safetensors")
+    assert found.head == str(image_run.path / "head.safetensors")
     assert found.accuracy.tasks == ("first", "second")
     # What was given goes first, then what lies beside it.
-    shutil.copy(images.path / "head.safetensors", folder / "classifier-head.safetensors")
+    shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
     assert find_belongings(folder).head == folder / "classifier-head.safetensors"
-    assert find_belongings(folder, run=images.path).head == images.path / "head.safetensors"
+    assert find_belongings(folder, run=image_run.path).head == image_run.path / "head.safetensors"
     other = tmp_path / "other.safetensors"
-    assert find_belongings(folder, head=other, run=images.path).head == other
+    assert find_belongings(folder, head=other, run=image_run.path).head == other
 
 
-def test_without_a_head(images, site, tmp_path):
-    folder = merged(images.path, tmp_path / "site-model")
+def test_without_a_head(image_run, site, tmp_path):
+    folder = merged(image_run.path, tmp_path / "site-model")
     (tmp_path / "site-model.log").unlink()
     with pytest.raises(InputError, match=r"which head .* Give --head FILE, or --run RUN_DIR.* as classifier-head"):
         evaluate(folder, site, reading=CPU)
-    run = shutil.copytree(images.path, tmp_path / "run")
+    run = shutil.copytree(image_run.path, tmp_path / "run")
     record = json.loads((run / "run.json").read_text())
     del record["classifier"]
     (run / "run.json").write_text(json.dumps(record))
@@ -275,60 +266,60 @@ def test_without_a_head(images, site, tmp_path):
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_head_of_another_width(images, site, tmp_path):
+def test_a_head_of_another_width(image_run, site, tmp_path):
     head = tmp_path / "head.safetensors"
     save_file({"weight": torch.zeros(4, 7)}, head, {"classes": json.dumps(list(COUNTS))})
     with pytest.raises(InputError, match="width 7"):
-        evaluate(images.path / "first", site, head=head, reading=CPU)
+        evaluate(image_run.path / "first", site, head=head, reading=CPU)
 
 
-def test_unreadable_images(images, site):
+def test_unreadable_images(image_run, site):
     (site / "red" / "0.png").write_text("?")
     with pytest.warns(UserWarning, match="1 of 14 samples could not be read"):
-        found = evaluate(images.path / "first", site, reading=CPU)
+        found = evaluate(image_run.path / "first", site, reading=CPU)
     assert found.unreadable == 1
     assert found.accuracy.by_class["red"].samples == 4
     with pytest.raises(InputError, match="1 of 14 samples cannot be read"):
-        evaluate(images.path / "first", site, reading=dataclasses.replace(CPU, strict=True))
+        evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, strict=True))
 
 
-def test_broken_weights(images, site, tmp_path):
+def test_broken_weights(image_run, site, tmp_path):
     folder = tiny.save(tiny.build("vit"), tmp_path / "broken")
     tensors = {
         name: torch.full_like(tensor, np.nan) for name, tensor in load_file(folder / "model.safetensors").items()
     }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="hold NaN or infinity"):
-        evaluate(folder, site, run=images.path, reading=CPU)
+        evaluate(folder, site, run=image_run.path, reading=CPU)
 
 
-def test_a_checkpoint_that_lacks_tensors(images, site, tmp_path):
-    run = shutil.copytree(images.path, tmp_path / "run")
+def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
+    run = shutil.copytree(image_run.path, tmp_path / "run")
     tensors = load_file(run / "second" / "model.safetensors")
     dropped = sorted(tensors)[0]
     tensors.pop(dropped)
     save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=f"lacks 1 tensors of .*, first '{dropped}'"):
         evaluate_run(run, site, reading=CPU)
-    head = load_head(images.path / "head.safetensors")
+    head = load_head(image_run.path / "head.safetensors")
     evaluator = Evaluator(
-        load_encoder(images.path / "base", "cpu"), head, label_samples(open_samples(site), head.classes)
+        load_encoder(image_run.path / "base", "cpu"), head, label_samples(open_samples(site), head.classes)
     )
     evaluator.fill(read_state(run / "first")[0])
     with pytest.raises(InputError, match="the weights lack 1 tensors that those before them had"):
         evaluator.fill(tensors)
 
 
-def test_no_data_and_no_benchmark(images):
+def test_no_data_and_no_benchmark(image_run):
     with pytest.raises(InputError, match=r"run.json names no benchmark, so its test data are not known: give --data"):
-        evaluate(images.path / "first", reading=CPU)
+        evaluate(image_run.path / "first", reading=CPU)
     with pytest.raises(InputError, match=r"on what data\? Give --data"):
-        evaluate(images.path.parent, head=images.path / "head.safetensors", reading=CPU)
+        evaluate(image_run.path.parent, head=image_run.path / "head.safetensors", reading=CPU)
 
 
-def test_memory_that_runs_out_names_the_option(images, site, monkeypatch):
-    head = load_head(images.path / "head.safetensors")
-    encoder = load_encoder(images.path / "base", "cpu")
+def test_memory_that_runs_out_names_the_option(image_run, site, monkeypatch):
+    head = load_head(image_run.path / "head.safetensors")
+    encoder = load_encoder(image_run.path / "base", "cpu")
     evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes), batch=64)
 
     def full(*_, **__):

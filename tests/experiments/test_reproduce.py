@@ -6,27 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from training import toy
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
+from tunable_magmax.experiments.environments import PAPER, VARIANTS
 from tunable_magmax.experiments.records import read_records, record_key
 from tunable_magmax.experiments.reproduce import reproduce_all, results_folder
 from tunable_magmax.experiments.run import missing_jobs, plan_jobs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Sums in another order differ in the last bit, so all runs that are compared have the same number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def written(root: Path, **changed) -> Path:
@@ -58,7 +49,7 @@ def without_times(records: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, one_thread):
+def done(tmp_path_factory):
     root = tmp_path_factory.mktemp("experiment")
     experiment = read_experiment(written(root))
     files = reproduce_all(experiment, root / "results", root / "work", device="cpu")
@@ -120,6 +111,36 @@ def test_parts_share_records(done):
     assert (root / "results" / "collection" / "report.html") in files
 
 
+def test_changes_reach_every_part(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, setting=f"toy/{name}")
+    (tmp_path / "both.yaml").write_text("parts: [one/toy.yaml, two/toy.yaml]\nkinds: [sequence, row]\n")
+    changes = ["run.train.lr=0.5", "seeds=[7, 8]", "order_from_seed=true", "name=mine", "only=[magmax@0.5]"]
+    both = read_experiment(tmp_path / "both.yaml", changes)
+    assert both.name == "mine"
+    assert [part.setting for part in both.parts] == ["toy/one", "toy/two"]
+    for part in both.parts:
+        assert (part.name, part.kinds, part.only) == ("toy", ("sequence", "row"), ("magmax@0.5",))
+        assert [part.training(seed).train.lr for seed in part.seeds] == [0.5, 0.5]
+        assert [part.training(seed).benchmark.order.seed for seed in part.seeds] == [7, 8]
+    with pytest.raises(InputError, match=r"one/toy\.yaml:\n  - unknown key 'sedes'"):
+        read_experiment(tmp_path / "both.yaml", ["sedes=[7]"])
+
+
+def test_a_shipped_collection_takes_a_model_and_data():
+    changes = ["run.model=elsewhere", "run.benchmark.data=there"]
+    for part in read_experiment(CONFIGS / "paper" / "alpha.yaml", changes).parts:
+        config = part.training(3)
+        assert (config.model, config.benchmark.data.name) == ("elsewhere", "there")
+
+
+@pytest.mark.parametrize("given", ["false", 0, 1, None])
+def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
+    with pytest.raises(InputError, match=f"order_from_seed is {given!r}: expected true or false"):
+        read_experiment(written(tmp_path, order_from_seed=given))
+
+
 SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.startswith("common-"))
 
 
@@ -134,14 +155,43 @@ def test_every_shipped_configuration_is_planned(path):
 
 
 def test_all_problems_of_a_configuration_at_once(tmp_path):
-    path = written(tmp_path, preferences=["labels"], scales=["machted"], colour=1)
+    search, environments = {"trials": 0.5}, {"mixtures": {"D1": [0]}, "size": "large", "colour": 1}
+    path = written(
+        tmp_path,
+        preferences=["labels"],
+        scales=["machted"],
+        seeds=3,
+        search=search,
+        environments=environments,
+        colour=1,
+    )
     with pytest.raises(InputError) as told:
         read_experiment(path)
     text = str(told.value)
     assert "unknown key 'colour'" in text
-    assert "'labels' is none of" in text
-    assert "did you mean 'label'" in text
-    assert "scales: 'machted' is no positive number" in text
+    assert "preferences is ['labels']: expected of each in the list one of label, ot," in text
+    assert "(did you mean 'label'?), not 'labels'" in text
+    assert "scales is ['machted']: expected of each in the list matched, best or a number above 0," in text
+    assert "seeds is 3: expected a list of one or more values" in text
+    assert "search.trials is 0.5: expected a whole number of at least 0" in text
+    assert "environments.mixtures is {'D1': [0]}: expected paper or of each in the list a number above 0, not 0" in text
+    assert "environments.size is 'large': expected paper, supply or a whole number of at least 1" in text
+    assert "unknown key 'colour' in environments" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "mixtures", "size"),
+    [
+        (None, PAPER, 1000),
+        ({"mixtures": "paper", "size": "supply"}, PAPER, None),
+        ({"equal": [1, 4], "variants": [7]}, {"M1": (1,), "M4": (0.25,) * 4}, 1000),
+        ({"equal": [1, 4], "mixtures": {"mine": [0.9, 0.1]}, "size": 60}, {"mine": (0.9, 0.1)}, 60),
+    ],
+)
+def test_environments_as_they_are_written(tmp_path, given, mixtures, size):
+    found = read_experiment(written(tmp_path, environments=given)).environments
+    assert (found.mixtures, found.size, found.meta) == (mixtures, size, 0.1)
+    assert found.variants == ((7,) if given and "variants" in given else VARIANTS)
 
 
 def test_a_configuration_that_extends_itself(tmp_path):

@@ -1,16 +1,9 @@
-"""A warmed-up process that forks a child for every training it is asked for, to be killed at a given moment.
-
-One JSON object a line on stdin, one answer a line on stdout. Importing torch and transformers costs seconds, a fork
-milliseconds. No thread is started before the fork. Nothing waits for the disk: what a killed process has written is
-there without it.
-"""
+"""A training to be killed at a given moment; `forked.py` has it done."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +37,6 @@ class Moment:
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """In the child: do it and say how it went."""
-    os.fsync = lambda descriptor: None
     moment = Moment(order.get("deadly"))
     place = order.get("place")
     if place is None:
@@ -61,28 +53,6 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
     return {"trained": [result is not None for result in run.results], "count": moment.count}
 
 
-def serve(order: dict[str, Any]) -> dict[str, Any]:
-    answers, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 70
-        try:
-            os.close(answers)
-            answer = json.dumps(work(order)).encode()
-            with open(writing, "wb") as pipe:
-                pipe.write(answer)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with open(answers, "rb") as pipe:
-        content = pipe.read()
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status):
-        return {"killed": os.WTERMSIG(status)}
-    return json.loads(content) if content else {"crashed": os.waitstatus_to_exitcode(status)}
-
-
 def warm_up() -> None:
     """Load what training needs, which the children then have."""
     import PIL.Image
@@ -92,10 +62,3 @@ def warm_up() -> None:
     for name in ("AutoConfig", "BertModel", "BertTokenizerFast", "ViTModel", "ViTImageProcessor", "AutoTokenizer"):
         getattr(transformers, name)
     PIL.Image.init()
-
-
-if __name__ == "__main__":
-    warm_up()
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(serve(json.loads(line))) + "\n")
-        sys.stdout.flush()

@@ -30,8 +30,10 @@ def threads_for(encoded_bytes: float) -> int:
     return min(cores, MOST_THREADS)
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """`work` of each item, in order, at most a few items ahead of the reader.
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int | None = None
+) -> Iterator[Result]:
+    """`work` of each item, in order, at most `ahead` items (default: a few for each thread) before the reader.
 
     >>> list(in_order(lambda x: x * x, range(5), 2))
     [0, 1, 4, 9, 16]
@@ -39,9 +41,9 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], threads: int
     if threads < 2:
         yield from map(work, items)
         return
-    source = iter(items)
+    source, most = iter(items), threads * AHEAD if ahead is None else ahead
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(source, threads * AHEAD))
+        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(source, most))
         try:
             while waiting:
                 yield waiting.popleft().result()

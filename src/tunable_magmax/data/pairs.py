@@ -210,16 +210,7 @@ def _aligned(train: Samples, test: Samples) -> tuple[Samples, Samples]:
     if test.classes == train.classes:
         return train, test
     place = {name: k for k, name in enumerate(train.classes)}
-    used = {test.classes[label] for label in test.labels or ()}
-    strange = sorted(used - set(place))
-    if strange:
-        shown = ", ".join(f"{name!r}{closest(name, train.classes)}" for name in strange[:5])
-        raise InputError(
-            f"{test.origin}: test samples have {len(strange)} labels outside the {len(train.classes)} classes of "
-            f"{train.origin}: {shown}; correct them, or add training samples"
-        )
-    labels = tuple(place[test.classes[label]] for label in test.labels or ())
-    return train, replace(test, classes=train.classes, labels=labels)
+    return train, _relabelled(test, train.classes, place, train.origin, "add training samples")
 
 
 def _renamed(samples: Samples, names: ClassNames, options: BenchmarkOptions) -> Samples:
@@ -237,16 +228,22 @@ def _listed(samples: Samples, names: tuple[str, ...], options: BenchmarkOptions)
     place = {name: k for k, name in enumerate(names)}
     if not any(name in place for name in samples.classes) and all(name.isdigit() for name in samples.classes):
         place = {str(k): k for k in range(len(names))}
-    used = sorted({samples.classes[label] for label in samples.labels or ()})
-    strange = [name for name in used if name not in place]
+    return _relabelled(samples, names, place, str(options.class_names), "the list")
+
+
+def _relabelled(
+    samples: Samples, classes: tuple[str, ...], place: Mapping[str, int], origin: str, instead: str
+) -> Samples:
+    """Labels that count in `classes`, which are those of `origin`; `place` says where each old name is among them."""
+    strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
     if strange:
-        shown = ", ".join(f"{name!r}{closest(name, names)}" for name in strange[:5])
+        shown = ", ".join(f"{name!r}{closest(name, classes)}" for name in strange[:5])
         raise InputError(
-            f"{samples.origin}: {len(strange)} labels are outside the {len(names)} classes of {options.class_names}: "
-            f"{shown}; correct them or the list"
+            f"{samples.origin}: {len(strange)} labels are outside the {len(classes)} classes of {origin}: {shown}; "
+            f"correct them, or {instead}"
         )
     labels = tuple(place[samples.classes[label]] for label in samples.labels or ())
-    return replace(samples, classes=names, labels=labels)
+    return replace(samples, classes=classes, labels=labels)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tunable_magmax.atomic import write_atomic
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.writer import Output
@@ -28,7 +29,6 @@ from tunable_magmax.merging.memory import read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress
-from tunable_magmax.preference.atomic import write_atomic
 from tunable_magmax.preference.points import Point
 
 VERSION = 1
@@ -114,7 +114,6 @@ def sweep_checkpoints(
         tasks,
         out,
         points,
-        given,
         reports_only=reports_only,
         memory=memory,
         shard_size=shard_size,
@@ -124,6 +123,7 @@ def sweep_checkpoints(
         digest_inputs=digest_inputs,
         base_model=base_model,
         names=names,
+        **given,
     )
     with job_of as job:
         for problem in problems_of(job, reports_only):

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.atomic import write_atomic, write_json
 from tunable_magmax.checkpoints.card import REPORT, is_module_folder
 from tunable_magmax.checkpoints.output_name import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.preference.atomic import write_atomic
 
 SUMMARY = "sweep.json"
 LEDGER = "sweep.state.json"
@@ -113,7 +113,7 @@ class Ledger:
 
     def _save(self) -> None:
         state = {"fingerprint": self._fingerprint, "points": sorted(self._ours), "done": self._done}
-        write_atomic(self.folder / LEDGER, (json.dumps(state, indent=1) + "\n").encode())
+        write_json(self.folder / LEDGER, state)
 
     def _stored(self) -> dict[str, Any] | None:
         try:

@@ -86,34 +86,13 @@ def plan_sweep(
     points: Sequence[Point],
     *,
     reports_only: bool = False,
-    memory: int | str | None = None,
-    shard_size: int | str | None = None,
-    threads: int | None = None,
-    overwrite: bool = False,
-    fresh: bool = False,
-    digest_inputs: bool = False,
-    base_model: str | None = None,
-    names: Sequence[str] | None = None,
     **given: Any,
 ) -> SweepPlan:
-    """Say what `sweep_checkpoints` would do; read no values, write nothing. What stands in its way is in `problems`."""
-    job_of = looked_at(
-        base,
-        tasks,
-        out,
-        points,
-        given,
-        reports_only=reports_only,
-        memory=memory,
-        shard_size=shard_size,
-        threads=threads,
-        overwrite=overwrite,
-        fresh=fresh,
-        digest_inputs=digest_inputs,
-        base_model=base_model,
-        names=names,
-    )
-    with job_of as job:
+    """Say what `sweep_checkpoints` would do; read no values, write nothing. What stands in its way is in `problems`.
+
+    It takes the options of `sweep_checkpoints`, less `progress`.
+    """
+    with looked_at(base, tasks, out, points, reports_only=reports_only, **given) as job:
         layout = job.inputs.layout
         size, files = _size_of_point(job)
         return SweepPlan(
@@ -145,19 +124,19 @@ def looked_at(
     tasks: Sequence[PathLike],
     out: PathLike,
     points: Sequence[Point],
-    given: Mapping[str, Any],
     *,
-    reports_only: bool,
-    memory: int | str | None,
-    shard_size: int | str | None,
-    threads: int | None,
-    overwrite: bool,
-    fresh: bool,
-    digest_inputs: bool,
-    base_model: str | None,
-    names: Sequence[str] | None,
+    reports_only: bool = False,
+    memory: int | str | None = None,
+    shard_size: int | str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    fresh: bool = False,
+    digest_inputs: bool = False,
+    base_model: str | None = None,
+    names: Sequence[str] | None = None,
+    **given: Any,
 ) -> Iterator[Job]:
-    """Read and check everything that can be known before values are read."""
+    """Read and check everything that can be known before values are read; `given`: options of the merges."""
     called = read_names(names, len(tasks))
     options = _read_options(len(tasks), points, given)
     bound = None if memory is None else parse_size(memory, "memory")

@@ -19,6 +19,7 @@ from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.evaluation.share import LEVEL
 from tunable_magmax.recipes import RUN_FILE, Recipe
+from tunable_magmax.settings import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,17 +240,13 @@ def _run_benchmark(run: TrainedRun | None) -> Benchmark:
 
 def _benchmark_file(path: Path) -> Benchmark:
     """The benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
-    import yaml
-
     from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: not a readable YAML file: {error}") from None
-    section = content.get("benchmark", content) if isinstance(content, dict) else None
+    wanted = "the section 'benchmark', as in the run.yaml of tmx train"
+    content = read_yaml(path, f"a YAML file with {wanted}", wanted)
+    section = content.get("benchmark", content)
     if not isinstance(section, dict):
-        raise InputError(f"{path}: expected a mapping with the section 'benchmark', as in the run.yaml of tmx train")
+        raise InputError(f"{path}: benchmark is {section!r}: expected a mapping, as in the run.yaml of tmx train")
     return open_benchmark(BenchmarkOptions.read(section, path.parent))
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError, closest
-from tunable_magmax.experiments.environments import (
-    META,
-    PAPER,
-    VARIANTS,
-    EnvironmentSizes,
-    equal_mixtures,
-    paper_size,
-)
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
 from tunable_magmax.experiments.rows import BASELINES, DEFAULTS, PREFERENCES, Row, Scale, plan_rows
-from tunable_magmax.training.config import TrainConfig, set_value
+from tunable_magmax.settings import (
+    Reader,
+    each,
+    flag,
+    one_of,
+    or_none,
+    read_section,
+    read_value,
+    read_yaml,
+    real,
+    set_value,
+    text,
+    unknown_keys,
+    whole,
+)
+from tunable_magmax.training.config import TrainConfig
 
 KEYS = (
     "name",
@@ -40,8 +48,9 @@ KEYS = (
     "only",
     "extends",
 )
+# What an experiment of parts says for itself; everything else is its parts'.
+OF_PARTS = ("name", "setting", "about", "parts", "kinds", "only")
 KINDS = ("sequence", "scale", "row", "alpha", "meta-size")
-ENVIRONMENTS = ("mixtures", "equal", "variants", "size", "most", "meta")
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 HOLDOUT = 0.05
 
@@ -91,28 +100,19 @@ class Experiment:
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
-    """Read a YAML; relative paths count from its directory. `changes`, as "run.model=clip/", replace single values."""
+    """Read a YAML; relative paths count from its directory. `changes`, as "run.model=clip/", replace single values.
+
+    Of an experiment of parts they replace those of each part, but for its own name, setting, about, kinds and only.
+    """
     path = Path(path)
-    given = _loaded(path)
-    for change in changes:
-        set_value(given, change)
-    return _checked(given, path)
+    return _checked(_loaded(path), path, changes)
 
 
 def _loaded(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A file's mapping, on top of the one that it extends."""
-    import yaml
-
     if path.resolve() in above:
         raise InputError(f"{path} extends itself")
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; expected the YAML of an experiment, as in configs/") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: not a readable YAML file: {error}") from None
-    if not isinstance(given, dict):
-        raise InputError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}")
+    given = read_yaml(path, "the YAML of an experiment, as in configs/", f"the keys {', '.join(KEYS)}")
     extended = given.pop("extends", None)
     if extended is None:
         return given
@@ -128,8 +128,13 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def _checked(given: dict[str, Any], path: Path) -> Experiment:
-    problems = _unknown(given, KEYS, "")
+def _checked(given: dict[str, Any], path: Path, changes: Sequence[str]) -> Experiment:
+    has_parts = given.get("parts") is not None
+    passed_on = [change for change in changes if has_parts and _key(change) not in OF_PARTS]
+    for change in changes:
+        if change not in passed_on:
+            set_value(given, change)
+    problems = unknown_keys(given, KEYS)
     values: dict[str, Any] = {"name": str(given.get("name") or path.stem), "root": path.parent.absolute()}
     for key in ("setting", "about"):
         values[key] = given.get(key, "" if key == "about" else values["name"])
@@ -138,35 +143,17 @@ def _checked(given: dict[str, Any], path: Path) -> Experiment:
         if "run" in given:
             problems.append("parts and run are both given: an experiment shows its own run, or others'")
         limits: dict[str, Any] = {key: given[key] for key in ("kinds", "only") if key in given}
-        values["parts"] = tuple(
-            _checked(_merged(_loaded(path.parent / str(part)), limits), path.parent / str(part)) for part in parts
-        )
+        files = [path.parent / str(part) for part in parts]
+        values["parts"] = tuple(_checked(_merged(_loaded(file), limits), file, passed_on) for file in files)
     elif not isinstance(given.get("run"), Mapping):
         problems.append("run is missing: what is trained, as in run.yaml")
     else:
         values["run"] = given["run"]
-    readers: dict[str, Callable[[Any], Any]] = {
-        "seeds": _each(_integer),
-        "order_from_seed": bool,
-        "baselines": _each(_one_of(BASELINES)),
-        "preferences": _each(_one_of(PREFERENCES)),
-        "scales": _each(_scale),
-        "grid": _each(_positive),
-        "alphas": _each(float),
-        "meta_sizes": _each(_integer),
-        "variations": _each(_variation),
-        "kinds": _each(_one_of(KINDS)),
-        "only": _each(str),
-    }
-    for key, read in readers.items():
-        if key in given:
-            try:
-                values[key] = read(given[key])
-            except (ValueError, TypeError) as error:
-                problems.append(f"{key}: {error}")
-    values |= _search(given.get("search"), problems)
+    values |= {key: read_value(given[key], read, key, problems) for key, read in _READERS.items() if key in given}
+    searched = read_section(given.get("search"), _SEARCH, "search", problems)
+    values |= {f"search_{key}": value for key, value in searched.items()}
     tasks = ((given.get("run") or {}).get("benchmark") or {}).get("tasks") if not problems else None
-    values["environments"] = _environments(given.get("environments") or {}, tasks, problems)
+    values["environments"] = _environments(given.get("environments"), tasks, problems)
     if problems:
         raise InputError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in problems))
     experiment = Experiment(**values)
@@ -176,91 +163,67 @@ def _checked(given: dict[str, Any], path: Path) -> Experiment:
     return experiment
 
 
+def _key(change: str) -> str:
+    """The outermost key that a change is about."""
+    return change.partition("=")[0].split(".")[0]
+
+
 def _environments(given: Any, tasks: Any, problems: list[str]) -> EnvironmentSizes:
-    if not isinstance(given, Mapping):
-        problems.append(f"environments is {given!r}, expected a mapping with some of {', '.join(ENVIRONMENTS)}")
-        return EnvironmentSizes(PAPER)
-    problems += _unknown(given, ENVIRONMENTS, " in environments")
-    mixtures: dict[str, tuple[float, ...]] = dict(PAPER)
-    try:
-        if given.get("equal") is not None:
-            mixtures = equal_mixtures(_each(_integer)(given["equal"]))
-        if given.get("mixtures") not in (None, "paper"):
-            mixtures = {str(name): _each(_positive)(ratio) for name, ratio in given["mixtures"].items()}
-        size = given.get("size", "paper")
-        if size == "paper":
-            size = paper_size(tasks) if isinstance(tasks, int) else None
-        return EnvironmentSizes(
-            mixtures,
-            _each(_integer)(given.get("variants", list(VARIANTS))),
-            None if size in (None, "supply") else _integer(size),
-            _integer(given.get("most", 1000)),
-            _positive(given.get("meta", META)),
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        problems.append(f"environments: {error}")
-        return EnvironmentSizes(PAPER)
+    found = read_section(given, _ENVIRONMENTS, "environments", problems)
+    equal, mixtures, size = found.pop("equal", None), found.pop("mixtures", None), found.pop("size", "paper")
+    if mixtures in (None, "paper"):
+        mixtures = PAPER if equal is None else equal_mixtures(equal)
+    if size == "paper":
+        size = paper_size(tasks) if isinstance(tasks, int) else None
+    return EnvironmentSizes(mixtures, size=None if size == "supply" else size, **found)
 
 
-def _search(given: Any, problems: list[str]) -> dict[str, Any]:
-    if given is None:
-        return {}
-    try:
-        found: dict[str, Any] = {}
-        if "trials" in given:
-            found["search_trials"] = _integer(given["trials"])
-        if "variants" in given:
-            found["search_variants"] = _each(_integer)(given["variants"])
-        problems += _unknown(given, ("trials", "variants"), " in search")
-        return found
-    except (ValueError, TypeError) as error:
-        problems.append(f"search: {error}")
-        return {}
+def _or_named(*names: str, check: Reader) -> Reader:
+    """One of some names, or what `check` takes."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, str) and value in names:
+            return value
+        try:
+            return check(value)
+        except ValueError as error:
+            raise ValueError(f"{', '.join(names)} or {error}") from None
+
+    return checked
 
 
-def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
-    return [
-        f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}"
-        for key in given
-        if key not in known
-    ]
-
-
-def _each(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def each(values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, list | tuple) or not values:
-            raise ValueError(f"{values!r} is no list of values")
-        return tuple(read(value) for value in values)
-
-    return each
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0 on")
-    return value
-
-
-def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{value!r} is no positive number")
-    return float(value)
-
-
-def _scale(value: Any) -> Scale:
-    return value if value in ("matched", "best") else _positive(value)
-
-
-def _one_of(names: Sequence[str]) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in names:
-            raise ValueError(f"{value!r} is none of {', '.join(names)}{closest(str(value), names)}")
-        return str(value)
-
-    return check
+def _mixtures(value: Any) -> Mapping[str, tuple[float, ...]]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("a mapping of names to ratios, such as {D1: [0.5, 0.5]}")
+    return {str(name): each(_POSITIVE)(ratio) for name, ratio in value.items()}
 
 
 def _variation(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not value or not set(value) <= set(DEFAULTS):
-        raise ValueError(f"{value!r}: expected options of the merge among {', '.join(DEFAULTS)}")
+        raise ValueError(f"options of the merge among {', '.join(DEFAULTS)}")
     return dict(value)
+
+
+_POSITIVE = real(0, above=True)
+_READERS: dict[str, Reader] = {
+    "seeds": each(whole(0)),
+    "order_from_seed": flag,
+    "baselines": each(one_of(*BASELINES)),
+    "preferences": each(one_of(*PREFERENCES)),
+    "scales": each(_or_named("matched", "best", check=_POSITIVE)),
+    "grid": each(_POSITIVE),
+    "alphas": each(real(0)),
+    "meta_sizes": each(whole(0)),
+    "variations": each(_variation),
+    "kinds": each(one_of(*KINDS)),
+    "only": each(text),
+}
+_SEARCH: dict[str, Reader] = {"trials": whole(0), "variants": each(whole(0))}
+_ENVIRONMENTS: dict[str, Reader] = {
+    "mixtures": or_none(_or_named("paper", check=_mixtures)),
+    "equal": or_none(each(whole(1))),
+    "variants": each(whole(0)),
+    "size": or_none(_or_named("paper", "supply", check=whole(1))),
+    "most": whole(1),
+    "meta": real(0, above=True),
+}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 
+from tunable_magmax.atomic import write_atomic
 from tunable_magmax.experiments.diagnostics import (
     estimation_table,
     known_table,
@@ -24,7 +25,6 @@ from tunable_magmax.experiments.results import Results, load_results
 from tunable_magmax.experiments.table import Table
 from tunable_magmax.experiments.tables import accuracy_table, differences_table, similarity_tables
 from tunable_magmax.experiments.words import Finding, findings
-from tunable_magmax.preference.atomic import write_atomic
 
 PAGE = "report.html"
 

@@ -16,10 +16,11 @@ from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.records import Record, append_record, read_records, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
-from tunable_magmax.experiments.tailoring import half_l1, tailored
+from tunable_magmax.experiments.tailoring import tailored
 from tunable_magmax.experiments.workbench import Count, Workbench
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.training.trainer import Watch
 
@@ -351,7 +352,7 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
     chosen = preference.provenance.get("auto")
     return {
-        "error": half_l1(preference.weights, truth),
+        "error": float(half_l1(np.array(preference.weights), truth)),
         "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
         "chosen": chosen["chosen"] if isinstance(chosen, dict) else None,
     }

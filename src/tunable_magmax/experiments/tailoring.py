@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.workbench import Workbench
@@ -31,15 +29,6 @@ def tailored(
         raise InputError(f"no preference is called {name!r}{closest(name, [*_SOURCES, 'search'])}")
     with bench.timed("prefer"):
         return _SOURCES[name](bench, positions)
-
-
-def half_l1(weights: Sequence[float], truth: Any) -> float:
-    """Half the L1 distance between two mixtures: the share that is in the wrong place.
-
-    >>> half_l1([1.0, 0.0], [0.5, 0.5])
-    0.5
-    """
-    return float(np.abs(np.asarray(weights) - np.asarray(truth)).sum() / 2)
 
 
 def _searched(bench: Workbench, environment: Environment, trials: int) -> Preference:

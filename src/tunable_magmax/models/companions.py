@@ -12,7 +12,8 @@ from typing import Any
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.instantiate import first_line, major_version
 
-IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+PROCESSOR_FILE = "preprocessor_config.json"
+IMAGE_FILES = (PROCESSOR_FILE, "processor_config.json")
 VOCABULARIES = (
     "tokenizer.json",
     "vocab.txt",
@@ -54,7 +55,7 @@ def find_homes(path: Path, assets: Path | None) -> tuple[Path, ...]:
 def load_image_processor(transformers: Any, homes: Sequence[Path]) -> Any:
     home = _holding(homes, IMAGE_FILES)
     if home is None:
-        raise InputError(f"{homes[0]}: no {IMAGE_FILES[0]}, which says how images are resized and normalised; add it")
+        raise InputError(f"{homes[0]}: no {PROCESSOR_FILE}, which says how images are resized and normalised; add it")
     # Pillow's resizing wherever there is a choice: embeddings must not depend on what else is installed.
     options = {"backend": "pil"} if major_version(transformers) >= 5 else {"use_fast": False}
     try:

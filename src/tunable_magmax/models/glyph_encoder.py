@@ -18,6 +18,7 @@ import numpy as np
 from tunable_magmax.data.alphabet import FONTS, Alphabet, alphabets
 from tunable_magmax.data.glyphs import BASE, MILD, SIZE, Drawing, clean, clean_glyphs
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.companions import PROCESSOR_FILE
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.heads import mean_head
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-PROCESSOR_FILE = "preprocessor_config.json"
 WIDTH, LAYERS, HEADS, PATCH = 96, 3, 4, 8
 MEAN, DEVIATION = 0.7, 0.3  # of pixels, between 0 and 1
 EACH = 60  # distorted pictures of each character

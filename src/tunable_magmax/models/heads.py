@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.atomic import write_atomic
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import SHOWN, Head, require_class_names
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
-from tunable_magmax.preference.atomic import write_atomic
 
-NAME_SCALE = 20.0
+# The logit scale of heads whose model has none of its own.
+SCALE = 20.0
 BATCH = 256
 
 
@@ -43,7 +44,7 @@ def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
 
 
 def name_head(
-    encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str], logit_scale: float = NAME_SCALE
+    encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str], logit_scale: float = SCALE
 ) -> Head:
     """A head for texts: the class names, embedded by the sentence encoder itself."""
     if encoder.tokenizer is None or encoder.is_whole:
@@ -54,7 +55,7 @@ def name_head(
     return Head.of(_name_rows(encoder, classes, templates), classes, logit_scale)
 
 
-def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: float = NAME_SCALE) -> Head:
+def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: float = SCALE) -> Head:
     """A head of class means: of the L2-normalised embeddings [n, dim], each with its index into `classes`.
 
     >>> head = mean_head([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]], [1, 0, 0], ["up", "right"])

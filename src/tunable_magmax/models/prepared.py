@@ -6,12 +6,11 @@ opened, decoded and resized once; what is left for each batch is to gather rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tunable_magmax.data.decoding import in_order
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Encoder
@@ -119,12 +118,13 @@ def prepare(
     parts: list[Any] = []
     # Tokenizers refuse to be used from two threads at once.
     threads = min(MOST_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
-    with ThreadPoolExecutor(threads) as pool:
-        chunks = _chunks(zip(wanted, samples.load(wanted), strict=True), CHUNK, failed, kept)
-        for part in _in_order(pool, lambda chunk: decode(encoder, chunk), chunks):
-            parts.append(part)
-            if progress is not None:
-                progress("reading", len(kept) + len(failed), len(wanted))
+    batches = samples.batches(wanted, CHUNK, failed)
+    # A few batches at a time: hundreds of decoded images each, before they are made smaller.
+    for where, part in in_order(lambda batch: (batch[0], decode(encoder, batch[1])), batches, threads, MOST_THREADS):
+        kept += where
+        parts.append(part)
+        if progress is not None:
+            progress("reading", len(kept) + len(failed), len(wanted))
     if strict and failed:
         named = ", ".join(f"{item.name} ({item.why})" for item in list(failed.values())[:5])
         raise InputError(f"{samples.origin}: {len(failed)} of {len(wanted)} samples cannot be read: {named}")
@@ -156,31 +156,6 @@ def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> 
             return torch.cat([encoder.pool(prepared.batch(part)).float() for part in parts])
     finally:
         encoder.module.train(training)
-
-
-def _chunks(
-    items: Iterable[tuple[int, Any]], size: int, failed: dict[int, Unreadable], kept: list[int]
-) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
-    for position, value in items:
-        if isinstance(value, Unreadable):
-            failed[position] = value
-            continue
-        kept.append(position)
-        chunk.append(value)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-    """`work` of each item, in order, a few ahead of the reader: `Executor.map` would read all items at once."""
-    waiting = [pool.submit(work, item) for item in islice(items, MOST_THREADS)]
-    while waiting:
-        yield waiting.pop(0).result()
-        waiting += [pool.submit(work, item) for item in islice(items, 1)]
 
 
 def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Of each class, for class means; more would hardly move them.
 MEAN_SAMPLES = 200
-NAME_SCALE, MEAN_SCALE = 20.0, 20.0
 
 
 def load_base(
@@ -55,13 +54,13 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decod
 
         head = glyph_head(encoder, benchmark.classes)
     elif source == "means":
-        head = _mean_head(encoder, benchmark, decoded, options.logit_scale or MEAN_SCALE, config.seed)
+        head = _mean_head(encoder, benchmark, decoded, options.logit_scale or heads.SCALE, config.seed)
     else:
         prompts = read_templates(options.templates or benchmark.prompts or "plain")
         if source == "text":
             head = heads.text_head(encoder, benchmark.classes, prompts)
         else:
-            head = heads.name_head(encoder, benchmark.classes, prompts, options.logit_scale or NAME_SCALE)
+            head = heads.name_head(encoder, benchmark.classes, prompts, options.logit_scale or heads.SCALE)
     if options.logit_scale is not None:
         from dataclasses import replace
 

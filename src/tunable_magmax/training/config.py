@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.data.benchmark import BenchmarkOptions
-from tunable_magmax.errors import InputError, closest
-from tunable_magmax.training.values import Reader, flag, one_of, or_none, real, templates, text, texts, whole
+from tunable_magmax.errors import InputError
+from tunable_magmax.settings import (
+    Reader,
+    flag,
+    one_of,
+    or_none,
+    read_section,
+    read_value,
+    read_yaml,
+    real,
+    set_value,
+    templates,
+    text,
+    texts,
+    unknown_keys,
+    whole,
+)
 
 GLYPHS = "glyphs"
 HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]
@@ -87,7 +102,7 @@ class TrainConfig:
         if not isinstance(given, Mapping):
             raise InputError(f"{where}: expected a mapping with the keys {', '.join(SECTIONS)}")
         root = root.absolute()  # the record is read from other directories, as by `tmx eval`
-        problems = _unknown(given, SECTIONS, "")
+        problems = unknown_keys(given, SECTIONS)
         model = given.get("model")
         if not isinstance(model, str) or not model:
             problems.append(f"'model' is {model!r}: expected a directory, a hub name, or {GLYPHS!r}")
@@ -99,7 +114,7 @@ class TrainConfig:
         profile = _section(given.get("profile"), _Profile, {"rows": whole(1)}, "profile", problems)
         rest = {"matrix": (flag, True), "text_tower": (one_of("drop", "keep"), "drop"), "seed": (whole(0), 0)}
         chosen = {
-            name: _value(given.get(name, default), check, name, problems) for name, (check, default) in rest.items()
+            name: read_value(given.get(name, default), check, name, problems) for name, (check, default) in rest.items()
         }
         problems += _contradictions(sections.get("head"))
         if problems:
@@ -129,15 +144,8 @@ class TrainConfig:
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """Read run.yaml; `changes` such as "train.lr=3e-5" replace single values."""
-    import yaml
-
     path = Path(path)
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; expected a YAML file that says what to train") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: not a readable YAML file: {error}") from None
+    given = read_yaml(path, "a YAML file that says what to train", f"the keys {', '.join(SECTIONS)}")
     for change in changes:
         set_value(given, change)
     return TrainConfig.read(given, path.parent, str(path))
@@ -164,25 +172,6 @@ class _Profile:
     rows: int = 500
 
 
-def set_value(given: Any, change: str) -> None:
-    """Put a value into nested mappings, in place: "train.lr=3e-5"."""
-    import yaml
-
-    path, equals, value = change.partition("=")
-    *outer, last = path.split(".")
-    place = given
-    for key in outer:
-        if isinstance(place, dict) and place.get(key) is None:
-            place[key] = {}  # not there, or there without a value
-        place = place[key] if isinstance(place, dict) else None
-    if not equals or not isinstance(place, dict):
-        raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
-    try:
-        place[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {change}: the value is not readable ({error})") from None
-
-
 def _benchmark(given: Any, root: Path, problems: list[str]) -> BenchmarkOptions | None:
     if not isinstance(given, Mapping):
         problems.append(f"'benchmark' is {given!r}: expected a mapping with at least 'name' and 'tasks'")
@@ -195,33 +184,7 @@ def _benchmark(given: Any, root: Path, problems: list[str]) -> BenchmarkOptions 
 
 
 def _section(given: Any, kind: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> Any:
-    if given is None:
-        return kind()
-    if not isinstance(given, Mapping):
-        problems.append(f"{name!r} is {given!r}: expected a mapping with some of {', '.join(readers)}")
-        return kind()
-    problems += _unknown(given, tuple(readers), f" in {name}")
-    values = {}
-    for field in fields(kind):
-        if field.name in given:
-            values[field.name] = _value(given[field.name], readers[field.name], f"{name}.{field.name}", problems)
-    return kind(**values)
-
-
-def _value(value: Any, check: Reader, name: str, problems: list[str]) -> Any:
-    try:
-        return check(value)
-    except ValueError as error:
-        problems.append(f"{name} is {value!r}: expected {error}")
-        return None
-
-
-def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
-    return [
-        f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}"
-        for key in given
-        if key not in known
-    ]
+    return kind(**read_section(given, readers, name, problems))
 
 
 def _contradictions(head: Any) -> list[str]:

@@ -8,6 +8,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.atomic import write_json
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator
@@ -16,7 +17,6 @@ from tunable_magmax.evaluation.metrics import METRICS_FILE, AccuracyMatrix
 from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
-from tunable_magmax.preference.atomic import write_atomic
 
 BATCH = 1024
 
@@ -87,4 +87,4 @@ class Matrix:
     def write(self) -> None:
         """Save metrics.json."""
         content: dict[str, Any] = self.value.to_dict() | {"task_known": [*map(or_null, self.known)]}
-        write_atomic(self._path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+        write_json(self._path, content)

@@ -9,7 +9,7 @@ from typing import Any
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.errors import InputError
 from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.schedule import warmup_steps
+from tunable_magmax.training.schedule import task_steps, warmup_steps
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
             len(task.classes),
             len(task.train),
             len(task.test),
-            options.epochs * -(-len(task.train) // options.batch),
+            task_steps(len(task.train), options.epochs, options.batch),
         )
         for task in benchmark.tasks
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.atomic import write_atomic, write_json
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.preference.atomic import write_atomic
 from tunable_magmax.profiling import HEAD_FILE
 from tunable_magmax.recipes import RUN_FILE, RUN_VERSION
 from tunable_magmax.training.config import differences
@@ -225,8 +225,3 @@ class RunDirectory:
 
 def _is_foreign(item: Path) -> bool:
     return UNFINISHED.fullmatch(item.name) is None
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, whole or not at all."""
-    write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

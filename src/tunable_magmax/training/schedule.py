@@ -1,4 +1,4 @@
-"""The learning rate of a task's steps: linear warm-up, then cosine to 0, or constant."""
+"""A task's steps: how many, and the learning rate of each: linear warm-up, then cosine to 0, or constant."""
 
 from __future__ import annotations
 
@@ -30,3 +30,12 @@ def warmup_steps(warmup: float, steps: int) -> int:
     (500, 20)
     """
     return int(warmup) if warmup >= 1 else round(warmup * steps)
+
+
+def task_steps(samples: int, epochs: int, batch: int) -> int:
+    """How many steps a task takes: each epoch ends with a smaller batch where samples are left.
+
+    >>> task_steps(10, 3, 4)
+    9
+    """
+    return epochs * -(-samples // batch)

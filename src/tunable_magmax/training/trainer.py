@@ -18,7 +18,7 @@ from tunable_magmax.training.augment import augment
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.draws import draw_epoch
 from tunable_magmax.training.regularise import Parameters, make_regulariser
-from tunable_magmax.training.schedule import learning_rate, warmup_steps
+from tunable_magmax.training.schedule import learning_rate, task_steps, warmup_steps
 from tunable_magmax.training.step import Step
 
 if TYPE_CHECKING:
@@ -76,10 +76,6 @@ class Trainer:
         self.regulariser = make_regulariser(config.regularise)
         self._step = Step(encoder, self.parameters, config.train, self.regulariser)
 
-    def steps(self, samples: int) -> int:
-        """How many steps a task of so many samples takes."""
-        return self._config.train.epochs * -(-samples // self._config.train.batch)
-
     def train(
         self,
         t: int,
@@ -112,7 +108,8 @@ class Trainer:
     ) -> TaskResult:
         options, seed = self._config.train, self._config.seed
         targets, weight = self.targets(task, inputs), self._rows(task.classes)
-        per_epoch, steps = -(-len(inputs) // options.batch), self.steps(len(inputs))
+        steps = task_steps(len(inputs), options.epochs, options.batch)
+        per_epoch = steps // options.epochs
         warmup = warmup_steps(options.warmup, steps)
         self._begin(t)
         self._step.reset()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tunable_magmax.errors import StorageError
 
@@ -30,3 +33,8 @@ def write_atomic(path: Path, content: bytes) -> None:
     finally:
         if scratch is not None:
             Path(scratch).unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, in the same manner."""
+    write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

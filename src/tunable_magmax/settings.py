@@ -1,0 +1,175 @@
+"""What people write in a YAML file: read it, change single values, and check each one.
+
+A `Reader` returns the checked value, or raises ValueError with what was expected. Problems are gathered in a list, so
+that all of a file are told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tunable_magmax.errors import InputError, closest
+
+Reader: TypeAlias = Callable[[Any], Any]
+
+
+def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:
+    """The mapping that a file holds; `expected`: what kind of file this should be, `mapping`: what of."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; expected {expected}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: not a readable YAML file: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected a mapping with {mapping}")
+    return found
+
+
+def set_value(given: Any, change: str) -> None:
+    """Put a value into nested mappings, in place: "train.lr=3e-5"."""
+    import yaml
+
+    path, equals, value = change.partition("=")
+    *outer, last = path.split(".")
+    place = given
+    for key in outer:
+        if isinstance(place, dict) and place.get(key) is None:
+            place[key] = {}  # not there, or there without a value
+        place = place[key] if isinstance(place, dict) else None
+    if not equals or not isinstance(place, dict):
+        raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
+    try:
+        place[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {change}: the value is not readable ({error})") from None
+
+
+def read_section(given: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> dict[str, Any]:
+    """The checked values of a mapping inside a file; none if it is not there.
+
+    >>> problems: list[str] = []
+    >>> read_section({"lr": 0.1, "epochs": 0}, {"lr": real(0), "epochs": whole(1)}, "train", problems)
+    {'lr': 0.1, 'epochs': None}
+    >>> problems
+    ['train.epochs is 0: expected a whole number of at least 1']
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        problems.append(f"{name!r} is {given!r}: expected a mapping with some of {', '.join(readers)}")
+        return {}
+    problems += unknown_keys(given, tuple(readers), f" in {name}")
+    return {
+        key: read_value(given[key], check, f"{name}.{key}", problems) for key, check in readers.items() if key in given
+    }
+
+
+def read_value(value: Any, check: Reader, name: str, problems: list[str]) -> Any:
+    """The checked value; None, and a line in `problems`, if it is not what was expected."""
+    try:
+        return check(value)
+    except ValueError as error:
+        problems.append(f"{name} is {value!r}: expected {error}")
+        return None
+
+
+def unknown_keys(given: Mapping[str, Any], known: Sequence[str], where: str = "") -> list[str]:
+    """A problem for each key that is not known."""
+    return [
+        f"unknown key {key!r}{where}{closest(str(key), known)}; known: {', '.join(known)}"
+        for key in given
+        if key not in known
+    ]
+
+
+# -- readers ----------------------------------------------------------------------------------------------------------
+
+
+def _number(value: Any) -> float | None:
+    # YAML 1.1 reads 1e-5 as a text, for lack of a dot.
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def whole(least: int) -> Reader:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"a whole number of at least {least}")
+        return value
+
+    return check
+
+
+def real(least: float, most: float = float("inf"), *, above: bool = False) -> Reader:
+    span = f"{'above' if above else 'of at least'} {least:g}" + (f" and below {most:g}" if most < float("inf") else "")
+
+    def check(value: Any) -> float:
+        found = _number(value)
+        if found is None or not (found > least if above else found >= least) or not found < most:
+            raise ValueError(f"a number {span}")
+        return found
+
+    return check
+
+
+def each(check: Reader) -> Reader:
+    """One or more values in a list, as a tuple."""
+
+    def check_all(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list | tuple) or not values:
+            raise ValueError("a list of one or more values")
+        found = []
+        for value in values:
+            try:
+                found.append(check(value))
+            except ValueError as error:
+                raise ValueError(f"of each in the list {error}, not {value!r}") from None
+        return tuple(found)
+
+    return check_all
+
+
+def or_none(check: Reader) -> Reader:
+    return lambda value: None if value is None else check(value)
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text")
+    return value
+
+
+def one_of(*choices: str) -> Reader:
+    def check(value: Any) -> str:
+        if value not in choices:
+            hint = closest(value, choices) if isinstance(value, str) else ""
+            raise ValueError(f"one of {', '.join(choices)}{hint}")
+        return str(value)
+
+    return check
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(item, str) and item for item in given):
+        raise ValueError("a list of texts")
+    return tuple(given)
+
+
+def templates(value: Any) -> str | tuple[str, ...]:
+    return value if isinstance(value, str) and value else texts(value)

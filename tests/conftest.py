@@ -1,0 +1,38 @@
+"""One thread for small models, and runs that many tests look at and none changes, made once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Models of tests are so small that threads only wait for each other: eight times the work on a busy machine.
+
+    Sums in another order differ in the last bit, too: runs that are compared have the same number of threads.
+    """
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def image_run(tmp_path_factory):
+    """Two tasks on an encoder of images."""
+    return _built(tmp_path_factory, "vit")
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory):
+    """Two tasks on an encoder of texts."""
+    return _built(tmp_path_factory, "bert")
+
+
+@pytest.fixture(params=["image_run", "text_run"])
+def any_run(request):
+    return request.getfixturevalue(request.param)
+
+
+def _built(tmp_path_factory, kind):
+    import labelled_run  # needs extras that not every machine has
+
+    return labelled_run.build(tmp_path_factory.mktemp(kind) / "run", kind)

@@ -115,6 +115,12 @@ def test_one_prefix_more_or_less(tmp_path, names, module, found) -> None:
     assert set(task.parts) == {found or f"{module}.weight"}
 
 
+def test_a_prefix_is_found_although_one_name_is_wrong(tmp_path) -> None:
+    layers = {"model.h.0.kk": factors(6, 4, 2, 0), "model.h.0.q": factors(6, 4, 2, 0)}
+    save_adapter(tmp_path / "adapter", layers)
+    assert set(opened(tmp_path, {"h.0.q.weight": (6, 4)}).parts) == {"h.0.q.weight", "model.h.0.kk.weight"}
+
+
 def test_a_head_may_have_no_prefix_when_the_body_has_one(tmp_path) -> None:
     save_adapter(tmp_path / "adapter", {"bert.q": factors(6, 4, 2, 0)}, whole={"head.weight": torch.ones(3, 4)})
     assert set(opened(tmp_path, {"q.weight": (6, 4), "head.weight": (3, 4)}).parts) == {"q.weight", "head.weight"}

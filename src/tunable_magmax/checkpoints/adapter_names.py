@@ -92,9 +92,10 @@ class Renaming:
 
 
 def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
-    """The one prefix by which all of an adapter's names differ from the base's; none if that is not clear.
+    """The one prefix that, dropped or added, makes most of an adapter's names the base's; none if that is not clear.
 
-    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other.
+    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other. Names
+    that it does not mend stay unknown to the base, and are refused as such.
 
     >>> from tunable_magmax.checkpoints.tensors import TensorInfo
     >>> base = Signature({"h.0.w": TensorInfo("h.0.w", "F32", (1,))}, {})
@@ -102,15 +103,19 @@ def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
     Renaming(drop='transformer.', add='')
     """
     names = list(names)
-    if not names or any(base.name_of(name) for name in names):
+    if any(base.name_of(name) for name in names):
         return Renaming()
-    first = names[0]
     known = [*base.tensors, *base.aliases]
-    choices = [Renaming(drop=first[: dot.end()]) for dot in re.finditer(r"\.", first)]
-    choices += [Renaming(add=name.removesuffix(first)) for name in known if name.endswith(f".{first}")]
-    fitting = [
-        choice
+    asked = names[:: 1 + len(names) // 16]  # thousands of experts would make as many choices
+    choices = {Renaming(drop=name[: dot.end()]) for name in asked for dot in re.finditer(r"\.", name)}
+    endings = {name: f".{name}" for name in asked}
+    choices |= {
+        Renaming(add=held.removesuffix(name)) for name, end in endings.items() for held in known if held.endswith(end)
+    }
+    found = {
+        choice: sum(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
         for choice in choices
-        if all(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
-    ]
-    return fitting[0] if len(fitting) == 1 else Renaming()
+    }
+    most = max(found.values(), default=0)
+    best = [choice for choice, count in found.items() if count == most]
+    return best[0] if most and len(best) == 1 else Renaming()

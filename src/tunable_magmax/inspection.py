@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.checkpoints.adapter import open_stored
 from tunable_magmax.checkpoints.card import REPORT
-from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
@@ -103,6 +104,8 @@ class Inspection:
 def inspect_checkpoint(path: str | Path) -> Inspection:
     """Look into a safetensors or torch file, or a directory. A merge's report is read along if there is one.
 
+    Of an adapter, what is stored is shown: its factors, not the model that it makes of a base.
+
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
     >>> folder = Path(tempfile.mkdtemp())
@@ -112,9 +115,10 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
     """
     path = Path(path)
-    with open_checkpoint(path) as checkpoint:
+    adapter = holds_adapter(path)
+    with open_stored(path) if adapter else open_checkpoint(path) as checkpoint:
         files = {file.name: file.stat().st_size for file in checkpoint.files}
-        kind = _kind(path, checkpoint.files)
+        kind = f"{'adapter, a ' * adapter}{_kind(path, checkpoint.files)}"
         tensors, aliases = tuple(checkpoint.tensors.values()), dict(checkpoint.aliases)
     place = report_place(path)
     return Inspection(path, kind, files, tensors, aliases, read_report(path) if place.is_file() else None)
@@ -162,6 +166,7 @@ def _check_types(report: MergeReport) -> None:
     numbers += [n for tensor in report.tensors.values() for n in tensor.shape]
     numbers += [n for counts in owners if counts is not None for n in counts]
     names = [report.method, *report.copied, *report.warnings, *report.files.values(), *report.inputs.values()]
+    names += report.adapters.values()
     lengths = [report.scale, report.last_length, report.merged_length]
     if (
         not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from adapters import factors, save_adapter
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status tells the peak on Linux only")
 
+TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
 ELEMENTS = 40_000_000
 SHAPES = {"a": (4000, 3001), "b": (7_999_999,), "c": (1000, 10_000), "d": (9_996_000,)}
@@ -22,11 +25,13 @@ import json, re, sys, tempfile
 import torch
 from pathlib import Path
 from safetensors.torch import save_file
+from adapters import factors, save_adapter
 from tunable_magmax.engines.local import merge_checkpoints
 with tempfile.TemporaryDirectory() as folder:
     for k in range(3):
-        save_file({"w": torch.arange(999.0) * k}, f"{folder}/{k}.safetensors")
+        save_file({"w.weight": torch.arange(1000.0).reshape(50, 20) * k}, f"{folder}/{k}.safetensors")
     base, *tasks = (f"{folder}/{k}.safetensors" for k in range(3))
+    tasks.append(save_adapter(Path(folder) / "adapter", {"w": factors(50, 20, 5, seed=0)}))
     merge_checkpoints(base, tasks, f"{folder}/out", **OPTIONS)
 if len(sys.argv) > 1:
     merge_checkpoints(sys.argv[1], sys.argv[2:-1], sys.argv[-1], memory=MEMORY, **OPTIONS)
@@ -39,7 +44,10 @@ def peak(options: dict[str, object], memory: str = "", *arguments: object) -> in
     """The largest resident set of a process that merges `arguments`, in bytes."""
     script = SCRIPT.replace("OPTIONS", repr(options)).replace("MEMORY", repr(memory))
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) * 1024
+    paths = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return int(done.stdout) * 1024
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +86,27 @@ def baseline() -> int:
     ids=str,
 )
 def test_peak(paths, baseline, tmp_path, memory, options) -> None:
+    check(paths, baseline, tmp_path, memory, options)
+
+
+@pytest.mark.parametrize("memory", ["20MiB", "64MiB"])
+def test_peak_of_adapters(baseline, tmp_path, memory) -> None:
+    """Four adapters whose dense models would be 153 MiB."""
+    save_file({"a.weight": torch.zeros(2000, 3001), "b.weight": torch.zeros(500, 8000)}, tmp_path / "base.safetensors")
+    tasks = [
+        save_adapter(
+            tmp_path / f"task-{t}",
+            {"a": factors(2000, 3001, 16, t)},
+            embeddings={"b": factors(8000, 500, 16, t)},
+            lora_alpha=1,
+        )
+        for t in range(4)
+    ]
+    check([tmp_path / "base.safetensors", *tasks], baseline, tmp_path, memory, {"method": "magmax", "scale": 1})
+
+
+def check(paths: list[Path], baseline: int, tmp_path: Path, memory: str, options: dict[str, object]) -> None:
+    """Merge and compare the peak with the bound."""
     bound = int(memory.removesuffix("MiB")) * MIB
     used = peak(options, memory, *paths, tmp_path / "out.safetensors")
     figures = {"peak MiB": used // MIB, "baseline MiB": baseline // MIB, "bound MiB": bound // MIB}

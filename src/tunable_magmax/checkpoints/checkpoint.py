@@ -1,4 +1,4 @@
-"""What every opened checkpoint offers, whatever its files look like."""
+"""What everything opened as a model offers, and what a checkpoint adds, whatever its files look like."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError, closest
 
 
-class Checkpoint(ABC):
-    """An opened checkpoint: headers are known, data is read on demand. Use as a context manager or call `close`.
+class Opened(ABC):
+    """Something opened that stands for a model's tensors. Use as a context manager or call `close`.
 
     `tensors` are in file order; `aliases` maps the other names of tied tensors to the name kept in `tensors`;
-    `files` are all weight files.
+    `files` are all files that the values depend on.
     """
 
     path: Path
@@ -25,12 +25,8 @@ class Checkpoint(ABC):
     files: tuple[Path, ...]
 
     @abstractmethod
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
-
-        Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, a file that cannot be
-        read, or was changed or cut short since opening, a `StorageError`.
-        """
+    def stored_bytes(self, name: str) -> int:
+        """How many bytes of its own files are read for the tensor `name`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -49,6 +45,21 @@ class Checkpoint(ABC):
         for file in self.files:
             places |= {file.resolve(), file.parent.resolve() / file.name}
         return any(target == place or target in place.parents for place in places)
+
+
+class Checkpoint(Opened):
+    """An opened checkpoint: headers are known, data is read on demand."""
+
+    @abstractmethod
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
+
+        Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, a file that cannot be
+        read, or was changed or cut short since opening, a `StorageError`.
+        """
+
+    def stored_bytes(self, name: str) -> int:
+        return self.tensors[name].nbytes
 
     def _target(self, name: str, offset: int, buffer: memoryview) -> memoryview:
         """`buffer` as plain bytes, after checking that the tensor has that many from `offset` on."""

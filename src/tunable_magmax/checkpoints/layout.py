@@ -61,6 +61,12 @@ class Layout:
     copied: tuple[TensorInfo, ...]
     ties: Mapping[str, str]
     warnings: tuple[str, ...]
+    derived: frozenset[int] = frozenset()
+    """Sources whose values are computed from the base's and few of their own: adapters."""
+    working_bytes: int = 0
+    """What a thread needs to compute such values, beside its buffers."""
+    factor_bytes: int = 0
+    """What all threads would like to keep while they do."""
 
     @property
     def elements(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from tunable_magmax.checkpoints.adapter_config import CONFIG_NAME
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
@@ -14,7 +15,10 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
+
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Where PEFT keeps an adapter's tensors, in order of preference."""
 
 # In order of preference: safetensors before torch, and an index before a single file of the same kind.
 _LAYOUTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -47,10 +51,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    return _open_file(path)
+    return open_file(path)
 
 
-def _open_file(path: Path) -> Checkpoint:
+def open_file(path: Path) -> Checkpoint:
+    """A checkpoint in one file."""
     file = PositionedFile(path)
     try:
         head = bytearray(min(64, file.size))
@@ -76,11 +81,25 @@ def _open_file(path: Path) -> Checkpoint:
     )
 
 
+def holds_adapter(path: Path) -> bool:
+    """Whether a directory holds an adapter, and no whole model."""
+    try:
+        whole = any((path / name).exists() for name in _LAYOUTS)
+        return not whole and any((path / name).exists() for name in (CONFIG_NAME, *ADAPTER_WEIGHTS))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+
+
 def _open_directory(path: Path) -> Checkpoint:
     for name in _LAYOUTS:
         if (path / name).exists():
-            parts = _open_shards(path, path / name) if name.endswith(".json") else [_open_file(path / name)]
+            parts = _open_shards(path, path / name) if name.endswith(".json") else [open_file(path / name)]
             return _Directory(path, parts)
+    if holds_adapter(path):
+        raise InputError(
+            f"{path} is an adapter, which is a model only together with its base: give it as a task to merge, plan, "
+            "sweep or verify; for anything else, merge it first"
+        )
     found = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
     raise InputError(
         f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(found) or 'none'}. "
@@ -130,7 +149,7 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
                 problems.append(f"shard {name} is missing")
                 continue
             try:
-                parts[name] = _open_file(path / name)
+                parts[name] = open_file(path / name)
             except InputError as error:
                 problems.append(str(error))
         for name, part in parts.items():

@@ -33,7 +33,7 @@ class Merging:
     base: Annotated[Path | None, Parameter(help="The pre-trained checkpoint: a file or a directory.")] = None
     task: Annotated[
         list[Path] | None,
-        Parameter(help="A task checkpoint; give one --task for each, in training order."),
+        Parameter(help="A task checkpoint or LoRA adapter; give one --task for each, in training order."),
     ] = None
     method: Annotated[
         str | None,

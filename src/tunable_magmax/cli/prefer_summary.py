@@ -21,13 +21,15 @@ def elements(run: RunProfiles) -> tuple[int | None, str | None]:
     """How many elements the run's checkpoints could merge, by their headers; or why that is not known."""
     from contextlib import ExitStack
 
+    from tunable_magmax.checkpoints.adapter import open_task
     from tunable_magmax.checkpoints.layout import Signature, build_layout
     from tunable_magmax.checkpoints.source import open_checkpoint
 
     try:
         with ExitStack() as opened:
-            checkpoints = [opened.enter_context(open_checkpoint(path)) for path in (run.base, *run.tasks)]
-            signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in checkpoints]
+            base = opened.enter_context(open_checkpoint(run.base))
+            tasks = [opened.enter_context(open_task(path, base)) for path in run.tasks]
+            signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in (base, *tasks)]
             return build_layout(signatures, ["base", *run.labels]).elements, None
     except TmxError as error:
         return None, f"the budget is not known, for the run's checkpoints cannot be read: {str(error).splitlines()[0]}"

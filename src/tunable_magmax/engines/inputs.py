@@ -7,16 +7,19 @@ import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.layout import Mergeable, Signature, build_layout
+from tunable_magmax.checkpoints.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
+from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
+from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.options import Options
 from tunable_magmax.sizes import show_size
@@ -35,18 +38,19 @@ class Inputs:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
             signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
             names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
-            self.layout = build_layout(signatures, names, options.include, options.exclude)
+            layout = build_layout(signatures, names, options.include, options.exclude)
+            self.layout = self._with_adapters(layout)
         except BaseException:
             self._stack.close()
             raise
 
-    def _open_all(self) -> list[Checkpoint]:
+    def _open_all(self) -> list[Opened]:
         """Open all checkpoints; if some cannot be opened, one error says everything that is wrong."""
-        opened: list[Checkpoint] = []
+        opened: list[Opened] = []
         problems: list[str] = []
         for label, path in zip(self.labels, self.paths, strict=True):
             try:
-                opened.append(open_checkpoint(path))
+                opened.append(open_task(path, opened[0]) if opened else open_checkpoint(path))
             except InputError as error:
                 problems.append(f"{label}: {error}")
         if problems:
@@ -59,7 +63,31 @@ class Inputs:
 
     @property
     def base(self) -> Checkpoint:
-        return self.checkpoints[0]
+        base = self.checkpoints[0]
+        assert isinstance(base, Checkpoint)
+        return base
+
+    @property
+    def adapters(self) -> dict[int, Adapter]:
+        """The tasks that are adapters, by source: 1 is the first task."""
+        return {k: task for k, task in enumerate(self.checkpoints) if isinstance(task, Adapter)}
+
+    def _with_adapters(self, layout: Layout) -> Layout:
+        adapters = self.adapters.values()
+        return replace(
+            layout,
+            derived=frozenset(self.adapters),
+            working_bytes=max(map(working_bytes, adapters), default=0),
+            factor_bytes=sum(map(factor_bytes, adapters)),
+        )
+
+    def described(self) -> dict[str, str]:
+        """What the tasks that are adapters are, by role."""
+        return {self.labels[k]: adapter.describe() for k, adapter in self.adapters.items()}
+
+    def bytes_of(self, tensor: Mergeable) -> int:
+        """Bytes of all files that hold a tensor's values."""
+        return sum(opened.stored_bytes(info.name) for opened, info in zip(self.checkpoints, tensor.infos, strict=True))
 
     def __enter__(self) -> Inputs:
         return self
@@ -78,6 +106,9 @@ class Inputs:
 
     def notes(self) -> Iterator[str]:
         """What is worth knowing before a merge begins."""
+        for k, adapter in self.adapters.items():
+            renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
+            yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             old = [file for file in checkpoint.files if is_legacy_torch(file)]
             if old:
@@ -130,24 +161,61 @@ def read_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...] | Non
 
 
 class FileVectors:
-    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ."""
+    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ.
+
+    An adapter's values are computed from the base's, which are mostly at hand: a chunk is read from the base first.
+    `room` is how many bytes of factors may be kept for that.
+    """
 
     borrows = True
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+    def __init__(self, checkpoints: Sequence[Opened], room: int = 0) -> None:
         self._checkpoints = checkpoints
+        self._products = Products(room)
         self._local = threading.local()
 
     def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        info = tensor.infos[source]
-        size = BITS[info.dtype] // 8
+        opened = self._checkpoints[source]
+        if isinstance(opened, Adapter):
+            return self.adapted(source, tensor, start, stop, self._read_base(tensor, start, stop, scratch), scratch)
+        assert isinstance(opened, Checkpoint)
+        values = self._fill(opened, tensor.infos[source], start, stop, scratch)
+        if source == 0:
+            self._local.base = (tensor.name, start, stop), values
+        return values
+
+    def adapted(self, source: int, tensor: Mergeable, start: int, stop: int, base: Tensor, scratch: Tensor) -> Tensor:
+        """What an adapter makes of the base's values start:stop: those themselves if it has nothing on the tensor."""
+        adapter = self._checkpoints[source]
+        assert isinstance(adapter, Adapter)
+        part = adapter.parts.get(tensor.infos[source].name)
+        if part is None:
+            return base
+        if part.whole is not None:
+            self._fill(adapter.stored, part.whole, start, stop, scratch)
+        else:
+            scratch.copy_(base)
+        if part.product is not None:
+            self._products.add((source, tensor.name), adapter.stored, part.product, start, stop, scratch)
+        return scratch
+
+    def _read_base(self, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """The base's values as this thread has read them last, or else read to `scratch`."""
+        place, values = getattr(self._local, "base", (None, scratch))
+        if place == (tensor.name, start, stop):
+            return values
+        base = self._checkpoints[0]
+        assert isinstance(base, Checkpoint)
+        return self._fill(base, tensor.infos[0], start, stop, scratch)
+
+    def _fill(self, checkpoint: Checkpoint, info: TensorInfo, start: int, stop: int, scratch: Tensor) -> Tensor:
         stored = torch_dtype(info.dtype)
         assert stored is not None
         if stored == scratch.dtype:
-            self._checkpoints[source].read_into(info.name, start * size, scratch.numpy().data)
+            checkpoint.read_into(info.name, start * stored.itemsize, scratch.numpy().data)
             return scratch
-        raw = self._raw((stop - start) * size)
-        self._checkpoints[source].read_into(info.name, start * size, raw.numpy().data)
+        raw = self._raw((stop - start) * stored.itemsize)
+        checkpoint.read_into(info.name, start * stored.itemsize, raw.numpy().data)
         return scratch.copy_(raw.view(stored))
 
     def _raw(self, size: int) -> Tensor:

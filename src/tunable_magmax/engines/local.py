@@ -21,7 +21,7 @@ from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError, closest
 from tunable_magmax.merging.kernels import Kernels, kernels_for
-from tunable_magmax.merging.memory import plan_memory, read_threads
+from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress
@@ -76,6 +76,7 @@ def merge_checkpoints(
 ) -> MergeReport:
     """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
+    A task may be a directory with a LoRA adapter (docs/lora.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
@@ -125,7 +126,8 @@ def merge_checkpoints(
                 if single:
                     output.check_sidecar("report.json")
                 report = place.merge(inputs, options, output, None if single else shard, bound, progress)
-                report = replace(report, inputs=inputs.digests() if digest_inputs else {}, names=called)
+                digests = inputs.digests() if digest_inputs else {}
+                report = replace(report, inputs=digests, names=called, adapters=inputs.described())
                 report = write_sidecars(report, inputs, output, base_model)
             except InputError:
                 output.discard()
@@ -243,7 +245,7 @@ def merge_of(
     """The engine over opened checkpoints."""
     return Merge(
         inputs.layout,
-        FileVectors(inputs.checkpoints),
+        FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory)),
         options,
         kernels,
         labels=inputs.labels,

@@ -32,7 +32,8 @@ class Share:
 
     def layout(self, whole: Layout) -> Layout:
         """The parts as if each were a tensor: same names and element indices, shorter shapes."""
-        return Layout(tuple(_cut(whole.mergeable[part.tensor], part) for part in self.parts), (), {}, ())
+        parts = tuple(_cut(whole.mergeable[part.tensor], part) for part in self.parts)
+        return replace(whole, mergeable=parts, copied=(), ties={}, warnings=())
 
 
 def _cut(tensor: Mergeable, part: Part) -> Mergeable:

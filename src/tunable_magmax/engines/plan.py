@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
@@ -111,7 +110,7 @@ def _planned(
         problems += _space_problems(out, to_write + (memory.planes if memory.spill else 0))
     method = METHODS[options.method](options, tasks)
     method.assume(layout.elements)
-    passes, to_read = _reading(layout, options, memory, tasks)
+    passes, to_read = _reading(inputs, options, memory, tasks)
     return MergePlan(
         method=options.method,
         tasks=tasks,
@@ -131,9 +130,10 @@ def _planned(
     )
 
 
-def _reading(layout: Layout, options: Options, memory: MemoryPlan, tasks: int) -> tuple[int, int]:
-    """Walks over the inputs, and the bytes they read."""
-    every = sum(info.nbytes for tensor in layout.mergeable for info in tensor.infos)
+def _reading(inputs: Inputs, options: Options, memory: MemoryPlan, tasks: int) -> tuple[int, int]:
+    """Walks over the inputs, and the bytes they read; of an adapter's factors, those that are not read again."""
+    layout = inputs.layout
+    every = sum(map(inputs.bytes_of, layout.mergeable))
     base = sum(tensor.infos[0].nbytes for tensor in layout.mergeable)
     copied = sum(info.nbytes for info in layout.copied)
     walks = 2 if options.scale is not None else 3

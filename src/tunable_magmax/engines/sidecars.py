@@ -50,7 +50,10 @@ def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mod
 
 def _shares(report: MergeReport) -> list[tuple[str, str]]:
     """What each task gave, in words."""
-    names = report.labels()
+    names = [
+        f"{label} ({report.adapters[role]})" if (role := f"task {t}") in report.adapters else label
+        for t, label in enumerate(report.labels(), start=1)
+    ]
     if report.counts is not None:
         total = max(report.elements, 1)
         return [(n, f"{c:,} elements ({c / total:.1%})") for n, c in zip(names, report.counts, strict=True)]

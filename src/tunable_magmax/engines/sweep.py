@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.atomic import write_atomic
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike
 from tunable_magmax.engines.local import fingerprint_of, resumable
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
@@ -151,18 +152,25 @@ def sweep_checkpoints(
 
 
 class LoadedVectors:
-    """`Vectors` over opened checkpoints, read into memory at once, each tensor in the type that it is stored in."""
+    """`Vectors` over opened checkpoints, read into memory at once, each tensor in the type that it is stored in.
+
+    Adapters stay where they are: their values are computed from the base's when asked for.
+    """
 
     borrows = False
 
     def __init__(self, inputs: Inputs, threads: int, progress: Progress | None) -> None:
+        self._derived = inputs.layout.derived
+        self._files = FileVectors(inputs.checkpoints, inputs.layout.factor_bytes)
         wanted = tensors_to_read(inputs.layout)
         total, done = sum(info.nbytes for info in wanted.values()), 0
 
         def load(place: tuple[int, str]) -> Tensor:
             info = wanted[place]
             raw = torch.empty(info.nbytes, dtype=torch.uint8)
-            inputs.checkpoints[place[0]].read_into(info.name, 0, raw.numpy().data)
+            checkpoint = inputs.checkpoints[place[0]]
+            assert isinstance(checkpoint, Checkpoint)
+            checkpoint.read_into(info.name, 0, raw.numpy().data)
             stored = torch_dtype(info.dtype)
             assert stored is not None
             return raw.view(stored)
@@ -176,6 +184,9 @@ class LoadedVectors:
                     progress("survey", done, total)
 
     def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        if source in self._derived:
+            base = self.read(0, tensor, start, stop, scratch)
+            return self._files.adapted(source, tensor, start, stop, base, scratch)
         values = self._flat[source, tensor.infos[source].name][start:stop]
         return values if values.dtype == scratch.dtype else scratch.copy_(values)
 
@@ -213,7 +224,8 @@ def _write_point(
         except InputError:
             output.discard()
             raise
-        report = write_sidecars(replace(report, inputs=digests, names=job.names), job.inputs, output, base_model)
+        report = replace(report, inputs=digests, names=job.names, adapters=job.inputs.described())
+        report = write_sidecars(report, job.inputs, output, base_model)
         output.commit()
     log_merge(job.ledger.folder / LOG, target, job.inputs, report, started)
     return report
@@ -222,7 +234,7 @@ def _write_point(
 def _write_report(merge: Merge, job: Job, point: Point, digests: Mapping[str, str]) -> MergeReport:
     merge.decide()
     merge.measure(merge.stretches)
-    report = replace(merge.report(), inputs=digests, names=job.names)
+    report = replace(merge.report(), inputs=digests, names=job.names, adapters=job.inputs.described())
     write_atomic(job.ledger.folder / job.ledger.report_only(point.name), report.to_json().encode())
     return report
 

@@ -225,7 +225,10 @@ def _memory_needed(layout: Layout, options: Options, kernels: Kernels, threads: 
     rows = method_of(options, sources - 1).plane_rows
     planes = rows * kernels.plane_bytes(layout.elements + SLOTS * len(layout.mergeable))
     kept = layout.elements * width if options.scale is None else 0
-    work = SPARE + (threads if kernels.threads else 1) * kernels.chunk * ((sources + 2) * width + 2 * 8)
+    at_once = threads if kernels.threads else 1
+    work = (
+        SPARE + at_once * (kernels.chunk * ((sources + 2) * width + 2 * 8) + layout.working_bytes) + layout.factor_bytes
+    )
     return sum(info.nbytes for info in tensors_to_read(layout).values()) + planes + kept + work
 
 
@@ -249,7 +252,12 @@ def available_memory() -> int | None:
 
 def tensors_to_read(layout: Layout) -> dict[tuple[int, str], TensorInfo]:
     """What is read of each source, once even where tasks hold one tensor under names that are two in others."""
-    return {(k, info.name): info for tensor in layout.mergeable for k, info in enumerate(tensor.infos)}
+    return {
+        (k, info.name): info
+        for tensor in layout.mergeable
+        for k, info in enumerate(tensor.infos)
+        if k not in layout.derived
+    }
 
 
 def method_of(options: Options, tasks: int) -> Method:

@@ -26,6 +26,7 @@ from tunable_magmax.engines.parts import PartMethod, PartVectors, Share
 from tunable_magmax.engines.weight_files import shard_data
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.memory import factor_room
 from tunable_magmax.merging.methods import METHODS, Lot, Method, Terms
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import LocalFloor, Ownership, Stretch
@@ -81,10 +82,11 @@ class Worker:
         self._method = PartMethod(
             METHODS[options.method](options, len(assignment.tasks)), assignment.layout, assignment.share
         )
+        room = factor_room(assignment.layout, assignment.memory)
         self._merge = self._stack.enter_context(
             Merge(
                 share.layout(assignment.layout),
-                PartVectors(FileVectors(self._inputs.checkpoints), assignment.layout, share),
+                PartVectors(FileVectors(self._inputs.checkpoints, room), assignment.layout, share),
                 options,
                 kernels_for(torch.device("cpu")),
                 labels=self._inputs.labels,

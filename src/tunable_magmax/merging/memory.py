@@ -51,15 +51,16 @@ def plan_memory(
 
     histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
 
+    deriving = threads * layout.working_bytes + factor_room(layout, memory)
     # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
     per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
     chunk = kernels.chunk
     # Large chunks spare overhead, but not reading everything once more, as a merge without a stash must, spares more.
-    while chunk * per_element > min(memory // 16, memory - span - histograms) and chunk > SMALLEST_CHUNK:
+    while chunk * per_element > min(memory // 16, memory - span - histograms - deriving) and chunk > SMALLEST_CHUNK:
         chunk //= 2
-    workspace = chunk * per_element + histograms
+    workspace = chunk * per_element + histograms + deriving
     least = workspace + span
     if least > memory:
         raise InputError(
@@ -70,6 +71,11 @@ def plan_memory(
     mapped = span if planes > left else 0
     left -= mapped or planes
     return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0)
+
+
+def factor_room(layout: Layout, memory: int) -> int:
+    """How much of the memory may keep factors of adapters."""
+    return min(layout.factor_bytes, memory // 8)
 
 
 def padded(size: int) -> int:

@@ -57,6 +57,8 @@ class MergeReport:
     """SHA-256 of each input file, if asked for."""
     names: tuple[str, ...] | None = None
     """What the tasks are called, if somebody said so."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """What the tasks are that are no checkpoints but adapters, by role: "task 1"."""
 
     def labels(self) -> list[str]:
         """The tasks as people read them, "task 1" or "task 1: birds", in training order."""
@@ -69,6 +71,8 @@ class MergeReport:
         record = asdict(self)
         if self.names is None:
             del record["names"]  # a report without names is as it was before there were any
+        if not self.adapters:
+            del record["adapters"]  # nor does one without adapters speak of them
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod

@@ -1,0 +1,227 @@
+"""A LoRA adapter in PEFT's layout, opened as the model that it makes of a base. No value is computed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from tunable_magmax.checkpoints.adapter_config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
+from tunable_magmax.checkpoints.adapter_names import Contents, find_renaming, sort_names
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
+from tunable_magmax.checkpoints.direction import Direction
+from tunable_magmax.checkpoints.layout import Signature
+from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
+from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """scaling * B @ A, or its transpose: stored tensors A [r, in, ...] and B [out, r, ...]."""
+
+    a: TensorInfo
+    b: TensorInfo
+    scaling: float
+    transposed: bool
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor that it is added to. A convolution's kernel is a part of A."""
+        plain = (self.b.shape[0], *self.a.shape[1:])
+        return plain[::-1] if self.transposed else plain
+
+    @property
+    def columns(self) -> int:
+        """Elements in a row of it as a matrix; a convolution's kernels lie in the rows."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an adapter has on one tensor: a whole tensor in the base's place, a product to be added, or both."""
+
+    whole: TensorInfo | None
+    product: LowRank | None
+
+
+class Adapter(Opened):
+    """A LoRA adapter on a base: theta = base + scaling * B @ A on the tensors in `parts`, the base's values elsewhere.
+
+    `tensors` has all of the base's names. A product does not widen a tensor's type, unless a factor is float64.
+    """
+
+    def __init__(self, path: Path, base: Signature) -> None:
+        config = read_adapter_config(path / CONFIG_NAME)
+        self.path = path
+        self.stored = open_stored(path)
+        self.files = (*self.stored.files, path / CONFIG_NAME)
+        try:
+            contents = sort_names([*self.stored.tensors, *self.stored.aliases])
+            _refuse(path, contents.problems)
+            names = [f"{module}.weight" for module in contents.pairs] or list(contents.whole)
+            self.renaming = find_renaming(names, base)
+            self.parts: Mapping[str, Part] = MappingProxyType(self._matched(contents, config, base))
+        except BaseException:
+            self.stored.close()
+            raise
+        tensors = dict(base.tensors)
+        tensors |= {name: _info(name, part, base) for name, part in self.parts.items()}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.aliases = base.aliases
+
+    def _matched(self, contents: Contents, config: AdapterConfig, base: Signature) -> dict[str, Part]:
+        """What the adapter has on each tensor, by the base's names."""
+        factors = {m: (self._stored_info(pair.a), self._stored_info(pair.b)) for m, pair in contents.pairs.items()}
+        _refuse(self.path, [fault for m, (a, b) in factors.items() for fault in _mismatches(m, a, b, config)])
+        targets = {module: self._target(f"{module}.weight", base) for module in factors}
+        _refuse(self.path, list(_quantised(targets.values(), base)))
+        first = {target: module for module, target in reversed(targets.items())}
+        problems = [
+            f"{first[target]!r} and {module!r} are one tensor in the base, {target!r}, but are adapted apart"
+            for module, target in targets.items()
+            if first[target] != module
+        ]
+        whole = self._whole(contents.whole, base)
+        parts = {name: Part(info, None) for name, info in whole.items()}
+        layers = {m: target for m, target in targets.items() if not contents.pairs[m].embedding}
+        shapes = {m: base.tensors[target].shape for m, target in layers.items() if target in base.tensors}
+        direction = Direction(base, [(factors[m], shape) for m, shape in shapes.items()])
+        for module, target in targets.items():
+            a, b = factors[module]
+            transposed: bool | None = module not in layers
+            if module in shapes:
+                transposed = direction.transposed(a, b, shapes[module], config.fan_in_fan_out)
+                if transposed is None:
+                    problems.append(f"{module!r} is square, and {_UNCLEAR}")
+            product = LowRank(a, b, config.scaling(module), bool(transposed))
+            if (held := whole.get(target)) is not None and held.shape != product.shape:
+                problems.append(
+                    f"{held.name!r} has shape {list(held.shape)}, but the product of its factors {list(product.shape)}"
+                )
+            parts[target] = Part(held, product)
+        _refuse(self.path, problems)
+        return parts
+
+    def _whole(self, names: Mapping[str, str], base: Signature) -> dict[str, TensorInfo]:
+        found: dict[str, TensorInfo] = {}
+        for name, stored in names.items():
+            target = self._target(name, base)
+            if target in found:
+                raise InputError(f"{self.path}: {stored!r} and another tensor are both the base's {target!r}: drop one")
+            found[target] = self._stored_info(stored)
+        return found
+
+    def _target(self, name: str, base: Signature) -> str:
+        """The base's name for a tensor; a name of the adapter's own where the base has none."""
+        return base.name_of(name) or base.name_of(self.renaming(name)) or name
+
+    def _stored_info(self, name: str) -> TensorInfo:
+        return self.stored.tensors[self.stored.aliases.get(name, name)]
+
+    @property
+    def products(self) -> list[LowRank]:
+        return [part.product for part in self.parts.values() if part.product is not None]
+
+    def describe(self) -> str:
+        """What it is, in words: "LoRA adapter (rank 8; 24 tensors by factors, 2 whole)"."""
+        ranks = sorted({product.rank for product in self.products})
+        shown = "no rank" if not ranks else f"rank {'-'.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}"
+        whole = sum(part.whole is not None for part in self.parts.values())
+        return f"LoRA adapter ({shown}; {len(self.products)} tensors by factors, {whole} whole)"
+
+    def stored_bytes(self, name: str) -> int:
+        part = self.parts.get(name)
+        if part is None:
+            return 0
+        factors = (part.product.a, part.product.b) if part.product is not None else ()
+        return sum(info.nbytes for info in (part.whole, *factors) if info is not None)
+
+    def close(self) -> None:
+        self.stored.close()
+
+
+def open_task(path: str | Path, base: Opened) -> Opened:
+    """Open what a task may be: a checkpoint, or a directory with a LoRA adapter on the base.
+
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> save_file({"q.weight": torch.zeros(4, 6)}, folder / "base.safetensors")
+    >>> save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 6),
+    ...            "base_model.model.q.lora_B.weight": torch.ones(4, 2)}, folder / "adapter_model.safetensors")
+    >>> _ = (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    >>> with open_checkpoint(folder / "base.safetensors") as base, open_task(folder, base) as task:
+    ...     task.tensors["q.weight"], task.parts["q.weight"].product.scaling
+    (TensorInfo(name='q.weight', dtype='F32', shape=(4, 6)), 2.0)
+    """
+    path = Path(path)
+    if path.name in ADAPTER_WEIGHTS and path.is_file():
+        raise InputError(f"{path} is the weights of an adapter alone: give its directory, {path.parent}")
+    if holds_adapter(path):
+        return Adapter(path, Signature(base.tensors, base.aliases))
+    if both := next((name for name in ADAPTER_WEIGHTS if (path / name).exists()), None):
+        raise InputError(f"{path} holds a whole model and an adapter ({both}): put one of them in another directory")
+    return open_checkpoint(path)
+
+
+def open_stored(path: Path) -> Checkpoint:
+    """An adapter's weights as they are stored."""
+    for name in ADAPTER_WEIGHTS:
+        if (path / name).exists():
+            return open_file(path / name)
+    raise InputError(
+        f"{path} has {CONFIG_NAME} but no {' or '.join(ADAPTER_WEIGHTS)}: get the adapter's weights as well"
+    )
+
+
+def _info(name: str, part: Part, base: Signature) -> TensorInfo:
+    if part.product is None:
+        assert part.whole is not None
+        return TensorInfo(name, part.whole.dtype, part.whole.shape)
+    origin = part.whole or base.tensors.get(name) or part.product.a
+    wide = "F64" in (origin.dtype, part.product.a.dtype, part.product.b.dtype)
+    return TensorInfo(name, "F64" if wide else origin.dtype, part.product.shape)
+
+
+def _mismatches(module: str, a: TensorInfo, b: TensorInfo, config: AdapterConfig) -> Iterator[str]:
+    for info in (a, b):
+        if not info.is_float:
+            yield f"{info.name!r} has type {info.dtype}, expected a floating-point type of 16 bits or more"
+        if len(info.shape) < 2 or 0 in info.shape:
+            yield f"{info.name!r} has shape {list(info.shape)}: a shard, or empty; gather all shards before saving"
+            return
+    if math.prod(b.shape[2:]) != 1:
+        yield f"{b.name!r} has shape {list(b.shape)}, expected [out, rank], with 1 in every further place"
+    if not a.shape[0] == b.shape[1] == config.rank(module):
+        yield (
+            f"{module!r} has ranks {a.shape[0]} (A) and {b.shape[1]} (B), and {config.rank(module)} by "
+            f"{CONFIG_NAME} (r, rank_pattern): all must be equal"
+        )
+
+
+def _quantised(targets: Iterable[str], base: Signature) -> Iterator[str]:
+    for target in targets:
+        module = target.removesuffix(".weight")
+        info = base.tensors.get(target)
+        packed = next((name for name in (f"{module}.qweight", f"{module}.weight_packed") if name in base.tensors), None)
+        if info is not None and not info.is_float and not info.is_unsupported_float:
+            yield f"the base's {target!r} has type {info.dtype}: {_QUANTISED}"
+        elif info is None and packed is not None:
+            yield f"the base has {packed!r} instead of {target!r}: {_QUANTISED}"
+
+
+_QUANTISED = "it is quantised; give the base in a floating-point type of 16 bits or more"
+_UNCLEAR = "the base has layers of both directions, [out, in] and [in, out], so that its own is not known"
+
+
+def _refuse(path: Path, problems: Sequence[str]) -> None:
+    if problems:
+        shown = "; ".join(problems[:20]) + (f"; and {len(problems) - 20} more" if len(problems) > 20 else "")
+        raise InputError(f"{path}: {shown}. If this can't be mended, {MERGE_FIRST}")

@@ -1,0 +1,188 @@
+"""What an adapter's adapter_config.json says about its weights. What is not plain LoRA is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tunable_magmax.errors import InputError
+
+_N = TypeVar("_N", int, float)
+
+CONFIG_NAME = "adapter_config.json"
+MERGE_FIRST = "merge it into its base with PEFT's merge_and_unload, and give the merged checkpoint as the task"
+
+# Keys that change what the weights mean, and what they ask for.
+_REFUSED = {
+    "use_dora": "DoRA",
+    "layer_replication": "layer replication",
+    "trainable_token_indices": "trainable tokens",
+    "lora_bias": "LoRA with a bias of its own",
+    "target_parameters": "LoRA on bare parameters (mixtures of experts)",
+    "alora_invocation_tokens": "activated LoRA (aLoRA)",
+    "use_qalora": "QALoRA, which is for quantised bases",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow routing between adapters",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
+    "megatron_config": "Megatron's parallel layers",
+    "quantization_config": "a quantised base",
+}
+# Keys about how training was set up, or read below.
+_HARMLESS = frozenset(
+    [
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "bias",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    ]
+)
+# Starts that leave the base as it is. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take a part out of the base.
+_STARTS: tuple[Any, ...] = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+
+_LARGEST = 1e300  # so that no quotient overflows
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Rank and scaling of each adapted module.
+
+    >>> config = AdapterConfig(8, 16, {}, {"q_proj": 4}, rslora=False, fan_in_fan_out=False)
+    >>> config.scaling("layers.0.q_proj"), config.scaling("layers.0.v_proj")
+    (0.5, 2.0)
+    """
+
+    r: int
+    alpha: float
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    rslora: bool
+    fan_in_fan_out: bool
+
+    def rank(self, module: str) -> int:
+        return _matching(self.rank_pattern, module, self.r)
+
+    def scaling(self, module: str) -> float:
+        """What the product of the factors is multiplied with."""
+        rank = self.rank(module)
+        return _matching(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+
+
+def _matching(patterns: Mapping[str, _N], module: str, default: _N) -> _N:
+    """PEFT's rule: the first pattern that matches the module's whole name, or all of it after some dot."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def read_adapter_config(path: Path) -> AdapterConfig:
+    """Read a configuration; everything in it that cannot be honoured is named in one `InputError`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing, and without it the scaling is not known: put it back") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({error}): download or save it again") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected an object, found a {type(found).__name__}: download or save it again")
+    if found.get("peft_type") != "LORA":
+        raise InputError(
+            f"{path}: peft_type is {found.get('peft_type')!r}, and only 'LORA' can be merged as it is: {MERGE_FIRST}"
+        )
+    if refused := list(_refused(found)):
+        raise InputError(f"{path}: {'; '.join(refused)}. Not supported: {MERGE_FIRST}")
+    if wrong := list(_wrong(found)):
+        raise InputError(f"{path}: {'; '.join(wrong)}: correct the configuration")
+    return AdapterConfig(
+        found["r"],
+        found["lora_alpha"],
+        found.get("rank_pattern") or {},
+        found.get("alpha_pattern") or {},
+        bool(found.get("use_rslora")),
+        bool(found.get("fan_in_fan_out")),
+    )
+
+
+def _refused(found: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in found.items():
+        if not value:  # null, false or empty: not asked for, also where we do not know what it is
+            continue
+        if key in _REFUSED:
+            yield f"{key} asks for {_REFUSED[key]}"
+        elif key not in _HARMLESS:
+            yield f"{key} is {_short(value)}, a key unknown here, which may change what the weights mean"
+    start = found.get("init_lora_weights")
+    if start not in _STARTS:
+        yield f"init_lora_weights is {_short(start)}, which starts from a changed base, not from the one given"
+
+
+def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
+    if not _is_rank(found.get("r")):
+        yield f"r is {_short(found.get('r'))}, expected a whole number above 0"
+    if not _is_number(found.get("lora_alpha")):
+        yield f"lora_alpha is {_short(found.get('lora_alpha'))}, expected a number"
+    for key, fits in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
+        patterns = found.get(key) or {}
+        if not isinstance(patterns, dict) or not all(map(fits, patterns.values())):
+            yield f"{key} is {_short(patterns)}, expected a number for each pattern"
+        else:
+            yield from (
+                f"{key} has {pattern!r}, which is no regular expression"
+                for pattern in patterns
+                if not _compiles(pattern)
+            )
+    for key in ("use_rslora", "fan_in_fan_out"):
+        if not isinstance(found.get(key, False), bool | None):
+            yield f"{key} is {_short(found[key])}, expected true or false"
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(rf"(.*\.)?({pattern})$")
+    except re.error:
+        return False
+    return True
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,385 @@
+"""Merges of LoRA adapters: equal to merges of the dense models that they stand for, to the byte, however they run."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapters import factors, moved, product, rslora, save_adapter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from sequences import digests, raw
+from torch import Tensor
+
+from tunable_magmax.checkpoints.adapter import LowRank, open_task
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.cli.app import main
+from tunable_magmax.engines import adapter_values
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.plan import plan_merge
+from tunable_magmax.engines.sweep import sweep_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels import low_rank
+from tunable_magmax.merging.kernels.low_rank import NativeLowRank, PortableLowRank
+from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.options import Options
+from tunable_magmax.preference.points import line
+from tunable_magmax.verification import verify_checkpoint
+
+SHAPES = {
+    "body.q.weight": (301, 257),
+    "body.q.bias": (301,),
+    "body.k.weight": (128, 128),
+    "body.conv.weight": (24, 6, 3, 3),
+    "body.norm.weight": (257,),
+    "embed.weight": (333, 40),
+    "frozen.weight": (64, 33),
+    "head.weight": (5, 40),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def base_of(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=random).to(dtype) for name, shape in SHAPES.items()}
+
+
+def sequence(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Path, list[Path], list[Path]]:
+    """A base, three tasks of which two are adapters, and the same tasks as dense checkpoints."""
+    base = base_of(dtype)
+    save_file(base, folder / "base.safetensors")
+    random = torch.Generator().manual_seed(2)
+    full = {
+        n: (v + torch.randn(v.shape, generator=random) * 0.05 * ("frozen" not in n)).to(dtype) for n, v in base.items()
+    }
+    save_file(full, folder / "full.safetensors")
+
+    q, k, embed = factors(301, 257, 7, 3), factors(128, 128, 4, 4), factors(40, 333, 4, 5)
+    head, bias = torch.ones(5, 40, dtype=dtype), torch.full((301,), 0.5, dtype=dtype)
+    first = save_adapter(
+        folder / "first",
+        {"body.q": q, "body.k": k},
+        embeddings={"embed": embed},
+        whole={"head.weight": head, "body.q.base_layer.bias": bias},
+        r=4,
+        rank_pattern={"q": 7},
+        lora_alpha=2,
+        alpha_pattern={"body.k": 3},
+        use_rslora=True,
+    )
+    dense_first = {
+        **base,
+        "body.q.weight": moved(base["body.q.weight"], q, rslora(2, 7)),
+        "body.k.weight": moved(base["body.k.weight"], k, rslora(3, 4)),
+        "embed.weight": moved(base["embed.weight"], embed, rslora(2, 4), transposed=True),
+        "head.weight": head,
+        "body.q.bias": bias,
+    }
+    q2, conv = factors(301, 257, 5, 6, torch.bfloat16), factors(24, 6 * 9, 5, 7)
+    conv = conv[0].reshape(5, 6, 3, 3), conv[1].reshape(24, 5, 1, 1)
+    last = save_adapter(folder / "last", {"body.q": q2, "body.conv": conv}, lora_alpha=1, torch_file=True)
+    dense_last = {
+        **base,
+        "body.q.weight": moved(base["body.q.weight"], q2, 1 / 5),
+        "body.conv.weight": moved(base["body.conv.weight"], conv, 1 / 5),
+    }
+    dense = [folder / "dense-first.safetensors", folder / "full.safetensors", folder / "dense-last.safetensors"]
+    save_file(dense_first, dense[0])
+    save_file(dense_last, dense[2])
+    return folder / "base.safetensors", [first, dense[1], last], dense
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[Path, list[Path], list[Path]]:
+    return sequence(tmp_path_factory.mktemp("adapters"))
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"weights": [3, 1, 2]},
+    {"weights": [3, 1, 2], "scope": "tensor", "keep": "magnitude", "scale": 0.3},
+    {"weights": [0, 1, 2], "compare": "active"},
+    {"method": "magmax"},
+    {"method": "average", "scale": 0.5},
+    {"method": "random_mix"},
+    {"method": "ties"},
+    {"method": "task_arithmetic"},
+    {"method": "last_task"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_the_merge_of_the_dense_models(files, tmp_path, options) -> None:
+    base, tasks, dense = files
+    report = merge_checkpoints(base, tasks, tmp_path / "out", **options)
+    wanted = merge_checkpoints(base, dense, tmp_path / "dense", **options)
+    assert digests(tmp_path / "out")["model.safetensors"] == digests(tmp_path / "dense")["model.safetensors"]
+    assert (report.counts, report.scale, report.tensors, report.copied) == (
+        wanted.counts,
+        wanted.scale,
+        wanted.tensors,
+        wanted.copied,
+    )
+
+
+def test_an_adapter_alone_gives_what_it_stands_for(files, tmp_path) -> None:
+    base, tasks, dense = files
+    report = merge_checkpoints(base, [tasks[0]], tmp_path / "out.safetensors", method="last_task", scale=1)
+    assert set(report.tensors) == {"body.q.weight", "body.k.weight", "embed.weight", "head.weight", "body.q.bias"}
+    found, wanted, origin = load_file(tmp_path / "out.safetensors"), load_file(dense[0]), load_file(base)
+    for name in SHAPES:
+        if name in report.tensors:  # the step base + (theta - base) rounds once more
+            torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=3e-7)
+            assert not torch.equal(found[name], origin[name])
+        else:
+            assert torch.equal(found[name], origin[name])
+
+
+def test_the_product_is_a_matrix_product() -> None:
+    pair = factors(31, 17, 9, 0)
+    torch.testing.assert_close(product(pair, 0.7), 0.7 * (pair[1] @ pair[0]), rtol=1e-5, atol=1e-6)
+
+
+# -- the same bytes ---------------------------------------------------------------------------------------------------
+
+
+def test_every_way_of_running(files, tmp_path, monkeypatch) -> None:
+    base, tasks, _ = files
+    merge_checkpoints(base, tasks, tmp_path / "plain")
+    wanted = digests(tmp_path / "plain")
+
+    def same(name: str, **way: Any) -> None:
+        merge_checkpoints(base, tasks, tmp_path / name, **way)
+        assert digests(tmp_path / name) == wanted, name
+
+    same("threads-1", threads=1)
+    same("threads-3", threads=3)
+    same("little-memory", memory="9MiB", threads=1)
+    for chunk in (4096, 8192 + 64):
+        with monkeypatch.context() as patch:
+            patch.setattr(NativeKernels, "chunk", chunk)
+            same(f"chunk-{chunk}", threads=2)
+    for tile, sums in ((100, 333), (1 << 9, 1 << 9), (1 << 9, 1 << 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter_values, "TILE", tile)
+            patch.setattr(adapter_values, "SUMS", sums)
+            patch.setattr(NativeKernels, "chunk", 1 << 14)
+            same(f"tile-{tile}-{sums}")
+    with monkeypatch.context() as patch:
+        patch.setattr(low_rank, "find_spec", lambda name: None)
+        low_rank.low_rank_kernels.cache_clear()
+        same("without-numba")
+    low_rank.low_rank_kernels.cache_clear()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_cut_of_any_product(tmp_path_factory, data) -> None:
+    """Ranges that cover a tensor give what the whole gives, bit by bit, in both kernels."""
+    out, inner = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    rank, transposed, scaling = data.draw(st.integers(1, 9)), data.draw(st.booleans()), data.draw(st.floats(-4, 4))
+    kind = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    pair = factors(out, inner, rank, data.draw(st.integers(0, 99)), kind)
+    folder = tmp_path_factory.mktemp("cut")
+    save_file({"a": pair[0], "b": pair[1]}, folder / "x.safetensors")
+    working = torch.float64 if kind == torch.float64 else torch.float32
+    origin = torch.randn((inner, out) if transposed else (out, inner), dtype=working)
+    wanted = moved(origin, pair, scaling, transposed)
+    size = out * inner
+    room = data.draw(st.sampled_from([0, 8 * rank * max(out, inner)]))
+    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=4))})
+    with pytest.MonkeyPatch.context() as patch, open_checkpoint(folder / "x.safetensors") as stored:
+        patch.setattr(adapter_values, "TILE", data.draw(st.integers(1, 40)))
+        patch.setattr(adapter_values, "SUMS", data.draw(st.integers(1, 40)))
+        low = LowRank(stored.tensors["a"], stored.tensors["b"], scaling, transposed)
+        for kernels in (NativeLowRank(), PortableLowRank()):
+            patch.setattr(adapter_values, "low_rank_kernels", lambda kernels=kernels: kernels)
+            found = origin.clone().flatten()
+            products = adapter_values.Products(room)
+            for start, stop in pairwise(cuts):
+                products.add((1, "w"), stored, low, start, stop, found[start:stop])
+            assert raw({"w": found.reshape(origin.shape)}) == raw({"w": wanted})
+
+
+def test_products_that_overflow_are_the_same_in_both_kernels() -> None:
+    left, right = np.array([[1e308, -1e308, 1.0]]), np.array([[10.0, 1.0], [10.0, 2.0], [3.0, 1e300]])
+    found = []
+    for kernels in (NativeLowRank(), PortableLowRank()):
+        sums, out = np.zeros((1, 2)), np.ones(2, np.float32)
+        kernels.accumulate(left, 0, right, 0, sums)
+        kernels.settle(sums, 2.0, out, 0, 2)
+        found.append((sums.tobytes(), np.isnan(out).tolist(), out[1]))
+    assert found[0][1:] == found[1][1:] == ([True, False], -np.inf)
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+def test_factors_do_not_widen_a_base_of_16_bits(tmp_path) -> None:
+    """The output has the base's type, yet nothing is lost on the way: as if the dense models were float32."""
+    base, tasks, dense = sequence(tmp_path, torch.bfloat16)
+    report = merge_checkpoints(base, tasks, tmp_path / "out.safetensors")
+    merge_checkpoints(base, dense, tmp_path / "dense.safetensors", out_dtype="bfloat16")
+    assert {tensor.dtype for tensor in report.tensors.values()} == {"BF16"}
+    assert raw(load_file(tmp_path / "out.safetensors")) == raw(load_file(tmp_path / "dense.safetensors"))
+
+
+def test_a_factor_of_float64_is_computed_in_float64(tmp_path) -> None:
+    base = {"w.weight": torch.randn(9, 7)}
+    pair = factors(9, 7, 3, 0, torch.float64)
+    save_file(base, tmp_path / "base.safetensors")
+    save_file({"w.weight": moved(base["w.weight"], pair, 16 / 3)}, tmp_path / "dense.safetensors")
+    save_adapter(tmp_path / "task", {"w": pair})
+    for name, task in (("out", "task"), ("dense-out", "dense.safetensors")):
+        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / task], tmp_path / f"{name}.safetensors", scale=0.7)
+    found = load_file(tmp_path / "out.safetensors")
+    assert found["w.weight"].dtype == torch.float64
+    assert raw(found) == raw(load_file(tmp_path / "dense-out.safetensors"))
+
+
+def test_a_saved_embedding_with_factors_on_it(tmp_path) -> None:
+    """PEFT saves an adapted embedding whole as well: the product is added to that, not to the base's."""
+    base, saved, pair = {"e.weight": torch.zeros(8, 6)}, torch.randn(8, 6), factors(6, 8, 2, 0)
+    save_file(base, tmp_path / "base.safetensors")
+    save_adapter(tmp_path / "task", {}, embeddings={"e": pair}, whole={"e.base_layer.weight": saved}, lora_alpha=2, r=2)
+    out = tmp_path / "out.safetensors"
+    merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task"], out, scale=1)
+    assert torch.equal(load_file(out)["e.weight"], moved(saved, pair, 1.0, transposed=True))
+
+
+# -- what is bad is named ---------------------------------------------------------------------------------------------
+
+
+def test_all_problems_of_the_adapters_at_once(tmp_path) -> None:
+    save_file({"w.weight": torch.zeros(9, 7)}, tmp_path / "base.safetensors")
+    one = save_adapter(tmp_path / "one", {"w": factors(9, 8, 2, 0)})
+    two = save_adapter(tmp_path / "two", {"w": factors(9, 7, 2, 0), "x": factors(9, 7, 2, 0)})
+    with pytest.raises(InputError) as caught:
+        merge_checkpoints(tmp_path / "base.safetensors", [one, two], tmp_path / "out")
+    assert f"task 1 ({one}): 'w.weight' has shape [9, 8], the base [9, 7]" in str(caught.value)
+    assert f"task 2 ({two}) has 'x.weight', which the base lacks" in str(caught.value)
+    for folder in (one, two):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+    with pytest.raises(InputError, match=r"(?s)several checkpoints can't be opened:\ntask 1: .*DoRA.*\ntask 2: .*DoRA"):
+        merge_checkpoints(tmp_path / "base.safetensors", [one, two], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_values_that_are_not_finite(tmp_path, bad) -> None:
+    save_file({"w.weight": torch.zeros(9, 7)}, tmp_path / "base.safetensors")
+    a, b = factors(9, 7, 2, 0)
+    b[4, 1] = bad
+    save_adapter(tmp_path / "task", {"w": (a.abs() + 1, b)}, lora_alpha=1000)
+    with pytest.raises(InputError, match=r"task 1: 'w\.weight' has 7 values that are NaN or infinite"):
+        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task"], tmp_path / "out")
+
+
+def test_an_adapter_is_no_base(files, tmp_path) -> None:
+    base, tasks, _ = files
+    with pytest.raises(InputError, match=r"base: .* is an adapter, which is a model only together with its base"):
+        merge_checkpoints(tasks[0], [base], tmp_path / "out")
+    with pytest.raises(InputError, match="would replace task 1"):
+        merge_checkpoints(base, tasks, tasks[0], overwrite=True)
+
+
+# -- around a merge ---------------------------------------------------------------------------------------------------
+
+
+def test_report_and_card_name_the_adapters(files, tmp_path) -> None:
+    base, tasks, _ = files
+    report = merge_checkpoints(base, tasks, tmp_path / "out", digest_inputs=True, names=["birds", "cars", "boats"])
+    assert report.adapters == {
+        "task 1": "LoRA adapter (rank 4-7; 3 tensors by factors, 2 whole)",
+        "task 3": "LoRA adapter (rank 5; 2 tensors by factors, 0 whole)",
+    }
+    assert type(report).from_json(report.to_json()) == report
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| task 1: birds (LoRA adapter (rank 4-7; " in card
+    assert "| task 2: cars | " in card
+    assert {"task 1: adapter_config.json", "task 3: adapter_model.bin"} <= set(report.inputs)
+
+
+def test_another_configuration_is_another_merge(files, tmp_path) -> None:
+    """What an interrupted merge is recognised by includes the scaling."""
+    base, tasks, _ = files
+    with Inputs(base, tasks, Options.read(3)) as inputs:
+        before = inputs.identity()
+        config = tasks[0] / "adapter_config.json"
+        stat = config.stat()
+        os.utime(config, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
+        assert inputs.identity() != before
+
+
+def test_plan_says_what_is_read(files) -> None:
+    base, tasks, dense = files
+    plan = plan_merge(base, tasks)
+    assert not plan.problems
+    assert plan.notes[0] == "task 1 is a LoRA adapter (rank 4-7; 3 tensors by factors, 2 whole)"
+    assert plan.bytes_to_read < plan_merge(base, dense).bytes_to_read
+    assert (plan.elements, plan.bytes_to_write) == (
+        plan_merge(base, dense).elements,
+        plan_merge(base, dense).bytes_to_write,
+    )
+
+
+def test_plan_says_how_names_were_found(tmp_path) -> None:
+    save_file({"h.0.q.weight": torch.zeros(9, 7)}, tmp_path / "base.safetensors")
+    task = save_adapter(tmp_path / "task", {"transformer.h.0.q": factors(9, 7, 2, 0)})
+    [note] = plan_merge(tmp_path / "base.safetensors", [task]).notes
+    assert note.endswith("; the base's names are found by dropping 'transformer.'")
+
+
+def test_verify_merges_adapters_again(files, tmp_path) -> None:
+    base, tasks, _ = files
+    merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 2, 3])
+    assert verify_checkpoint(tmp_path / "out", base, tasks).ok
+    assert not verify_checkpoint(tmp_path / "out", base, [tasks[2], *tasks[1:]]).ok
+
+
+def test_a_sweep_equals_its_merges(files, tmp_path) -> None:
+    base, tasks, _ = files
+    sweep_checkpoints(base, tasks, tmp_path / "sweep", line([0.75, 0.25, 0], [0, 0, 1], 2))
+    for name, weights in (("step-00", [0.75, 0.25, 0]), ("step-01", [0, 0, 1])):
+        merge_checkpoints(base, tasks, tmp_path / name, weights=weights)
+        assert digests(tmp_path / "sweep" / name) == digests(tmp_path / name)
+
+
+def test_from_the_command_line_a_configuration_and_a_run(files, tmp_path, capsys) -> None:
+    base, tasks, _ = files
+    models = "\n".join(f"  - model: {task}" for task in tasks)
+    (tmp_path / "c.yml").write_text(f"base_model: {base}\nmodels:\n{models}\n")
+    named = [{"name": task.name, "checkpoint": str(task)} for task in tasks]
+    (tmp_path / "run.json").write_text(json.dumps({"version": 1, "base": str(base), "tasks": named}))
+    given = ["--base", str(base), *(part for task in tasks for part in ("--task", str(task)))]
+    for arguments in (
+        ["merge", *given, "-o", str(tmp_path / "one")],
+        ["merge", str(tmp_path / "c.yml"), "-o", str(tmp_path / "two")],
+        ["merge", str(tmp_path), "-o", str(tmp_path / "three")],
+        ["inspect", str(tasks[0])],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert not stopped.value.code
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert digests(tmp_path / "one")["model.safetensors"] == digests(tmp_path / "three")["model.safetensors"]
+    assert "first: adapter, a directory with a safetensors file" in capsys.readouterr().out
+
+
+def test_adapters_are_opened_without_values(files) -> None:
+    """A product is only computed when asked for: the headers of a task are those of its base."""
+    base, tasks, _ = files
+    with open_checkpoint(base) as checkpoint, open_task(tasks[0], checkpoint) as task:
+        assert {name: info.shape for name, info in task.tensors.items()} == SHAPES

@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.adapter import LowRank, open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.cli.app import main
 from tunable_magmax.engines import adapter_values
-from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.plan import plan_merge
 from tunable_magmax.engines.sweep import sweep_checkpoints
@@ -221,6 +221,21 @@ def test_products_that_overflow_are_the_same_in_both_kernels() -> None:
         kernels.settle(sums, 2.0, out, 0, 2)
         found.append((sums.tobytes(), np.isnan(out).tolist(), out[1]))
     assert found[0][1:] == found[1][1:] == ([True, False], -np.inf)
+
+
+def test_values_do_not_depend_on_what_was_read_before(files) -> None:
+    """The base's values are taken as they were read last only if they are those of the same place."""
+    base, tasks, dense = files
+    with Inputs(base, tasks, Options.read(3)) as inputs:
+        vectors = FileVectors(inputs.checkpoints)
+        for tensor in inputs.layout.mergeable:
+            wanted = load_file(dense[0])[tensor.name].flatten()
+            size = tensor.size // 2
+            for elsewhere in (None, 0, 1, tensor.size - size):
+                if elsewhere is not None:
+                    vectors.read(0, tensor, elsewhere, elsewhere + size, torch.empty(size))
+                found = vectors.read(1, tensor, 1, 1 + size, torch.empty(size))
+                assert torch.equal(found, wanted[1 : 1 + size])
 
 
 # -- types ------------------------------------------------------------------------------------------------------------

@@ -129,8 +129,7 @@ class Partial:
         if fresh or stored is None:
             self._clear()
             write_durably(self._fingerprint, json.dumps(wanted, indent=2).encode())
-        for folder in (self.unfinished, self.scratch):
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed process was at
+        shutil.rmtree(self.unfinished, ignore_errors=True)  # what a killed process was at
         for folder in (self.output, self.unfinished, self.scratch):
             folder.mkdir(exist_ok=True)
         sync_directory(self.path)

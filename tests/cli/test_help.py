@@ -13,7 +13,7 @@ from tunable_magmax.cli.app import COMMANDS, app
 OPTIONS = {
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
     "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
-    "--base-name --dry-run --quiet -q --json",
+    "--base-name --engine --workers --ray-address --dry-run --quiet -q --json",
     "plan": "SOURCE --out -o --base --task --weights --memory --shard-size --json",
     "sweep": "SOURCE --out -o --from --to --steps --grid --preference --base --task --method --scale --scope --compare "
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
@@ -28,7 +28,7 @@ OPTIONS = {
     "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --split --text-column "
     "--label-column --limit --draw-seed --strict --level --batch --device --base --task --weights --budget "
     "--preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
-    "reproduce": "CONFIG --out -o --work --set --device --dry-run --quiet -q --json",
+    "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
     "convert": "SOURCE --out -o --shard-size --overwrite --fresh --quiet -q --json",

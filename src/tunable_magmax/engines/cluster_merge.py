@@ -49,6 +49,8 @@ def merge_by(
 ) -> MergeReport:
     """A merge by workers, each with its share: the same files as the local engine's, to the byte."""
     attempt = uuid.uuid4().hex[:8]
+    for stale in output.scratch("planes").parent.glob("*.planes-*"):
+        stale.unlink()
     base, *tasks = (path.absolute() for path in inputs.paths)
     calls: deque[Call] = deque()
     for k, share in enumerate(shares):

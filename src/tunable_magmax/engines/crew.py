@@ -26,6 +26,7 @@ START_WITHIN = 300.0
 PATIENCE = 10.0
 """Seconds to wait for room for a replacement, before it shares the CPUs of another worker."""
 
+LEAVE_WITHIN = 5.0
 WATCH_EVERY = 0.5
 
 
@@ -226,13 +227,16 @@ class Crew:
         self._watch(totals)
 
     def _dismiss(self) -> None:
+        """End all workers, and see them ended: one that merely loses its last handle ends in its own time, noisily."""
         with suppress(Exception):
-            self._ray.wait(
-                [member.close.remote() for member in self._members], num_returns=len(self._members), timeout=5
-            )
+            leaving = [member.close.remote() for member in self._members]
+            self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
+        until = time.monotonic() + LEAVE_WITHIN
         for member in self._members:
             with suppress(Exception):
                 self._ray.kill(member)
+                while time.monotonic() < until:  # until it answers with an error
+                    self._ray.get(member.hello.remote(), timeout=LEAVE_WITHIN)
 
 
 class Member(Worker):

@@ -109,6 +109,7 @@ class Where:
     engine: Annotated[
         Literal["local", "ray"], Parameter(help="This machine, or workers of a Ray cluster: docs/cluster.md.")
     ] = "local"
+    device: Annotated[str | None, Parameter(help="cuda, or cuda:1: merge on a GPU; default the CPU.")] = None
     workers: Annotated[
         int | None, Parameter(help="For ray: how many share the work; --memory and --threads are of each.")
     ] = None
@@ -176,6 +177,7 @@ def merge(
             base_model=how.base_name,
             names=recipe.names,
             engine=where.engine,
+            device=where.device,
             workers=where.workers,
             ray_address=where.ray_address,
             progress=progress,

@@ -72,6 +72,7 @@ def merge_checkpoints(
     engine: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
@@ -80,7 +81,8 @@ def merge_checkpoints(
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
-    With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory` and `threads` are of each.
+    `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
+    and `threads` are of each.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -114,7 +116,7 @@ def merge_checkpoints(
     target = Path(out)
     single = is_one_file(target)
     started = time.time()
-    with _place(engine, workers, ray_address, threads) as place, Inputs(base, tasks, options) as inputs:
+    with _place(engine, workers, ray_address, threads, device) as place, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         for name, path in tag_along(inputs.paths[0]):
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
@@ -184,15 +186,26 @@ class Here:
 
 
 @contextmanager
-def _place(engine: str, workers: int | None, address: str | None, threads: int | None) -> Iterator[Place]:
+def _place(
+    engine: str, workers: int | None, address: str | None, threads: int | None, device: str | None
+) -> Iterator[Place]:
     if engine not in ENGINES:
         raise InputError(f"unknown engine {engine!r}{closest(engine, ENGINES)}; known: {', '.join(ENGINES)}")
     if engine == "local":
         for option, value in (("workers", workers), ("ray_address", address)):
             if value is not None:
                 raise InputError(f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'")
-        yield Here(threads)
+        if device is None or device == "cpu":
+            yield Here(threads)
+            return
+        from tunable_magmax.engines.on_device import OnDevice, open_device
+
+        yield OnDevice(open_device(device), threads)
         return
+    if device not in (None, "cpu"):
+        raise InputError(
+            f"device is {device!r}, but the engine is {engine!r}, whose workers merge on CPUs: leave it out"
+        )
     if workers is not None and workers < 1:
         raise InputError(f"workers is {workers}, expected at least 1")
     from tunable_magmax.engines.cluster import join_cluster

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,14 +95,22 @@ def budget(weights: Sequence[Any], elements: int) -> list[int]:
 
 def split(weights: Sequence[Fraction], elements: int) -> list[int]:
     """`budget` for weights that are already read."""
-    total = sum(weights)
-    shares = [int(weight * elements / total) for weight in weights]
+    whole = _in_whole_numbers(tuple(weights))
+    total = sum(whole)
+    shares = [weight * elements // total for weight in whole]
     remainder = elements - sum(shares)
     for k, weight in enumerate(weights):
         if remainder and weight > 0:
             shares[k] += 1
             remainder -= 1
     return shares
+
+
+@lru_cache(maxsize=16)
+def _in_whole_numbers(weights: tuple[Fraction, ...]) -> tuple[int, ...]:
+    """Weights in the same proportion without fractions: one budget may be split for every tensor of a model."""
+    common = math.lcm(*(weight.denominator for weight in weights))
+    return tuple(int(weight * common) for weight in weights)
 
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:

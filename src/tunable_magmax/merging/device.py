@@ -7,6 +7,7 @@ and its counts stay on the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -19,7 +20,17 @@ from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.kernels.cuda import ALIGNMENT, CudaKernels, Destination, Drawing, Segment, Table, Target
+from tunable_magmax.merging.kernels.cuda import (
+    ALIGNMENT,
+    Address,
+    CudaKernels,
+    Destination,
+    Drawing,
+    Segment,
+    Table,
+    Target,
+    row_of,
+)
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
 from tunable_magmax.merging.options import Options
@@ -36,8 +47,14 @@ Block = Sequence[tuple[Piece, Sequence[Tensor]]]
 """Pieces with the base's and all tasks' values on the device, flat and as they are stored."""
 
 
+Tables = list[tuple[Table, list[Piece]]]
+
+
 class Blocks(Vectors, Protocol):
-    """Where values come from, for a device."""
+    """Where values come from, for a device. What is `borrowed` is brought to the device block by block."""
+
+    chunk: int
+    """The most elements of a piece."""
 
     def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
         """All values of some tensors, in order. A block's values hold until the next one is asked for."""
@@ -47,6 +64,7 @@ class ResidentBlocks:
     """Dicts of tensors on the device, or brought there: one block."""
 
     borrows = False
+    chunk = 1 << 24
 
     def __init__(self, layout: Layout, sources: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
         self._layout = layout
@@ -81,15 +99,24 @@ class DeviceMerge(Merge):
         progress: Progress | None = None,
         notes: tuple[str, ...] = (),
         method: Method | None = None,
+        direct: bool = True,
+        stash: bool = True,
     ) -> None:
+        """With `direct`, outputs lie on the device; else they are brought from there.
+
+        With `stash`, the merged vector is kept there between its measurement and the output.
+        """
         # The portable kernels look closely at values that are not finite, which is rare.
         plain = PortableKernels(device)
+        plain.chunk = blocks.chunk
         super().__init__(layout, blocks, options, plain, labels=labels, progress=progress, notes=notes, method=method)
-        self._blocks = blocks
+        self._blocks, self._direct = blocks, direct
+        if not stash:
+            self.memory = replace(self.memory, stash=0)
         self._cuda = CudaKernels(device)
         self._bits = self._cuda.planes(0, 0)
         self._owners: dict[int, int] = {}
-        self._tables: dict[tuple[int, ...], list[tuple[Table, list[Piece]]]] = {}
+        self._tables: dict[tuple[int, ...], list[Tables]] = {}
         self._places: dict[tuple[int, int], list[Table]] = {}
         self._drawings: dict[tuple[int, ...], Drawing] = {}
         self._square = self._cuda.zeros(1, dtype=torch.float64)
@@ -104,28 +131,32 @@ class DeviceMerge(Merge):
 
     # -- walking -------------------------------------------------------------------------------------------------------
 
-    def _walk_tables(self, stretches: Sequence[Stretch]) -> Iterator[tuple[Table, list[Piece]]]:
-        """Tables of all values, one for each block and working type."""
+    def _walk_tables(self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None) -> Iterator[Tables]:
+        """Tables of all values, block by block, with the group of each tensor where that matters."""
         if self._blocks.borrows:
             for block in self._blocks.walk(stretches):
-                yield from self._tabled(block)
+                yield self._tabled(block, groups)
             return
         # What lies on the device stays where it is, and so do the tables of it.
-        key = tuple(stretch.tensor for stretch in stretches)
+        key = (*(stretch.tensor for stretch in stretches), *(groups or {}).values())
         if key not in self._tables:
-            self._tables[key] = [table for block in self._blocks.walk(stretches) for table in self._tabled(block)]
+            self._tables[key] = [self._tabled(block, groups) for block in self._blocks.walk(stretches)]
         yield from self._tables[key]
 
-    def _tabled(self, block: Block, groups: Mapping[int, int] | None = None) -> Iterator[tuple[Table, list[Piece]]]:
+    def _tabled(self, block: Block, groups: Mapping[int, int] | None) -> Tables:
+        """The tables of a block, one for each working type."""
+        found = []
         for dtype in (torch.float32, torch.float64):
             chosen = [(p, v) for p, v in block if working_dtype(self.layout.mergeable[p.stretch.tensor]) == dtype]
             if chosen:
                 segments = [_segment(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
-                yield Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]
+                found.append((Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
+        return found
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def look(self) -> Survey:
+        self._cuda.follow()
         everything = self._everything()
         self._first_spare = self._rows_of_tasks()
         if self.method.plane_rows:
@@ -158,8 +189,9 @@ class DeviceMerge(Merge):
         rows = self._cuda.numbers([row for _, row in marks])
         flags = self._cuda.zeros(len(marks), self.tasks, dtype=torch.int32)
         squares = self._cuda.zeros(len(marks), dtype=torch.float64)
-        for table, _ in self._walk_tables(stretches):
-            self._cuda.survey(table, compared, rows, self._bits, flags, squares)
+        for tables in self._walk_tables(stretches):
+            for table, _ in tables:
+                self._cuda.survey(table, compared, rows, self._bits, flags, squares)
         return flags, squares
 
     def _rows_of_tasks(self) -> int:
@@ -171,7 +203,9 @@ class DeviceMerge(Merge):
     # -- decide --------------------------------------------------------------------------------------------------------
 
     def choose(self) -> None:
+        self._cuda.follow()
         self._given.zero_()
+        self._square.zero_()
         if isinstance(self.method, TunableMagmax):
             self._auction(self.method)
         elif isinstance(self.method, Ties):
@@ -195,8 +229,8 @@ class DeviceMerge(Merge):
         self._drawings[key].failed.zero_()
         return self._drawings[key]
 
-    def _row(self, row: int) -> Tensor:
-        return self._bits[row]
+    def _row(self, row: int) -> Address:
+        return row_of(self._bits, row)
 
     def _auction(self, method: TunableMagmax) -> None:
         """Rules 4 to 6 for all groups together."""
@@ -228,7 +262,7 @@ class DeviceMerge(Merge):
         asked = cuda.numbers(wanted)
         counts = cuda.zeros(*wanted.shape)
         candidates = cuda.zeros(wanted.shape[1])
-        won: Tensor | None = None
+        won = 0
         cuda.open(tables, free)
         for t in reversed(range(self.tasks)):
             if not wanted[t].any():
@@ -238,10 +272,11 @@ class DeviceMerge(Merge):
             drum = lottery.drum(options.seed, lottery.KEEP, t + 1)
             cuda.count(tables, plane, free, won, candidates)
             if options.keep == "magnitude":
-                torch.minimum(asked[t], candidates, out=counts[t])
+                counts[t] = torch.minimum(asked[t], candidates)
                 self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drawn, drum, drawing)
             else:
-                cuda.pick(tables, plane, free, owned, drum, drawing, asked[t], candidates, counts[t])
+                wish, got = row_of(asked, t), row_of(counts, t)
+                cuda.pick(tables, plane, free, owned, drum, drawing, wish, candidates, got)
             won = owned
         unowned = cuda.zeros(wanted.shape[1])
         cuda.count(tables, free, free, won, unowned)
@@ -249,8 +284,8 @@ class DeviceMerge(Merge):
         return both[:-1], both[-1]
 
     def _cut(
-        self, tables: list[Table], task: int, plane: Tensor, free: Tensor, wanted: Tensor, candidates: Tensor,
-        owned: Tensor, level: Tensor, drawn: Tensor, drum: int, drawing: Drawing,
+        self, tables: list[Table], task: int, plane: Address, free: Address, wanted: Tensor, candidates: Tensor,
+        owned: Address, level: Address, drawn: Address, drum: int, drawing: Drawing,
     ) -> None:  # fmt: skip
         """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
         cuda = self._cuda
@@ -260,16 +295,15 @@ class DeviceMerge(Merge):
         left = torch.where(wanted >= candidates, 0, left)
         cuda.sever(walk, task, wide, plane, free, wanted, candidates, codes, owned, level)
         candidates.zero_()
-        cuda.count(tables, level, free, None, candidates)
-        cuda.pick(tables, level, free, drawn, drum, drawing, left, candidates, None)
-        cuda.unite(tables, owned, drawn, None)
+        cuda.count(tables, level, free, 0, candidates)
+        cuda.pick(tables, level, free, drawn, drum, drawing, left.data_ptr(), candidates, 0)
+        cuda.unite(tables, owned, drawn, 0)
 
     def _values_by_group(self, tables: Sequence[Table]) -> Iterator[Table]:
         """Tables of values that know the groups of the auction."""
         groups = {segment.tensor: segment.group for table in tables for segment in table.segments}
-        for block in self._blocks.walk(self.stretches):
-            for table, _ in self._tabled(block, groups):
-                yield table
+        for found in self._walk_tables(self.stretches, groups):
+            yield from (table for table, _ in found)
 
     def _share_out(
         self,
@@ -286,7 +320,7 @@ class DeviceMerge(Merge):
             if more.any():
                 drum = lottery.drum(method.options.seed, lottery.LEFTOVERS, t + 1)
                 asked, candidates = self._cuda.numbers(more), self._cuda.numbers(unowned)
-                self._cuda.pick(tables, free, free, drawn, drum, drawing, asked, candidates, None)
+                self._cuda.pick(tables, free, free, drawn, drum, drawing, asked.data_ptr(), candidates, 0)
                 self._cuda.unite(tables, self._row(self._owners[t]), drawn, free)
                 unowned = unowned - more
 
@@ -314,11 +348,11 @@ class DeviceMerge(Merge):
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""
         todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
+        for tables in self._walk_tables(todo):
+            for table, found in tables:
+                self._combine_block(table, Destination(self._taus(table, found), self._cuda.device), None, self._given)
+        self._merged_squares.append(float(self._square))
         self._square.zero_()
-        for table, found in self._walk_tables(todo):
-            taus = [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in found]
-            self._combine_block(table, Destination(taus, self._cuda.device), None)
-        self._merged_squares = [float(self._square)]
         self._measured.update(stretch.tensor for stretch in todo)
 
     def render(
@@ -326,25 +360,45 @@ class DeviceMerge(Merge):
     ) -> Iterator[tuple[Piece, Tensor]]:
         """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
         self._unfit.zero_()
-        if self.options.scale is not None:
-            self._square.zero_()
-        done = 0
-        for table, found in self._walk_tables(self.stretches if stretches is None else stretches):
-            outs = [into(piece) for piece in found]
-            device = self._cuda.device
-            near = [out if out.device == device else torch.empty_like(out, device=device) for out in outs]
-            if self._stash:
-                taus = [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in found]
-                self._step(table, Destination(near, device), Destination(taus, device))
-            else:
-                self._combine_block(table, Destination(near, device), self.scale)
-            for piece, out, made in zip(found, outs, near, strict=True):
-                if out is not made:
-                    out.copy_(made)
-                done += piece.stop - piece.start
-                self.progress("merge", done, self.elements)
-                yield piece, out
+        self._cuda.follow()
+        total = self.elements
+        chosen = self.stretches if stretches is None else stretches
+        place = {stretch.tensor: k for k, stretch in enumerate(chosen)}
+        for tables in self._walk_tables(chosen):
+            made: list[tuple[Piece, Tensor]] = []
+            for table, found in tables:
+                outs = [into(piece) if self._direct else self._room(piece) for piece in found]
+                self._render_block(table, found, Destination(outs, self._cuda.device))
+                made += zip(found, outs, strict=True)
+            made.sort(key=lambda pair: (place[pair[0].stretch.tensor], pair[0].start))
+            if not self._direct:
+                self._check_fit()
+            for piece, values in made:
+                self._done["merge"] = self._done.get("merge", 0) + piece.stop - piece.start
+                self.progress("merge", self._done["merge"], total)
+                yield piece, values if self._direct else into(piece).copy_(values)
         self._check_fit()
+
+    def _render_block(self, table: Table, found: Sequence[Piece], into: Destination) -> None:
+        if self._stash:
+            taus = Destination(self._taus(table, found), self._cuda.device)
+            target = Target(into, self._square, self._unfit, self.scale)
+            self._cuda.combine(table, "step", target, taus.addresses, plain=True)
+        else:
+            again = found[0].stretch.tensor in self._measured
+            self._combine_block(table, into, self.scale, torch.zeros_like(self._given) if again else self._given)
+
+    def _taus(self, table: Table, found: Sequence[Piece]) -> list[Tensor]:
+        """Where the merged vectors of some pieces lie, or may be put for the moment."""
+        if self._stash:
+            return [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in found]
+        return [self.kernels.empty(piece.stop - piece.start, table.working) for piece in found]
+
+    def _room(self, piece: Piece) -> Tensor:
+        """Room on the device for output that goes elsewhere."""
+        dtype = torch_dtype(self.out_dtype(self.layout.mergeable[piece.stretch.tensor]))
+        assert dtype is not None
+        return self.kernels.empty(piece.stop - piece.start, dtype)
 
     def _check_fit(self) -> None:
         for k in self._unfit.nonzero().flatten().tolist():
@@ -353,12 +407,11 @@ class DeviceMerge(Merge):
             assert dtype is not None
             raise does_not_fit(tensor.name, "merged", dtype)
 
-    def _step(self, table: Table, into: Destination, taus: Destination) -> None:
-        target = Target(into, self._square, self._unfit, self.scale)
-        self._cuda.combine(table, "step", target, taus.addresses, plain=True)
+    def _combine_block(self, table: Table, into: Destination, scale: float | None, given: Tensor) -> None:
+        """The method's merged vector of a block, or the final values if the scale is given.
 
-    def _combine_block(self, table: Table, into: Destination, scale: float | None) -> None:
-        """The method's merged vector of a block, or the final values if the scale is given."""
+        What each task gave is added to `given` by methods that find it out on the way.
+        """
         cuda, method, bits = self._cuda, self.method, self._bits
         target = Target(into, self._square, self._unfit, scale)
         if isinstance(method, TunableMagmax):
@@ -368,14 +421,14 @@ class DeviceMerge(Merge):
                 table, "gather", target, cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0), plain=True
             )
         elif isinstance(method, Magmax):
-            cuda.combine(table, "largest", target, self._given, plain=True, shared=4 * self.tasks)
+            cuda.combine(table, "largest", target, given, plain=True, shared=4 * self.tasks)
         elif isinstance(method, LastTask):
             cuda.combine(table, "single", target, self.tasks - 1, plain=False)
         elif isinstance(method, RandomMix):
             tops = cuda.numbers([_signed(top) for top in method.tops])
             drum = _signed(lottery.drum(method.options.seed, lottery.RANDOM_MIX, 0))
             drawn = cuda.numbers(method.drawn)
-            cuda.combine(table, "mixed", target, drawn, tops, drum, self._given, plain=False, shared=4 * self.tasks)
+            cuda.combine(table, "mixed", target, drawn, tops, drum, given, plain=False, shared=4 * self.tasks)
         elif isinstance(method, Ties):
             voters = cuda.numbers(method.voters)
             factors = cuda.numbers([method.factors()[t] for t in method.voters], torch.float64)
@@ -391,7 +444,7 @@ class DeviceMerge(Merge):
 
     def report(self) -> MergeReport:
         if self.options.scale is not None:
-            self._merged_squares = [float(self._square)]
+            self._merged_squares.append(float(self._square))
         self._counts = self._owned() if self.method.owns else {}
         return super().report()
 

@@ -142,8 +142,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+Address = int
+"""Of a row of planes, or of a row in a table of numbers, on the device; 0 for none."""
+
+
+def row_of(table: Tensor, row: int) -> Address:
+    """Where a row of a two-dimensional table begins. Views cost more than the kernels that they are for."""
+    return table.data_ptr() + row * table.stride(0) * table.element_size()
+
+
 class CudaKernels:
-    """What a GPU does for a merge."""
+    """What a GPU does for a merge. Launches go to the stream that was torch's when `follow` was last called."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -151,6 +160,14 @@ class CudaKernels:
         self._module = _module(index)
         # Blocks that share all tiles where sums are kept: enough to fill the device several times.
         self._blocks = 8 * torch.cuda.get_device_properties(index).multi_processor_count
+        self.follow()
+
+    def follow(self) -> None:
+        """Launch on torch's current stream from now on."""
+        self._stream = torch.cuda.current_stream(self.device).cuda_stream
+
+    def _launch(self, name: str, grid: tuple[int, int], *arguments: object, shared: int = 0) -> None:
+        self._module.launch(name, grid, THREADS, self._stream, *arguments, shared=shared)
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -166,20 +183,18 @@ class CudaKernels:
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def survey(
-        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor | None, flags: Tensor, squares: Tensor
+        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Tensor, squares: Tensor
     ) -> None:
         """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector."""
-        stride = 0 if planes is None else planes.stride(0)
         tasks = table.structure.tasks
-        self._module.launch(
+        self._launch(
             table.name("survey", plain=True),
             (table.tiles, 1),
-            THREADS,
             table.structure,
             compared,
             rows,
             planes,
-            stride,
+            planes.stride(0),
             flags,
             squares,
             shared=4 * tasks,
@@ -187,33 +202,31 @@ class CudaKernels:
 
     # -- the auction ---------------------------------------------------------------------------------------------------
 
-    def open(self, tables: Sequence[Table], free: Tensor) -> None:
+    def open(self, tables: Sequence[Table], free: Address) -> None:
         """Every element is free."""
         for table in tables:
-            self._module.launch("open_free", (table.tiles, 1), THREADS, table.structure, free)
+            self._launch("open_free", (table.tiles, 1), table.structure, free)
 
-    def count(
-        self, tables: Sequence[Table], plane: Tensor, free: Tensor, won: Tensor | None, candidates: Tensor
-    ) -> None:
+    def count(self, tables: Sequence[Table], plane: Address, free: Address, won: Address, candidates: Tensor) -> None:
         """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
-            self._module.launch("count", grid, THREADS, table.structure, plane, free, won, candidates)
+            self._launch("count", grid, table.structure, plane, free, won, candidates)
 
-    def unite(self, tables: Sequence[Table], into: Tensor, more: Tensor, free: Tensor | None) -> None:
+    def unite(self, tables: Sequence[Table], into: Address, more: Address, free: Address) -> None:
         """Add bits to a row, and take them from the free elements if those are given."""
         for table in tables:
-            self._module.launch("unite", (table.tiles, 1), THREADS, table.structure, into, more, free)
+            self._launch("unite", (table.tiles, 1), table.structure, into, more, free)
 
     def tally(self, tables: Sequence[Table], rows: Tensor, planes: Tensor, counts: Tensor) -> None:
         """counts[tensor, k] += elements of rows[k]."""
         for table in tables:
             grid = (min(self._blocks, table.tiles), len(rows))
-            self._module.launch("tally", grid, THREADS, table.structure, rows, planes, planes.stride(0), counts)
+            self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
 
     def pick(
-        self, tables: Sequence[Table], plane: Tensor, free: Tensor, won: Tensor, drum: int, drawing: Drawing,
-        wanted: Tensor, candidates: Tensor, counts: Tensor | None,
+        self, tables: Sequence[Table], plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
+        wanted: Address, candidates: Tensor, counts: Address,
     ) -> None:  # fmt: skip
         """won = of each group's free candidates the wanted number with the smallest lottery numbers.
 
@@ -222,14 +235,14 @@ class CudaKernels:
         draw = drawing.structure(wanted, candidates)
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
-            self._module.launch("pick", grid, THREADS, table.structure, plane, free, won, _signed(drum), draw)
-        self._module.launch("settle", (drawing.blocks, drawing.groups), THREADS, won, draw, drawing.rest)
-        self._module.launch("finish", (drawing.groups, 1), THREADS, won, draw, drawing.rest, candidates, counts)
+            self._launch("pick", grid, table.structure, plane, free, won, _signed(drum), draw)
+        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest)
+        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, candidates, counts)
 
     # -- by magnitude --------------------------------------------------------------------------------------------------
 
     def threshold(
-        self, walk: Walk, task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor,
+        self, walk: Walk, task: int, wide: bool, plane: Address, free: Address, wanted: Tensor,
         candidates: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The code of each group's n-th largest magnitude, and how many equal to it are wanted [groups]."""
@@ -239,9 +252,7 @@ class CudaKernels:
             histogram = self.zeros(groups, 1 << bits)
             cut = _cut(task, wide, plane, free, wanted, candidates, codes)
             for table in walk():
-                self._module.launch(
-                    table.name("magnitudes"), (table.tiles, 1), THREADS, table.structure, cut, shift, bits, histogram
-                )
+                self._launch(table.name("magnitudes"), (table.tiles, 1), table.structure, cut, shift, bits, histogram)
             from_top = histogram.flip(1).cumsum(1)
             place = torch.searchsorted(from_top, left[:, None]).clamp_(max=(1 << bits) - 1)
             above = torch.where(place > 0, from_top.gather(1, (place - 1).clamp(min=0)), 0)
@@ -250,13 +261,13 @@ class CudaKernels:
         return codes, left
 
     def sever(
-        self, walk: Walk, task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor,
-        candidates: Tensor, codes: Tensor, won: Tensor, level: Tensor,
+        self, walk: Walk, task: int, wide: bool, plane: Address, free: Address, wanted: Tensor,
+        candidates: Tensor, codes: Tensor, won: Address, level: Address,
     ) -> None:  # fmt: skip
         """Free candidates above their group's threshold win; those that equal it go to `level`."""
         cut = _cut(task, wide, plane, free, wanted, candidates, codes)
         for table in walk():
-            self._module.launch(table.name("sever"), (table.tiles, 1), THREADS, table.structure, cut, won, level)
+            self._launch(table.name("sever"), (table.tiles, 1), table.structure, cut, won, level)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -265,7 +276,7 @@ class CudaKernels:
     ) -> None:
         """Run one of the kernels that make merged vectors: gather, largest, mixed, weighted, single, elected, step."""
         name = table.name(kernel, plain=plain)
-        self._module.launch(name, (table.tiles, 1), THREADS, table.structure, into.structure, *arguments, shared=shared)
+        self._launch(name, (table.tiles, 1), table.structure, into.structure, *arguments, shared=shared)
 
 
 class Drawing:
@@ -285,25 +296,26 @@ class Drawing:
         self._tallies = kernels.zeros(2, self.groups)
         self.rest = kernels.zeros(self.groups)
         self.failed = kernels.zeros(1, dtype=torch.int32)
-
-    def structure(self, wanted: Tensor, candidates: Tensor) -> _Draw:
-        return _Draw(
-            wanted.data_ptr(),
-            candidates.data_ptr(),
-            self._tallies[0].data_ptr(),
-            self._tallies[1].data_ptr(),
-            self._lists[0].data_ptr(),
-            self._lists[1].data_ptr(),
-            self._first.data_ptr(),
-            self._room.data_ptr(),
-            self._histogram.data_ptr(),
-            self._close_lists[0].data_ptr(),
-            self._close_lists[1].data_ptr(),
-            self._close.data_ptr(),
-            self.failed.data_ptr(),
-            self.deviations,
-            self.groups,
+        self._structure = _Draw(
+            winners=row_of(self._tallies, 0),
+            undecided=row_of(self._tallies, 1),
+            keys=row_of(self._lists, 0),
+            places=row_of(self._lists, 1),
+            first=self._first.data_ptr(),
+            room=self._room.data_ptr(),
+            histogram=self._histogram.data_ptr(),
+            close_keys=row_of(self._close_lists, 0),
+            close_places=row_of(self._close_lists, 1),
+            close=self._close.data_ptr(),
+            failed=self.failed.data_ptr(),
+            deviations=deviations,
+            groups=self.groups,
         )
+
+    def structure(self, wanted: Address, candidates: Tensor) -> _Draw:
+        """What the kernels read; it changes with the next call."""
+        self._structure.wanted, self._structure.candidates = wanted, candidates.data_ptr()
+        return self._structure
 
 
 class Target:
@@ -321,5 +333,7 @@ class Target:
         )
 
 
-def _cut(task: int, wide: bool, plane: Tensor, free: Tensor, wanted: Tensor, candidates: Tensor, codes: Tensor) -> _Cut:
-    return _Cut(task, int(wide), *(tensor.data_ptr() for tensor in (plane, free, wanted, candidates, codes)))
+def _cut(
+    task: int, wide: bool, plane: Address, free: Address, wanted: Tensor, candidates: Tensor, codes: Tensor
+) -> _Cut:
+    return _Cut(task, int(wide), plane, free, *(tensor.data_ptr() for tensor in (wanted, candidates, codes)))

@@ -16,7 +16,7 @@ from tunable_magmax.errors import InputError
 
 
 class Module:
-    """The kernels of one source, compiled for one device. `launch` puts one on torch's current stream."""
+    """The kernels of one source, compiled for one device."""
 
     def __init__(self, source: str, device: torch.device, options: Sequence[str] = ()) -> None:
         self.device = device
@@ -30,8 +30,10 @@ class Module:
             torch.zeros(1, device=device)
             _checked(self._driver, self._driver.cuModuleLoadData(ctypes.byref(self._module), image))
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, *arguments: Any, shared: int = 0) -> None:
-        """Arguments are tensors (their addresses; None is a null pointer), ints, floats, and ctypes structures."""
+    def launch(
+        self, name: str, grid: tuple[int, int], threads: int, stream: int, *arguments: Any, shared: int = 0
+    ) -> None:
+        """Arguments are ints (addresses, too), floats, tensors (their addresses) and ctypes structures."""
         if name not in self._functions:
             function = ctypes.c_void_p()
             _checked(
@@ -40,9 +42,8 @@ class Module:
             self._functions[name] = function
         values = [_argument(argument) for argument in arguments]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         launched = self._driver.cuLaunchKernel(
-            self._functions[name], *grid, 1, threads, 1, 1, shared, stream, addresses, None
+            self._functions[name], *grid, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), addresses, None
         )
         _checked(self._driver, launched)
 
@@ -60,12 +61,10 @@ def available() -> str | None:
 
 
 def _argument(value: Any) -> Any:
-    if value is None:
-        return ctypes.c_void_p()
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
     if isinstance(value, int):
         return ctypes.c_int64(value)
+    if isinstance(value, Tensor):
+        return ctypes.c_int64(value.data_ptr())
     return ctypes.c_double(value) if isinstance(value, float) else value
 
 

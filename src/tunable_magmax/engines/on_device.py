@@ -1,0 +1,257 @@
+"""File-to-file merges on a GPU: everything is brought there once if it fits, else block by block for every walk.
+
+Files are read into pinned memory by several threads while the device works on the block before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tunable_magmax.checkpoints.adapter import Adapter
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.layout import Mergeable
+from tunable_magmax.checkpoints.tensors import torch_dtype
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.inputs import FileVectors, Inputs
+from tunable_magmax.engines.weight_files import write_weights
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.device import SPARE, Block, DeviceMerge
+from tunable_magmax.merging.kernels import nvrtc
+from tunable_magmax.merging.memory import factor_room, read_threads
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import Piece, Stretch, pieces
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.stream import Progress, working_dtype
+from tunable_magmax.sizes import show_size
+
+ALIGNMENT = 64
+"""Values in a buffer begin at a multiple of this, in bytes."""
+BLOCK = 1 << 26
+"""The most bytes of one source in a block."""
+SMALLEST_BLOCK = 1 << 20
+
+
+def open_device(name: str) -> torch.device:
+    """The GPU of this name, such as "cuda" or "cuda:1"; an `InputError` if merges can't run there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:1'") from None
+    if device.type != "cuda":
+        raise InputError(f"device is {name!r}: merges run on 'cpu' and on NVIDIA GPUs ('cuda')")
+    if lacking := nvrtc.available():
+        raise InputError(f"device {name!r} can't be used: {lacking}; leave the device out to merge on the CPU")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise InputError(f"device is {name!r}, but this machine has {torch.cuda.device_count()} GPUs, counted from 0")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of the device's memory that a merge may use."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(0.9 * free)
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A GPU of this machine, as a place where merges run."""
+
+    device: torch.device
+    threads: int | None
+
+    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+        self._room(inputs, options, memory)
+
+    def merge(
+        self,
+        inputs: Inputs,
+        options: Options,
+        output: Output,
+        shard_size: int | None,
+        memory: int,
+        progress: Progress | None,
+    ) -> MergeReport:
+        block, resident, stash = self._room(inputs, options, memory)
+        with FileBlocks(inputs, self.device, block, resident, memory, read_threads(self.threads)) as blocks:
+            merge = DeviceMerge(
+                inputs.layout,
+                blocks,
+                options,
+                self.device,
+                labels=inputs.labels,
+                progress=progress,
+                notes=tuple(inputs.warnings()),
+                direct=False,
+                stash=stash,
+            )
+            with torch.no_grad(), merge:
+                merge.survey()
+                merge.decide()
+                return write_weights(merge, inputs, output, shard_size)
+
+    def _room(self, inputs: Inputs, options: Options, memory: int) -> tuple[int, bool, bool]:
+        """Bytes of one source in a block, whether all values fit on the device, and whether the merged vector does."""
+        layout, sources = inputs.layout, len(inputs.checkpoints)
+        # Two blocks are under way, an output waits for the writer, and another is on its way from the device.
+        block = min(BLOCK, memory // (2 * sources + 4))
+        if block < SMALLEST_BLOCK:
+            least = SMALLEST_BLOCK * (2 * sources + 4)
+            raise InputError(
+                f"memory of {show_size(memory)} is too little for {sources - 1} tasks on a GPU: give at least "
+                f"{show_size(least)}"
+            )
+        free = free_memory(self.device)
+        rows = METHODS[options.method](options, sources - 1).plane_rows
+        planes = (rows + SPARE) * sum(-(-tensor.size // 128) * 16 for tensor in layout.mergeable)
+        flying = 4 * sources * block
+        if planes + flying > free:
+            raise InputError(
+                f"the GPU has {show_size(free)} of memory to give, but marks of {layout.elements:,} elements and "
+                f"{sources - 1} tasks take {show_size(planes + flying)}: merge on the CPU, whose marks may go to disk"
+            )
+        left = free - planes - flying
+        stash = sum(tensor.size * (8 if tensor.working == "F64" else 4) for tensor in layout.mergeable)
+        fits = options.scale is None and stash <= left
+        values = sum(_stored(inputs, k, t).itemsize * t.size for t in layout.mergeable for k in range(sources))
+        return block, values <= left - (stash if fits else 0), fits
+
+
+class FileBlocks:
+    """`Blocks` over opened checkpoints. A context manager.
+
+    Blocks of at most `block` bytes a source go through two pinned buffers: one is filled from the files while the
+    values of the other are on their way, or worked on. With `resident` they stay on the device.
+    """
+
+    def __init__(
+        self, inputs: Inputs, device: torch.device, block: int, resident: bool, memory: int, threads: int
+    ) -> None:
+        self.borrows = not resident
+        self.chunk = block // 8
+        self._inputs, self._device, self._block = inputs, device, block
+        self._files = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
+        self._pool = ThreadPoolExecutor(threads)
+        self._sources = len(inputs.checkpoints)
+        size = self._sources * block
+        self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._kept: dict[int, list[tuple[Piece, list[Tensor]]]] = {}
+
+    def __enter__(self) -> FileBlocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._kept.clear()
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        host = torch.empty(stop - start, dtype=scratch.dtype)
+        return scratch.copy_(self._files.read(source, tensor, start, stop, host))
+
+    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+        if self.borrows:
+            yield from self._stream(stretches)
+            return
+        missing = [stretch for stretch in stretches if stretch.tensor not in self._kept]
+        for block in self._stream(missing):
+            for piece, values in block:
+                self._kept.setdefault(piece.stretch.tensor, []).append((piece, list(values)))
+        yield [part for stretch in stretches for part in self._kept.get(stretch.tensor, [])]
+
+    def _stream(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+        blocks = list(self._packed(stretches))
+        copied: list[torch.cuda.Event | None] = [None, None]
+        worked: list[torch.cuda.Event | None] = [None, None]
+        reading = self._fill(blocks[0], 0) if blocks else []
+        for k, block in enumerate(blocks):
+            side = k % 2
+            for job in reading:
+                job.result()
+            near = self._near[side]
+            with torch.cuda.stream(self._copies):
+                if not self.borrows:
+                    near = torch.empty(self._sources * self._used(block), dtype=torch.uint8, device=self._device)
+                elif (before := worked[side]) is not None:
+                    self._copies.wait_event(before)  # what lay there is no longer needed
+                values = self._bring(block, self._pinned[side], near)
+                sent = copied[side] = self._copies.record_event()
+            if k + 1 < len(blocks):
+                if (leaving := copied[1 - side]) is not None:
+                    leaving.synchronize()  # the other buffer has been sent
+                reading = self._fill(blocks[k + 1], 1 - side)
+            now = torch.cuda.current_stream(self._device)
+            now.wait_event(sent)
+            near.record_stream(now)
+            yield values
+            worked[side] = now.record_event()
+
+    def _packed(self, stretches: Sequence[Stretch]) -> Iterator[list[Piece]]:
+        """Pieces in order, as many in a block as fit."""
+        block: list[Piece] = []
+        used = 0
+        for piece in pieces(stretches, self.chunk):
+            more = self._used([piece])
+            if block and used + more > self._block:
+                yield block
+                block, used = [], 0
+            block.append(piece)
+            used += more
+        if block:
+            yield block
+
+    def _used(self, block: Sequence[Piece]) -> int:
+        """Bytes of one source that a block takes in a buffer: places are alike for all, so the widest type counts."""
+        return sum(-(-(piece.stop - piece.start) * self._width(piece) // ALIGNMENT) * ALIGNMENT for piece in block)
+
+    def _width(self, piece: Piece) -> int:
+        tensor = self._inputs.layout.mergeable[piece.stretch.tensor]
+        return max(_stored(self._inputs, source, tensor).itemsize for source in range(self._sources))
+
+    def _places(self, block: Sequence[Piece], source: int) -> Iterator[tuple[Piece, Mergeable, torch.dtype, int]]:
+        """Where a source's values of each piece lie in a buffer, in bytes."""
+        at = source * self._used(block)
+        for piece in block:
+            tensor = self._inputs.layout.mergeable[piece.stretch.tensor]
+            yield piece, tensor, _stored(self._inputs, source, tensor), at
+            at += self._used([piece])
+
+    def _fill(self, block: Sequence[Piece], side: int) -> list[Future[None]]:
+        """Begin to read a block's values into a pinned buffer, a job for each source."""
+        return [self._pool.submit(self._read_source, block, source, side) for source in range(self._sources)]
+
+    def _read_source(self, block: Sequence[Piece], source: int, side: int) -> None:
+        opened = self._inputs.checkpoints[source]
+        for piece, tensor, dtype, at in self._places(block, source):
+            room = self._pinned[side][at : at + (piece.stop - piece.start) * dtype.itemsize]
+            if isinstance(opened, Checkpoint):
+                opened.read_into(tensor.infos[source].name, piece.start * dtype.itemsize, room.numpy().data)
+            else:
+                values = room.view(dtype)
+                found = self._files.read(source, tensor, piece.start, piece.stop, values)
+                if found.data_ptr() != values.data_ptr():
+                    values.copy_(found)
+
+    def _bring(self, block: Sequence[Piece], pinned: Tensor, near: Tensor) -> list[tuple[Piece, list[Tensor]]]:
+        size = self._sources * self._used(block)
+        near[:size].copy_(pinned[:size], non_blocking=True)
+        found: list[tuple[Piece, list[Tensor]]] = [(piece, []) for piece in block]
+        for source in range(self._sources):
+            for k, (piece, _, dtype, at) in enumerate(self._places(block, source)):
+                found[k][1].append(near[at : at + (piece.stop - piece.start) * dtype.itemsize].view(dtype))
+        return found
+
+
+def _stored(inputs: Inputs, source: int, tensor: Mergeable) -> torch.dtype:
+    """The type in which a source's values come: as stored, or the working type where an adapter computes them."""
+    if isinstance(inputs.checkpoints[source], Adapter):
+        return working_dtype(tensor)
+    stored = torch_dtype(tensor.infos[source].dtype)
+    assert stored is not None
+    return stored

@@ -1,8 +1,8 @@
-"""Speed of a merge on a GPU as a ratio to a floor measured in the same run, on the tensors of ViT-B/16's image tower.
+"""Speed of a merge on a GPU as a ratio to a floor measured in the same run: 86,192,640 elements in float32.
 
-    python benchmarks/cuda.py [--tasks 5 20 50] [--check]
+    python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--profile]
 
-The floor is the time to read T float32 task vectors once at the bandwidth of a copy on the device (bytes read and
+The elements are one tensor, or the tensors of ViT-B/16's image tower. The floor is the time to read T float32 task vectors once at the bandwidth of a copy on the device (bytes read and
 written). "in place" is everything from the vectors in device memory to the merged tensors there, all waits included,
 with the tables of addresses made before; "whole call" is `merge_state_dicts`; "again" a further merge of an open
 `MergeSession`. `--check` compares with the CPU to the bit, on fresh random inputs, odd sizes and poisoned memory.
@@ -58,11 +58,11 @@ def sequence(tasks: int, sizes: dict[str, tuple[int, ...]], seed: int) -> list[S
     return found
 
 
-def measure(tasks: int, speed: float) -> None:
+def measure(tasks: int, sizes: dict[str, tuple[int, ...]], speed: float, profile: bool) -> None:
     """Print the table for one number of tasks."""
-    base, *vectors = sequence(tasks, shapes(), seed=tasks)
+    base, *vectors = sequence(tasks, sizes, seed=tasks)
     floor = 1000 * tasks * ELEMENTS * 4 / speed
-    print(f"\nT = {tasks}: floor {floor:.3f} ms", flush=True)
+    print(f"\nT = {tasks}, {len(sizes)} tensors: floor {floor:.3f} ms", flush=True)
     labels = ["base", *(f"task {t}" for t in range(1, tasks + 1))]
     signatures = [signature_of(state, label) for state, label in zip([base, *vectors], labels, strict=True)]
     layout = build_layout(signatures, labels, None, None)
@@ -83,6 +83,8 @@ def measure(tasks: int, speed: float) -> None:
 
                     once()
                     in_place = best(once)
+                    if profile:
+                        show_kernels(once)
                 whole = best(lambda given=given: tmx.merge_state_dicts(base, vectors, **given), 3)
                 with tmx.MergeSession(base, vectors) as session:
                     session.merge(**given)
@@ -92,6 +94,19 @@ def measure(tasks: int, speed: float) -> None:
                     f"{in_place / floor:5.2f} x floor; whole call {whole:7.2f} ms; again {again:7.2f} ms",
                     flush=True,
                 )
+
+
+def show_kernels(work: Callable[[], object]) -> None:
+    """Where the device's time goes."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorded
+
+    with recorded(activities=[ProfilerActivity.CUDA]) as found:
+        work()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)
+    print(f"    device {sum(row.device_time_total for row in rows) / 1000:.2f} ms:", end=" ")
+    print(", ".join(f"{row.key[:24]} {row.device_time_total / 1000:.3f} ({row.count})" for row in rows[:9]))
 
 
 def check(rounds: int) -> None:
@@ -145,10 +160,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 50])
     parser.add_argument("--check", type=int, nargs="?", const=5, default=0, help="rounds of comparison with the CPU")
+    parser.add_argument("--profile", action="store_true", help="show the kernels' times as well")
     given = parser.parse_args()
     if given.check:
         check(given.check)
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {speed / 1e12:.2f} TB/s")
     for tasks in given.tasks:
-        measure(tasks, speed)
+        for sizes in ({"w": (ELEMENTS,)}, shapes()):
+            measure(tasks, sizes, speed, given.profile)

@@ -35,7 +35,9 @@ from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import embed_prepared, prepare
-from tunable_magmax.preference.base_features import TaskProbe
+from tunable_magmax.preference.arrays import Floats
+from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe
+from tunable_magmax.preference.mixture import mixture_weights
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import ROWS, choose_rows
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
@@ -126,6 +128,13 @@ def draw_targets(tasks: Deal, variants: int) -> dict[str, list[list[int]]]:
     }
 
 
+def by_probe(probe: TaskProbe, features: NDArray[np.float32]) -> Floats:
+    """The weights of `Preference.from_base_features`, without the targets that it simulates, which take long."""
+    likelihoods = probe.likelihoods(probe.probe.posterior(features))
+    weights: Floats = mixture_weights(likelihoods, np.ones((1, len(features))), CONCENTRATION)[0]
+    return weights
+
+
 def errors(
     tasks: Deal, rows: Seen, source: Seen, seed: int, arguments: argparse.Namespace
 ) -> dict[tuple[str, str], list[float]]:
@@ -143,17 +152,11 @@ def errors(
     for kind, targets in draw_targets(tasks, arguments.variants).items():
         for target in targets:
             truth = np.bincount(owner[source.labels[target]], minlength=len(benchmark.tasks)) / len(target)
-            guesses = {
-                "probe": Preference.from_base_features(
-                    features, labels, source.features[target], fitted=probe, resampling=PLAIN
-                ),
-                "shift": Preference.from_predictions(
-                    counts, source.predicted[target].tolist(), method="em", resampling=PLAIN
-                ),
-            }
-            for method, guess in guesses.items():
-                error = float(half_l1(np.array(guess.weights), truth))
-                found.setdefault((kind, method), []).append(error)
+            predicted = source.predicted[target].tolist()
+            shift = Preference.from_predictions(counts, predicted, method="em", resampling=PLAIN)
+            guesses = {"probe": by_probe(probe, source.features[target]), "shift": np.array(shift.weights)}
+            for method, weights in guesses.items():
+                found.setdefault((kind, method), []).append(float(half_l1(weights, truth)))
     return found
 
 

@@ -94,7 +94,10 @@ def test_tokens_padded_on_the_left_are_not_cut_off(tmp_path):
         assert torch.equal(kept["input_ids"][kept["attention_mask"].bool()], expected["input_ids"][row][mask])
 
 
-def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(prepared_module, "CHUNK", 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoder = load("vit", tmp_path)
     images: list = pictures(9)
     images[2] = Unreadable("two.png", "not an image")

@@ -19,6 +19,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import widen
 from tunable_magmax.sizes import show_size
 
 PathLike = str | Path
@@ -148,7 +149,7 @@ class FileVectors:
             return scratch
         raw = self._raw((stop - start) * size)
         self._checkpoints[source].read_into(info.name, start * size, raw.numpy().data)
-        return scratch.copy_(raw.view(stored))
+        return widen(raw.view(stored), scratch)
 
     def _raw(self, size: int) -> Tensor:
         buffer = getattr(self._local, "buffer", None)

@@ -90,6 +90,10 @@ class Method:
     def decide(self, field: Field) -> None:
         """What has to be settled over all elements before the first one can be merged."""
 
+    def combined(self, size: int) -> Sequence[int]:
+        """The tasks (from 0) whose values `combine` looks at in a tensor of this size; it may be given no others."""
+        return range(self.tasks)
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         """Write the merged task vector of a chunk to `out`; return elements per task where each has an owner."""
         raise NotImplementedError
@@ -137,9 +141,17 @@ class TunableMagmax(Method):
         if self.options.compare == "all":
             last = max((t for t in range(self.tasks) if self._rows[t] >= 0), default=-1)  # nobody later matters
             return [t <= last for t in range(self.tasks)], self._rows
-        active = [n > 0 for n in self.expected_budget(size)] if self.options.scope == "tensor" else self._active
-        assert active is not None
+        active = self._taking_part(size)
         return active, [row if taking_part else -1 for row, taking_part in zip(self._rows, active, strict=True)]
+
+    def _taking_part(self, size: int) -> list[bool]:
+        if self.options.scope == "tensor":
+            return [n > 0 for n in self.expected_budget(size)]
+        assert self._active is not None
+        return self._active
+
+    def combined(self, size: int) -> Sequence[int]:
+        return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def decide(self, field: Field) -> None:
         if self.options.budget is not None and sum(self.options.budget) != field.elements:
@@ -191,6 +203,9 @@ class LastTask(Method):
 
     owns = True
 
+    def combined(self, size: int) -> Sequence[int]:
+        return [self.tasks - 1]
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         kernels.difference(chunk.tasks[-1], chunk.base, out)
         counts = np.zeros(self.tasks, np.int64)
@@ -203,8 +218,11 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
+    def combined(self, size: int) -> Sequence[int]:
+        return [t for t, factor in enumerate(self.factors()) if factor]
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
-        kept = [k for k, factor in enumerate(self.factors()) if factor]
+        kept = self.combined(out.numel())
         kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
         return None
 
@@ -233,6 +251,9 @@ class RandomMix(Method):
         self._drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self._tops = [bounds[t + 1] - 1 for t in self._drawn]
 
+    def combined(self, size: int) -> Sequence[int]:
+        return self._drawn
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, out: Tensor) -> Counts:
         drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
         counts = np.zeros(self.tasks, np.int64)
@@ -254,6 +275,9 @@ class Ties(Method):
         self.plane_rows = self._spare.stop
         self._rows: list[int] = []
         self._planes: Planes | None = None
+
+    def combined(self, size: int) -> Sequence[int]:
+        return self._voters
 
     def decide(self, field: Field) -> None:
         kept = int(self.options.density * field.elements)

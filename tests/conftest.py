@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from program import sequence, tmx
+
+__all__ = ["sequence", "tmx"]
 
 
 @pytest.fixture(scope="session", autouse=True)

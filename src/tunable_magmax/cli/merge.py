@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tunable_magmax.cli.loose import Loose, refuse_loose
+from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
@@ -198,9 +199,13 @@ def plan(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     what: What = _WHAT,
     how: How = _HOW,
+    estimate: bool = False,
+    workers: int | None = None,
     as_json: Json = False,
 ) -> int:
     """Say what a merge would do, from headers alone: same as merge --dry-run.
+
+    With --estimate, say how long it would take: this reads a sample of the inputs and writes a file that is removed.
 
     Parameters
     ----------
@@ -208,9 +213,15 @@ def plan(
         A run directory, or a YAML configuration.
     out
         Where the result would go.
+    estimate
+        Measure this machine for a second, and estimate the time.
+    workers
+        With --estimate: the time on a cluster of so many machines like this one, too.
     """
     _refuse_loose("plan", loose, source, what)
-    return _plan(recipe_of(source, what), out, how, as_json)
+    if workers is not None and not estimate:
+        raise InputError("--workers is about the time on a cluster: give --estimate as well")
+    return _plan(recipe_of(source, what), out, how, as_json, estimate, workers)
 
 
 def _refuse_loose(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
@@ -281,7 +292,14 @@ def numbers(text: str | None, option: str) -> list[Any] | None:
     return parts
 
 
-def _plan(recipe: Recipe, out: Path | None, how: How, as_json: bool) -> int:
+def _plan(
+    recipe: Recipe,
+    out: Path | None,
+    how: How,
+    as_json: bool,
+    estimate: bool = False,
+    workers: int | None = None,
+) -> int:
     from tunable_magmax.engines.plan import plan_merge
 
     planned = plan_merge(
@@ -292,6 +310,8 @@ def _plan(recipe: Recipe, out: Path | None, how: How, as_json: bool) -> int:
         shard_size=how.shard_size,
         threads=how.threads,
         overwrite=how.overwrite,
+        estimate=estimate,
+        workers=workers,
         **recipe.options,
     )
     if as_json:
@@ -320,6 +340,7 @@ def _plan_text(planned: MergePlan) -> str:
             f"memory       {show_size(planned.peak_memory)} beyond the interpreter"
             + (f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""),
         ]
+    lines += time_lines(planned)
     lines += [f"note: {note}" for note in planned.notes]
     return "".join(f"{line}\n" for line in lines)
 

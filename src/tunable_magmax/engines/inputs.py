@@ -22,6 +22,7 @@ from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import widen
 from tunable_magmax.sizes import show_size
 
 PathLike = str | Path
@@ -85,9 +86,9 @@ class Inputs:
         """What the tasks that are adapters are, by role."""
         return {self.labels[k]: adapter.describe() for k, adapter in self.adapters.items()}
 
-    def bytes_of(self, tensor: Mergeable) -> int:
-        """Bytes of all files that hold a tensor's values."""
-        return sum(opened.stored_bytes(info.name) for opened, info in zip(self.checkpoints, tensor.infos, strict=True))
+    def bytes_of(self, tensor: Mergeable, source: int) -> int:
+        """Bytes of a source's files that hold a tensor's values; 0 is the base."""
+        return self.checkpoints[source].stored_bytes(tensor.infos[source].name)
 
     def __enter__(self) -> Inputs:
         return self
@@ -216,7 +217,7 @@ class FileVectors:
             return scratch
         raw = self._raw((stop - start) * stored.itemsize)
         checkpoint.read_into(info.name, start * stored.itemsize, raw.numpy().data)
-        return scratch.copy_(raw.view(stored))
+        return widen(raw.view(stored), scratch)
 
     def _raw(self, size: int) -> Tensor:
         buffer = getattr(self._local, "buffer", None)

@@ -1,10 +1,11 @@
-"""What a merge would do, from headers alone: `merge --dry-run`."""
+"""What a merge would do, from headers alone: `merge --dry-run`; and how long it would take, for a second's work."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,17 @@ import torch
 from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.cost import (
+    Cluster,
+    Estimate,
+    Load,
+    Speeds,
+    estimate_cluster,
+    load_of,
+    most_speedup,
+    speedup,
+)
+from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE
 from tunable_magmax.engines.weight_files import output_tensors
@@ -44,10 +56,37 @@ class MergePlan:
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """What the numbers above leave out."""
+    speeds: Speeds | None = None
+    """What was measured for the estimate."""
+    time: Estimate | None = None
+    cluster: ClusterPlan | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {
+            **asdict(self),
+            "time": None if self.time is None else self.time.to_dict(),
+            "cluster": None if self.cluster is None else self.cluster.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What to expect of N workers that are each like this machine, under two assumptions about their file system."""
+
+    workers: int
+    scaling: Estimate
+    """The shared file system gives every worker what it gave this machine."""
+    shared: Estimate
+    """All workers together get what this machine got."""
+    speedup: float
+    shared_speedup: float
+    most_speedup: float
+    """What the first speed-up tends to with ever more workers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "scaling": self.scaling.to_dict(), "shared": self.shared.to_dict()}
 
 
 def plan_merge(
@@ -59,9 +98,14 @@ def plan_merge(
     shard_size: int | str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    estimate: bool = False,
+    workers: int | None = None,
     **given: Any,
 ) -> MergePlan:
     """Plan a merge without reading values or writing anything; what stands in its way is in `problems`.
+
+    With `estimate`, measure for about a second how fast this machine reads these files, computes, and writes beside
+    `out`, and estimate the merge's time; with `workers`, also on a cluster of so many machines like this one.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
@@ -82,7 +126,9 @@ def plan_merge(
         with Inputs(base, tasks, options) as inputs:
             if out is not None:
                 problems += _complaints(inputs.refuse_as_output, Path(out))
-            return _planned(inputs, options, bound, limit, threads, Path(out) if out is not None else None, problems)
+            target = Path(out) if out is not None else None
+            plan, load = _planned(inputs, options, bound, limit, threads, target, problems)
+            return _timed(plan, load, inputs, options, read_threads(threads), target, workers) if estimate else plan
     except InputError as error:
         problems.append(str(error))
     method = str(given.get("method", "tunable_magmax"))
@@ -91,7 +137,7 @@ def plan_merge(
 
 def _planned(
     inputs: Inputs, options: Options, bound: int, limit: int, threads: int | None, out: Path | None, problems: list[str]
-) -> MergePlan:
+) -> tuple[MergePlan, Load]:
     layout = inputs.layout
     tasks = len(inputs.checkpoints) - 1
     kernels = kernels_for(torch.device("cpu"))
@@ -99,7 +145,7 @@ def _planned(
         memory = plan_memory(layout, options, kernels, read_threads(threads), bound)
     except InputError as error:
         problems.append(str(error))
-        memory = MemoryPlan(0, 0, 0, 0, 0)
+        memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0)
     if options.budget is not None and sum(options.budget) > layout.elements:
         problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
     merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
@@ -110,16 +156,16 @@ def _planned(
         problems += _space_problems(out, to_write + (memory.planes if memory.spill else 0))
     method = METHODS[options.method](options, tasks)
     method.assume(layout.elements)
-    passes, to_read = _reading(inputs, options, memory, tasks)
-    return MergePlan(
+    load = load_of(layout, options, memory, method, to_write, inputs.bytes_of)
+    plan = MergePlan(
         method=options.method,
         tasks=tasks,
         mergeable=tuple(tensor.name for tensor in layout.mergeable),
         copied=tuple(info.name for info in layout.copied),
         elements=layout.elements,
         budget=method.expected_budget(layout.elements),
-        passes=passes,
-        bytes_to_read=to_read,
+        passes=load.passes,
+        bytes_to_read=load.bytes_to_read,
         bytes_to_write=to_write,
         shards=len(shards),
         peak_memory=memory.peak,
@@ -128,22 +174,38 @@ def _planned(
         warnings=(*inputs.warnings(), *layout.warnings),
         notes=tuple(inputs.notes()),
     )
+    return plan, load
 
 
-def _reading(inputs: Inputs, options: Options, memory: MemoryPlan, tasks: int) -> tuple[int, int]:
-    """Walks over the inputs, and the bytes they read; of an adapter's factors, those that are not read again."""
-    layout = inputs.layout
-    every = sum(map(inputs.bytes_of, layout.mergeable))
-    base = sum(tensor.infos[0].nbytes for tensor in layout.mergeable)
-    copied = sum(info.nbytes for info in layout.copied)
-    walks = 2 if options.scale is not None else 3
-    read = walks * every - (every - base if memory.stash else 0)
-    if METHODS[options.method](options, tasks).cuts_by_magnitude:
-        # Each task's cut by magnitude: a walk for each digit of the histogram and one for the cut, over base and task.
-        digits = 4 if any(tensor.working == "F64" for tensor in layout.mergeable) else 2
-        walks += digits + 1
-        read += (digits + 1) * (every - base + tasks * base)
-    return walks, read + copied
+def _timed(
+    plan: MergePlan, load: Load, inputs: Inputs, options: Options, threads: int, out: Path | None, workers: int | None
+) -> MergePlan:
+    """The plan with what was measured for it; none of it if something stands in the way of the merge."""
+    if plan.problems:
+        return plan
+    from tunable_magmax.engines.calibration import measure_speeds
+
+    folder = None if out is None else _existing_folder(out)
+    speeds = measure_speeds(inputs, options, kernels_for(torch.device("cpu")), threads, folder)
+    notes = plan.notes if out is not None else (*plan.notes, "without -o, the time to write is not estimated")
+    cluster = None if workers is None else plan_cluster(load, speeds, workers)
+    return replace(plan, speeds=speeds, time=estimate_time(load, speeds), cluster=cluster, notes=notes)
+
+
+def plan_cluster(load: Load, speeds: Speeds, workers: int) -> ClusterPlan:
+    """Both ends of what `workers` machines like the measured one can do."""
+    if workers < 1:
+        raise InputError(f"workers is {workers}, expected at least 1")
+    scaling = Cluster(workers, math.inf)
+    shared = Cluster(workers, speeds.read)
+    return ClusterPlan(
+        workers=workers,
+        scaling=estimate_cluster(load, speeds, scaling),
+        shared=estimate_cluster(load, speeds, shared),
+        speedup=speedup(load, speeds, scaling),
+        shared_speedup=speedup(load, speeds, shared),
+        most_speedup=most_speedup(load, speeds, scaling),
+    )
 
 
 def _output_problems(out: Path, overwrite: bool) -> list[str]:
@@ -164,10 +226,16 @@ def _complaints(check: Any, *arguments: Any) -> list[str]:
 
 
 def _space_problems(out: Path, needed: int) -> list[str]:
-    folder = out.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = _existing_folder(out)
     free = shutil.disk_usage(folder).free
     if needed > free:
         return [f"{show_size(needed)} would be written, but only {show_size(free)} are free at {folder}"]
     return []
+
+
+def _existing_folder(out: Path) -> Path:
+    """Where the output will go, or what exists of the way to there."""
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return folder

@@ -13,6 +13,8 @@ from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import BATCH_BYTES
 
 SMALLEST_CHUNK = 1 << 12
+AHEAD = 2
+"""Pieces begun and not yet taken, for each thread: one is worked on while the next is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class MemoryPlan:
     mapped: int
     """What is in memory of planes on disk; 0 if they are in memory."""
     stash: int
+    ahead: int
+    """Pieces that are begun and not yet taken."""
+    readers: int
+    """Threads that do nothing but read ahead; 0 where values are in memory."""
 
     @property
     def spill(self) -> bool:
@@ -46,19 +52,25 @@ def plan_memory(
     method = METHODS[options.method](options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
     stash = layout.elements * width if options.scale is None else 0
+    ahead, readers = AHEAD * threads, threads if borrows and kernels.threads else 0
     if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, 0, stash)
+        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, readers)
 
     histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
 
     deriving = threads * layout.working_bytes + factor_room(layout, memory)
-    # A thread holds its inputs, a raw read, the merged vector and an output; as many outputs wait to be written.
-    per_element = threads * (((tasks + 1) if borrows else 1) * width + 2 * width + 2 * 8)
+    # Chunks that are read ahead or worked on; a raw read; a thread's merged vector and its result before a cast; a pair
+    # of vectors for a cut by magnitude; results that wait to be written.
+    chunks = (tasks + 1 if borrows else 1) * width * (ahead if readers else threads)
+    raw, pair = (readers or threads) * width // 2, threads * 2 * width if method.cuts_by_magnitude else 0
+    per_element = chunks + raw + threads * 2 * width + pair + (ahead + 1) * 8
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
     chunk = kernels.chunk
-    # Large chunks spare overhead, but not reading everything once more, as a merge without a stash must, spares more.
-    while chunk * per_element > min(memory // 16, memory - span - histograms - deriving) and chunk > SMALLEST_CHUNK:
+    # Large chunks spare overhead, but keeping planes and stash in memory spares more; what can't be kept needs no room.
+    kept = next((size for size in (planes + stash, planes) if size <= memory - memory // 16), 0)
+    limit = min(memory - kept, memory // 2) if stash + planes > kept or not stash else memory // 16
+    while chunk * per_element > min(limit, memory - span - histograms - deriving) and chunk > SMALLEST_CHUNK:
         chunk //= 2
     workspace = chunk * per_element + histograms + deriving
     least = workspace + span
@@ -70,7 +82,7 @@ def plan_memory(
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0)
+    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, readers)
 
 
 def factor_room(layout: Layout, memory: int) -> int:

@@ -139,6 +139,10 @@ class Method:
     def decide(self, field: Field) -> None:
         """What has to be settled over all elements before the first one can be merged."""
 
+    def combined(self, size: int) -> Sequence[int]:
+        """The tasks (from 0) whose values `combine` looks at in a tensor of this size; it may be given no others."""
+        return range(self.tasks)
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         """Write the merged task vector of a chunk to `out`; return elements per task where each has an owner."""
         raise NotImplementedError
@@ -186,9 +190,17 @@ class TunableMagmax(Method):
         if self.options.compare == "all":
             last = max((t for t in range(self.tasks) if self.rows[t] >= 0), default=-1)  # nobody later matters
             return [t <= last for t in range(self.tasks)], self.rows
-        active = [n > 0 for n in self.expected_budget(size)] if self.options.scope == "tensor" else self._active
-        assert active is not None
+        active = self._taking_part(size)
         return active, [row if taking_part else -1 for row, taking_part in zip(self.rows, active, strict=True)]
+
+    def _taking_part(self, size: int) -> list[bool]:
+        if self.options.scope == "tensor":
+            return [n > 0 for n in self.expected_budget(size)]
+        assert self._active is not None
+        return self._active
+
+    def combined(self, size: int) -> Sequence[int]:
+        return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], list[tuple[int, ...]]]:
         """Rule 7: which of the merged tensors share a budget, and each group's."""
@@ -240,6 +252,9 @@ class LastTask(Method):
 
     owns = True
 
+    def combined(self, size: int) -> Sequence[int]:
+        return [self.tasks - 1]
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         kernels.difference(chunk.tasks[-1], chunk.base, out)
         counts = np.zeros(self.tasks, np.int64)
@@ -252,8 +267,11 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
+    def combined(self, size: int) -> Sequence[int]:
+        return [t for t, factor in enumerate(self.factors()) if factor]
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        kept = [k for k, factor in enumerate(self.factors()) if factor]
+        kept = self.combined(out.numel())
         kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
         return None
 
@@ -282,6 +300,9 @@ class RandomMix(Method):
         self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
+    def combined(self, size: int) -> Sequence[int]:
+        return self.drawn
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
         counts = np.zeros(self.tasks, np.int64)
@@ -302,6 +323,9 @@ class Ties(Method):
         self._spare = SpareRows.after(len(self.voters), True)
         self.plane_rows = self._spare.stop
         self._rows: list[int] = []
+
+    def combined(self, size: int) -> Sequence[int]:
+        return self.voters
 
     def decide(self, field: Field) -> None:
         kept = int(self.options.density * field.elements)

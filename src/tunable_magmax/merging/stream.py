@@ -1,21 +1,21 @@
 """The engine: walks base and tasks chunk by chunk, under a memory bound, and hands the chunks to a method.
 
 Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
-the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows). The last walk renders.
-Nothing here depends on where values come from (`Vectors`) or where results go.
+the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows); methods that have
+nothing to decide are measured in walk 1. The last walk renders. While a chunk is worked on, the next ones are read
+(`ChunkReader`). Nothing here depends on where values come from (`Vectors`) or where results go.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,25 +29,17 @@ from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_
 from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
+from tunable_magmax.merging.reading import Buffers, ChunkReader, Vectors, working_dtype
 from tunable_magmax.merging.report import MergeReport, TensorReport
 from tunable_magmax.merging.survey import Survey
+
+__all__ = ["Merge", "Progress", "Vectors", "cast_copied", "does_not_fit", "matched_scale", "working_dtype"]
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
 
 
-class Vectors(Protocol):
-    """Where values come from. Source 0 is the base, t the t-th task."""
-
-    borrows: bool
-    """Whether reads need memory of their own (files) or are mostly views (tensors in memory)."""
-
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Values start:stop of the flattened tensor in the working type: a view of its own, or written to `scratch`."""
-
-
-def working_dtype(tensor: Mergeable) -> torch.dtype:
-    return torch.float64 if tensor.working == "F64" else torch.float32
+Work = Callable[[Piece, Chunk], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +68,7 @@ class Merge:
         notes: tuple[str, ...] = (),
         method: Method | None = None,
     ) -> None:
-        self.layout, self.vectors, self.options, self.kernels, self.labels = layout, vectors, options, kernels, labels
+        self.layout, self.options, self.kernels, self.labels = layout, options, kernels, labels
         self.tasks = len(labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
         self.threads = read_threads(threads) if kernels.threads else 1
@@ -86,7 +78,8 @@ class Merge:
         self._notes = notes
         self._spill = spill if self.memory.spill else None
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self._local = threading.local()
+        self._buffers = Buffers(layout, kernels, self.memory.chunk)
+        self._reader = ChunkReader(layout, vectors, self.tasks, self.memory, self._buffers)
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
@@ -94,6 +87,7 @@ class Merge:
         self._last_square = 0.0
         self._merged_squares: list[float] = []
         self._measured: set[int] = set()
+        self._early: dict[int, list[tuple[Piece, Counts, float]]] = {}
         self._counts: dict[int, NDArray[np.int64]] = {}
         self._unchanged: list[int] = []
 
@@ -103,6 +97,7 @@ class Merge:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._reader.close()
         if self._planes is not None:
             self._planes.close()
 
@@ -113,40 +108,38 @@ class Merge:
         return list(self._pool.map(work, items) if self._pool is not None else map(work, items))
 
     def _walk(
-        self, phase: str, work: Callable[[Piece], Any], stretches: Sequence[Stretch]
+        self, phase: str, work: Work, stretches: Sequence[Stretch], wanted: Callable[[Piece], Collection[int]]
     ) -> Iterator[tuple[Piece, Any]]:
-        """Apply `work` to all pieces; yields results in order, a bounded number of pieces ahead of the consumer."""
+        """Apply `work` to all pieces; yields results in order, a bounded number of pieces ahead of the consumer.
+
+        `wanted` says which tasks' values (from 0) a piece needs; the others are not read.
+        """
         total = self.layout.elements if phase == "survey" else self.elements
         todo = pieces(stretches, self.memory.chunk)
-        ahead: deque[Future[Any]] = deque()
+        ahead: deque[Callable[[], Any]] = deque()
         for k, piece in enumerate(todo):
-            if self._pool is None:
-                result = work(piece)
-            else:
-                while len(ahead) < 2 * self.threads and k + len(ahead) < len(todo):
-                    ahead.append(self._pool.submit(work, todo[k + len(ahead)]))
-                result = ahead.popleft().result()
+            while len(ahead) < self.memory.ahead and k + len(ahead) < len(todo):
+                # The last piece in this slot has been taken, so its work is done.
+                number = k + len(ahead)
+                ahead.append(self._begin(work, todo[number], number % self.memory.ahead, wanted(todo[number])))
+            result = ahead.popleft()()
             # Before the yield: a consumer that has what it wants does not come back after its last piece.
             self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
             self.progress(phase, self._done[phase], total)
             yield piece, result
 
-    def _scratch(self, name: str, row: int, size: int, dtype: torch.dtype) -> Tensor:
-        """A buffer of this thread, kept for the next chunk."""
-        buffers: dict[Any, Tensor] = self._local.__dict__
-        buffer = buffers.get((name, row, dtype))
-        if buffer is None:
-            buffer = buffers[name, row, dtype] = self.kernels.empty(self.memory.chunk, dtype)
-        return buffer[:size]
+    def _begin(self, work: Work, piece: Piece, slot: int, wanted: Collection[int]) -> Callable[[], Any]:
+        """Start to read a piece and to work on it; call the result for what came of it."""
+        chunk = self._reader.begin(piece, slot, wanted)
+        if self._pool is None:
+            return lambda: work(piece, chunk())
+        return self._pool.submit(lambda: work(piece, chunk())).result
 
-    def _read(self, source: int, piece: Piece) -> Tensor:
-        tensor = self.layout.mergeable[piece.stretch.tensor]
-        scratch = self._scratch("source", source, piece.stop - piece.start, working_dtype(tensor))
-        return self.vectors.read(source, tensor, piece.start, piece.stop, scratch)
+    def _all_tasks(self, piece: Piece) -> Collection[int]:
+        return range(self.tasks)
 
-    def _chunk(self, piece: Piece) -> Chunk:
-        base, *tasks = (self._read(source, piece) for source in range(self.tasks + 1))
-        return Chunk(base, tasks, piece.slots[0], piece.stretch.element + piece.start)
+    def _combined_tasks(self, piece: Piece) -> Collection[int]:
+        return self.method.combined(piece.stretch.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +148,10 @@ class Merge:
         self.conclude(self.look())
 
     def look(self) -> Survey:
-        """The walk itself: what the tensors hold, with candidates marked as if all of them were merged."""
+        """The walk itself: what the tensors hold, with candidates marked as if all of them were merged.
+
+        Methods that have nothing to decide are measured on the way.
+        """
         everything = self._everything()
         if self.method.plane_rows:
             slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
@@ -163,11 +159,20 @@ class Merge:
         self.method.assume(self.layout.elements)
         found = Survey.nothing(len(everything), self.tasks)
         suspect = np.zeros_like(found.changed)
-        for piece, (moved, odd, square) in self._walk("survey", self._survey_piece, everything):
+        early = self.options.scale is None and not self.method.plane_rows
+        if early:
+            self.make_stash([stretch for stretch in everything if stretch.size])
+
+        def work(piece: Piece, chunk: Chunk) -> tuple[Any, Any]:
+            return self._survey_piece(piece, chunk), self._measure_piece(piece, chunk) if early else None
+
+        for piece, ((moved, odd, square), noted) in self._walk("survey", work, everything, self._all_tasks):
             k = piece.stretch.tensor
             found.changed[k] |= moved
             suspect[k] |= odd
             found.squares[k] += square
+            if noted:
+                self._early.setdefault(k, []).append((piece, *noted))
         self._settle_suspects(everything, suspect, found)
         return found
 
@@ -177,6 +182,8 @@ class Merge:
         self.stretches = tuple(stretch for stretch in self._everything() if found.changed[stretch.tensor].any())
         self._unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
         self._last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
+        if self._early:
+            self._take()
         if self.method.assume(self.elements):
             self._mark()
 
@@ -188,9 +195,18 @@ class Merge:
             slot += padded(tensor.size)
         return everything
 
+    def _take(self) -> None:
+        """What was measured along with the survey holds for the tensors that turned out to be merged."""
+        self._measured = {stretch.tensor for stretch in self.stretches}
+        self._stash = {k: stash for k, stash in self._stash.items() if k in self._measured}
+        for k in sorted(self._measured):
+            for note in self._early.get(k, ()):
+                self._note(*note)
+        self._early = {}
+
     def _mark(self) -> None:
         """Mark candidates anew."""
-        deque(self._walk("survey", self._survey_piece, self.stretches), maxlen=0)
+        deque(self._walk("survey", self._survey_piece, self.stretches, self._all_tasks), maxlen=0)
 
     def restart(self, options: Options, method: Method, mark: bool) -> None:
         """Take up another merge of what was surveyed; `mark` says that other tasks are compared than before."""
@@ -200,8 +216,7 @@ class Merge:
         if mark:
             self._mark()
 
-    def _survey_piece(self, piece: Piece) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
-        chunk = self._chunk(piece)
+    def _survey_piece(self, piece: Piece, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
         compared, rows = self.method.marks(piece.stretch.tensor, piece.stretch.size)
         changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
         if self._planes is not None:
@@ -218,7 +233,7 @@ class Merge:
                 continue
             found.changed[k] = False
             for piece in pieces([stretch], self.memory.chunk):
-                chunk = self._chunk(piece)
+                chunk = self._reader.chunk(piece)
                 for t, values in enumerate(chunk.tasks):
                     same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
                     found.changed[k, t] |= not bool(same.all())
@@ -245,9 +260,9 @@ class Merge:
         self.scale = matched_scale(self._last_square, math.fsum(self._merged_squares))
 
     def make_stash(self, stretches: Sequence[Stretch]) -> None:
-        """Make room for the merged vector of these tensors, if memory allows."""
-        if self.memory.stash:
-            for stretch in stretches:
+        """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
+        for stretch in stretches:
+            if self.memory.stash and stretch.tensor not in self._measured:
                 dtype = working_dtype(self.layout.mergeable[stretch.tensor])
                 self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
 
@@ -258,18 +273,18 @@ class Merge:
     def field(self) -> LocalField:
         """What the survey has found, for the method's decision."""
         wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
-        pair = lambda task, piece: (self._read(0, piece), self._read(task + 1, piece))  # noqa: E731
+        pair = self._reader.pair
         return LocalField(self.kernels, self._planes, self.stretches, wide, pair, self.memory.chunk, self.each)
 
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Count owners and measure the merged vector of tensors that were not measured yet."""
         stretches = [stretch for stretch in stretches if stretch.tensor not in self._measured]
-        for piece, (counts, square) in self._walk("measure", self._measure_piece, stretches):
+        for piece, (counts, square) in self._walk("measure", self._measure_piece, stretches, self._combined_tasks):
             self._note(piece, counts, square)
         self._measured.update(stretch.tensor for stretch in stretches)
 
-    def _measure_piece(self, piece: Piece) -> tuple[Counts, float]:
-        tau, counts = self._combine(piece, self._chunk(piece))
+    def _measure_piece(self, piece: Piece, chunk: Chunk) -> tuple[Counts, float]:
+        tau, counts = self._combine(piece, chunk)
         return counts, self.kernels.square(tau)
 
     def _combine(self, piece: Piece, chunk: Chunk) -> tuple[Tensor, Counts]:
@@ -277,7 +292,7 @@ class Merge:
         if stash is not None:
             tau = stash[piece.start : piece.stop]
         else:
-            tau = self._scratch("tau", 0, chunk.base.numel(), chunk.base.dtype)
+            tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
         return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, self._planes, tau)
 
     def _note(self, piece: Piece, counts: Counts, square: float) -> None:
@@ -305,32 +320,35 @@ class Merge:
     ) -> Iterator[tuple[Piece, Tensor]]:
         """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
 
-        def work(piece: Piece) -> tuple[Tensor, Counts, float]:
-            return self._render_piece(piece, into(piece))
+        def work(piece: Piece, chunk: Chunk) -> tuple[Tensor, Counts, float]:
+            return self._render_piece(piece, chunk, into(piece))
+
+        def wanted(piece: Piece) -> Collection[int]:
+            return () if piece.stretch.tensor in self._stash else self._combined_tasks(piece)
 
         chosen = self.stretches if stretches is None else stretches
-        for piece, (out, counts, square) in self._walk("merge", work, chosen):
+        for piece, (out, counts, square) in self._walk("merge", work, chosen, wanted):
             if piece.stretch.tensor not in self._measured:
                 self._note(piece, counts, square)
             yield piece, out
 
-    def _render_piece(self, piece: Piece, out: Tensor) -> tuple[Tensor, Counts, float]:
-        counts, square = None, 0.0
+    def _render_piece(self, piece: Piece, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
+        base, counts, square = chunk.base, None, 0.0
         stash = self._stash.get(piece.stretch.tensor)
         if stash is not None:
-            base, tau = self._read(0, piece), stash[piece.start : piece.stop]
+            tau = stash[piece.start : piece.stop]
         else:
-            chunk = self._chunk(piece)
-            base = chunk.base
             tau, counts = self._combine(piece, chunk)
             if self.options.scale is not None:
                 square = self.kernels.square(tau)
         direct = out.dtype == base.dtype
-        target = out if direct else self._scratch("out", 0, base.numel(), base.dtype)
+        target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
         finite = self.kernels.step(base, tau, self.scale, target)
         if not direct:
             out.copy_(_before_cast(target, out.dtype))
-            finite = finite and bool(out.isfinite().all())
+            # Rounding keeps order: all values fit if the smallest and the largest do.
+            ends = torch.stack(target.aminmax())
+            finite = finite and bool(_before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
         if not finite:
             raise does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
         return out, counts, square

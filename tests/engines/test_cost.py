@@ -1,0 +1,250 @@
+"""The cost model: bytes as read, times that add up, and what a cluster can and cannot do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sequences import SMALL, save_sequence, sequence
+
+from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.engines.cost import Cluster, Load, Speeds, estimate, estimate_cluster, most_speedup, speedup
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.plan import plan_cluster, plan_merge
+from tunable_magmax.errors import InputError
+
+GIB = float(1 << 30)
+SHAPES = {name: shape for name, shape in SMALL.items() if "frozen" not in name}  # a plan cannot know what is unchanged
+
+amounts = st.integers(0, 10**15)
+speeds_of_things = st.floats(1e3, 1e13)
+loads = st.builds(
+    Load,
+    elements=amounts,
+    survey=amounts,
+    decide=amounts,
+    measure=amounts,
+    render=amounts,
+    written=amounts,
+    passes=st.just(3),
+    rounds=st.integers(0, 1000),
+    largest=st.just(0),
+    stashed=st.booleans(),
+    measured_early=st.booleans(),
+)
+machines = st.builds(
+    Speeds,
+    threads=st.integers(1, 256),
+    read=speeds_of_things,
+    read_again=speeds_of_things,
+    read_cpu=st.floats(0, 1e-6),
+    survey=speeds_of_things,
+    decide=speeds_of_things,
+    measure=speeds_of_things,
+    render=speeds_of_things,
+    write=st.none() | speeds_of_things,
+    write_cpu=st.floats(0, 1e-6),
+    keeps_cache=st.booleans(),
+)
+clusters = st.builds(
+    Cluster,
+    workers=st.integers(1, 10_000),
+    shared_bandwidth=speeds_of_things | st.just(math.inf),
+    round_trip=st.floats(0, 1),
+    commit=st.floats(0, 10),
+)
+AMOUNTS = ("elements", "survey", "decide", "measure", "render", "written", "rounds")
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"memory": "40MiB", "threads": 2},
+        {"scale": 0.5},
+        {"weights": [1, 0, 0, 2]},
+        {"weights": [1, 0, 0, 2], "compare": "active", "scale": 0.5},
+        {"weights": [1, 0, 1000, 0], "scope": "tensor", "scale": 1},  # in small tensors, the first has no budget
+        {"method": "average", "weights": [0, 1, 1, 0]},
+        {"method": "average", "scale": 1},
+        {"method": "magmax"},
+        {"method": "random_mix", "weights": [1, 0, 0, 1], "scale": 1},
+        {"method": "task_arithmetic", "weights": [0, 1, 0, 2]},
+        {"method": "last_task"},
+    ],
+    ids=str,
+)
+def test_a_merge_reads_what_its_plan_says(tmp_path, monkeypatch, options) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(4, SHAPES, "bf16"))
+    plan = plan_merge(base, tasks, **options)
+    assert not plan.problems
+    read = []
+    original = PositionedFile.read_into
+
+    def noted(self: PositionedFile, position: int, buffer: memoryview) -> None:
+        if position > 8:  # not the header
+            read.append(buffer.nbytes)
+        original(self, position, buffer)
+
+    monkeypatch.setattr(PositionedFile, "read_into", noted)
+    merge_checkpoints(base, tasks, tmp_path / "out.safetensors", **options)
+    assert sum(read) == plan.bytes_to_read
+
+
+def test_a_cut_by_magnitude_reads_no_more_than_its_plan_says(tmp_path, monkeypatch) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(4, SHAPES))
+    for options in ({"keep": "magnitude", "weights": [1, 0, 2, 3]}, {"method": "ties"}):
+        plan = plan_merge(base, tasks, **options)
+        plain = plan_merge(base, tasks, weights=options.get("weights"))
+        assert plan.bytes_to_read > plain.bytes_to_read
+        read = []
+        original = PositionedFile.read_into
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                PositionedFile,
+                "read_into",
+                lambda self, at, buffer, original=original, read=read: (
+                    read.append(buffer.nbytes * (at > 8)),
+                    original(self, at, buffer),
+                ),
+            )
+            merge_checkpoints(base, tasks, tmp_path / "out.safetensors", **options, overwrite=True)
+        assert plain.bytes_to_read < sum(read) <= plan.bytes_to_read
+
+
+def test_tasks_without_a_budget_are_read_once(tmp_path) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(4, SHAPES))
+    reads = [plan_merge(base, tasks, scale=1, weights=w).bytes_to_read for w in ([1, 1, 1, 1], [1, 1, 0, 0])]
+    assert reads[0] - reads[1] == 2 * 4 * plan_merge(base, tasks).elements  # two tasks of four bytes an element
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@given(loads, machines)
+def test_phases_add_up_and_overlap_inside(load, speeds) -> None:
+    found = estimate(load, speeds)
+    assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
+    assert found.low <= found.seconds <= found.high
+    for phase in found.phases:
+        parts = (phase.reading, phase.computing, phase.writing)
+        assert min(parts) >= 0
+        assert max(parts) <= phase.seconds <= sum(parts)
+    read = sum(phase.reading for phase in found.phases)
+    slowest = min(speeds.read, speeds.read_again)
+    assert read <= load.bytes_to_read / slowest * (1 + 1e-9)
+
+
+@given(loads, machines, st.sampled_from(AMOUNTS), st.integers(1, 1000))
+def test_more_to_do_never_takes_less_time(load, speeds, what, factor) -> None:
+    # A stash takes the measuring out of the rendering, so elements of no work would be the odd case.
+    load = replace(load, stashed=False)
+    more = replace(load, **{what: getattr(load, what) * factor})
+    assert estimate(more, speeds).seconds >= estimate(load, speeds).seconds * (1 - 1e-9)
+
+
+@given(loads, machines, st.floats(1, 100))
+def test_a_merge_k_times_as_large_takes_k_times_as_long(load, speeds, factor) -> None:
+    whole = math.ceil(factor)
+    large = replace(load, **{name: getattr(load, name) * whole for name in AMOUNTS if name != "rounds"})
+    assert estimate(large, speeds).seconds == pytest.approx(whole * estimate(load, speeds).seconds, rel=1e-6)
+
+
+@given(loads, machines, st.sampled_from(["read", "survey", "decide", "render"]), st.floats(1, 1e3))
+def test_a_faster_machine_never_takes_longer(load, speeds, what, factor) -> None:
+    load = replace(load, stashed=False)
+    faster = replace(speeds, **{what: getattr(speeds, what) * factor})
+    assert estimate(load, faster).seconds <= estimate(load, speeds).seconds * (1 + 1e-9)
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+@given(loads, machines)
+def test_one_worker_that_costs_nothing_to_ask_is_one_machine(load, speeds) -> None:
+    alone = Cluster(1, math.inf, round_trip=0, commit=0)
+    assert estimate_cluster(load, speeds, alone) == estimate(load, speeds)
+
+
+@given(loads.filter(lambda load: load.elements), machines, clusters)
+def test_speedup_has_limits(load, speeds, cluster) -> None:
+    found = speedup(load, speeds, cluster)
+    assert found <= cluster.workers * (1 + 1e-9)
+    more = replace(cluster, workers=cluster.workers * 2)
+    assert speedup(load, speeds, more) >= found * (1 - 1e-9)
+    assert found <= most_speedup(load, speeds, cluster) * (1 + 1e-9)
+    least = load.bytes_to_read / cluster.shared_bandwidth + cluster.commit + load.rounds * cluster.round_trip
+    assert estimate_cluster(load, speeds, cluster).seconds >= least * (1 - 1e-9)
+
+
+def test_where_the_speedup_stops() -> None:
+    """Reading bound at 1 GiB/s each: workers help until they ask for more than the file system gives in all."""
+    load = Load(10**9, *(int(100 * GIB),) * 4, written=0, passes=4, rounds=0)
+    speeds = Speeds(8, GIB, GIB, 0.0, *(1e15,) * 4, write=None)
+    cluster = Cluster(1, 8 * GIB, round_trip=0, commit=0)
+    found = [speedup(load, speeds, replace(cluster, workers=n)) for n in (1, 2, 4, 8, 16, 1000)]
+    assert found == pytest.approx([1, 2, 4, 8, 8, 8])
+    assert most_speedup(load, speeds, cluster) == pytest.approx(8)
+    asking = replace(cluster, round_trip=0.5)
+    slower = [speedup(replace(load, rounds=100), speeds, replace(asking, workers=n)) for n in (1, 2, 4, 8, 16)]
+    assert all(late < early for early, late in zip(found, slower, strict=False))
+    assert slower[0] < 1  # a cluster of one only adds questions
+
+
+@given(loads.filter(lambda load: load.elements), machines)
+def test_what_a_plan_says_of_a_cluster(load, speeds) -> None:
+    found = [plan_cluster(load, speeds, n) for n in (1, 2, 4, 64)]
+    for one in found:
+        assert one.shared_speedup <= one.speedup * (1 + 1e-9)
+        assert one.speedup <= min(one.workers, one.most_speedup) * (1 + 1e-9)
+    assert all(a.speedup <= b.speedup * (1 + 1e-9) for a, b in pairwise(found))
+    with pytest.raises(InputError, match="workers is 0, expected at least 1"):
+        plan_cluster(load, speeds, 0)
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scope": "tensor", "keep": "magnitude"}, {"method": "average", "exclude": ["a.*"]}, {"method": "ties"}],
+    ids=str,
+)
+def test_an_estimate_leaves_nothing_behind(tmp_path, options) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(3, SHAPES, "f16+bf16"))
+    before = sorted(tmp_path.rglob("*"))
+    plan = plan_merge(base, tasks, tmp_path / "deep" / "out", estimate=True, workers=2, **options)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert plan.speeds is not None
+    assert plan.time is not None
+    assert plan.time.seconds > 0
+    for value in (plan.speeds.read, plan.speeds.survey, plan.speeds.render, plan.speeds.write):
+        assert value is not None
+        assert 0 < value < 1e15
+    without = plan_merge(base, tasks, tmp_path / "deep" / "out", **options)
+    assert replace(plan, speeds=None, time=None, cluster=None) == without
+
+
+def test_an_estimate_with_a_budget_and_without_a_place(tmp_path) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    elements = plan_merge(base, tasks).elements
+    plan = plan_merge(base, tasks, budget=[5, elements - 5], estimate=True)
+    assert plan.time is not None
+    assert plan.speeds is not None
+    assert plan.speeds.write is None
+    assert plan.notes == ("without -o, the time to write is not estimated",)
+
+
+def test_a_plan_with_problems_measures_nothing(tmp_path) -> None:
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    plan = plan_merge(base, [*tasks, Path("nowhere")], estimate=True)
+    assert plan.problems
+    assert plan.time is None

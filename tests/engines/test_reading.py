@@ -1,0 +1,122 @@
+"""Reading ahead: it happens, it is bounded, and its errors and those of the work arrive."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sequences import LARGE, digests, save_sequence, sequence
+
+from tunable_magmax.engines.inputs import FileVectors
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import StorageError
+from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.memory import AHEAD
+from tunable_magmax.merging.reading import widen
+
+PATIENCE = 20
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.setattr(NativeKernels, "chunk", 1 << 12)  # many pieces of few values
+    return save_sequence(tmp_path / "in", *sequence(3, LARGE))
+
+
+class Spy:
+    """Counts pieces whose reading has begun and those that were surveyed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = self.surveyed = 0
+        self.changed = threading.Condition()
+        read, survey = FileVectors.read, NativeKernels.survey
+        spy = self
+
+        def noted_read(self: FileVectors, source: int, *given: Any) -> torch.Tensor:
+            with spy.changed:
+                spy.begun += source == 0
+                spy.changed.notify_all()
+            return read(self, source, *given)
+
+        def noted_survey(self: NativeKernels, *given: Any) -> Any:
+            spy.before_survey()
+            found = survey(self, *given)
+            with spy.changed:
+                spy.surveyed += 1
+            return found
+
+        monkeypatch.setattr(FileVectors, "read", noted_read)
+        monkeypatch.setattr(NativeKernels, "survey", noted_survey)
+
+    def before_survey(self) -> None:
+        """Nothing to wait for."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_next_pieces_are_read_while_one_is_worked_on(files, tmp_path, monkeypatch, threads) -> None:
+    spy = Spy(monkeypatch)
+
+    def until_more_is_read() -> None:
+        with spy.changed:
+            first = spy.surveyed == 0
+            # As many as threads are worked on; one more is only read, by somebody else.
+            assert not first or spy.changed.wait_for(lambda: spy.begun > threads, PATIENCE)
+
+    spy.before_survey = until_more_is_read
+    merge_checkpoints(*files, tmp_path / "out", threads=threads)
+    assert spy.begun > 20
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_read_ahead_is_bounded(files, tmp_path, monkeypatch, threads) -> None:
+    spy, seen = Spy(monkeypatch), []
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase == "survey" and done < total:
+            seen.append(spy.begun - spy.surveyed)
+
+    merge_checkpoints(*files, tmp_path / "again", threads=threads, progress=progress)
+    assert 1 <= max(seen) <= AHEAD * threads
+
+
+def test_same_bytes_when_the_work_is_slower_than_reading(files, tmp_path, monkeypatch) -> None:
+    """A chunk that was overwritten before its work was done would show."""
+    merge_checkpoints(*files, tmp_path / "wanted")
+    spy = Spy(monkeypatch)
+    pause = threading.Event()
+    spy.before_survey = lambda: pause.wait(0.002)
+    for threads in (1, 2, 5):
+        merge_checkpoints(*files, tmp_path / f"{threads}", threads=threads)
+        assert digests(tmp_path / f"{threads}") == digests(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("at", [0, 7, 40])
+def test_an_error_of_a_reader_arrives(files, tmp_path, monkeypatch, threads, at) -> None:
+    read, lock, number = FileVectors.read, threading.Lock(), iter(range(10**9))
+
+    def failing(self: FileVectors, *given: Any) -> torch.Tensor:
+        with lock:
+            now = next(number)
+        if now >= at:
+            raise StorageError("the disk is on fire")
+        return read(self, *given)
+
+    monkeypatch.setattr(FileVectors, "read", failing)
+    before = threading.active_count()
+    with pytest.raises(StorageError, match="the disk is on fire"):
+        merge_checkpoints(*files, tmp_path / "out", threads=threads)
+    assert threading.active_count() == before
+
+
+@given(st.binary(min_size=2, max_size=400).filter(lambda data: len(data) % 2 == 0))
+def test_widening_bfloat16_is_what_torch_does(data) -> None:
+    stored = torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
+    wanted = stored.to(torch.float32)
+    found = widen(stored, torch.empty(stored.numel()))
+    same = found.view(torch.int32) == wanted.view(torch.int32)
+    assert bool((same | (found.isnan() & wanted.isnan())).all())

@@ -21,6 +21,7 @@ from tunable_magmax.experiments.workbench import Count, Workbench
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.training.tracking import training_seconds
 from tunable_magmax.training.trainer import Watch
 
 Progress = Callable[[str, int, int], None]
@@ -91,10 +92,9 @@ def reproduce(
             continue
         config = experiment.training(seed)
         place = work / f"seed-{seed}"
-        trained = train_sequence(config, place, device=device, progress=progress, watch=watch)
-        seconds = sum(result.seconds for result in trained.results if result is not None)
+        train_sequence(config, place, device=device, progress=progress, watch=watch)
         with Workbench(config, place, experiment.environments, device) as bench:
-            runner = _Seed(experiment, seed, bench, results / RECORDS, seconds)
+            runner = _Seed(experiment, seed, bench, results / RECORDS, training_seconds(place))
             for job in jobs:
                 runner.do(job)
                 done += 1
@@ -304,9 +304,11 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
 
 
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
-    chosen = preference.provenance.get("auto")
+    auto = preference.provenance.get("auto")
+    chosen = auto if isinstance(auto, dict) else {}
     return {
         "error": half_l1(preference.weights, truth),
         "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
-        "chosen": chosen["chosen"] if isinstance(chosen, dict) else None,
+        "chosen": chosen.get("chosen"),
+        "expected_error": chosen.get("expected_error"),
     }

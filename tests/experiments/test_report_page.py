@@ -17,8 +17,10 @@ from experiments.invented import (
     write_records,
 )
 
+from tunable_magmax.experiments.names import meanings
 from tunable_magmax.experiments.report import render
-from tunable_magmax.experiments.results import results_of
+from tunable_magmax.experiments.results import results_of, row_parts
+from tunable_magmax.experiments.rows import BASELINES, PREFERENCES, plan_rows
 from tunable_magmax.experiments.words import findings
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
@@ -156,6 +158,18 @@ def test_words_check_the_papers_claims() -> None:
     assert "alpha does not steer as it should" in said(backwards)
 
 
+def test_words_say_with_how_many_tasks_a_lead_is_gone() -> None:
+    records = [
+        row_record(row, seed, mixtures=[mixture], above={"tunable:label@matched": lead})
+        for mixture, lead in (("M1", 0.2), ("M5", 0.05), ("M10", -0.1))
+        for row in ("magmax@best", "tunable:label@matched")
+        for seed in (3, 4, 5)
+    ]
+    shape = r"by the number of tasks: \+(19|20)\.\d with 1, \+[45]\.\d with 5 and −(9|10)\.\d with 10 \(points\); "
+    assert re.search(shape + "clearly ahead with 1 and 5\\.", said(records))
+    assert "by the number of tasks" not in said(whole_experiment())
+
+
 def test_kinds_and_rows_may_be_chosen_and_missing_ones_are_left_out(tmp_path: Path) -> None:
     root = write_records(tmp_path / "records.jsonl", whole_experiment()).parent
     alone = {path.name for path in render(root, tmp_path / "alpha", kinds=["sequence", "alpha"])}
@@ -168,3 +182,15 @@ def test_kinds_and_rows_may_be_chosen_and_missing_ones_are_left_out(tmp_path: Pa
     bare = write_records(tmp_path / "bare" / "records.jsonl", [sequence_record(3)])
     render(bare, tmp_path / "little")
     assert Page((tmp_path / "little" / "report.html").read_text()).problems == []
+
+
+def test_every_part_of_a_rows_name_is_explained() -> None:
+    for row in plan_rows(BASELINES, PREFERENCES, [0.5, "matched", "best"], [{"compare": "active"}]):
+        base, preference, scale, _ = row_parts(row.name)
+        parts = [base, *([f":{preference}"] if preference else []), *([f"@{scale}"] if scale else [])]
+        assert list(meanings([row.name])) == parts
+
+
+def test_the_page_explains_the_names_it_uses(rendered: tuple[Path, list[Path]]) -> None:
+    text = (rendered[0] / "report.html").read_text()
+    assert "<dt><code>@matched</code></dt><dd>the step from the base is as long as the last task&#x27;s</dd>" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,9 @@ def test_every_job_leaves_its_record(done):
         for part in row["environments"]:
             assert 0 <= part["right"] <= part["known_right"] <= part["samples"]
     assert rows["tunable:label@0.5"]["environments"][0]["lambda"] == 0.5
-    assert rows["tunable:auto@matched"]["environments"][0]["chosen"] in ("probe", "shift", "ot")
+    for part in rows["tunable:auto@matched"]["environments"]:
+        assert part["chosen"] in ("probe", "shift", "ot")
+        assert part["chosen"] == "ot" or 0 <= part["expected_error"] <= 0.4  # the limit, above which `ot` is taken
 
 
 def test_tables_figures_page_and_summary_are_there(done):
@@ -102,13 +106,25 @@ def test_stopped_in_the_middle_it_ends_with_the_same_records(done, tmp_path):
     assert without_times(again) == without_times(before)
 
 
+def test_a_sequence_that_another_process_trained_has_its_time(done, tmp_path):
+    root, experiment, _ = done
+    work = shutil.copytree(root / "work", tmp_path / "work")
+    run = work / experiment.setting / "seed-3"
+    told = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    trained = sum(record["seconds"] for record in told if record["kind"] == "task")
+    reproduce_all(replace(experiment, kinds=("sequence",)), tmp_path / "results", work, device="cpu")
+    (record,) = read_records(results_folder(experiment, tmp_path / "results") / "records.jsonl")
+    assert record["seconds"] == round(trained, 2) > 0
+    assert record["samples_per_second"] > 0
+
+
 def test_parts_share_records(done):
     root, _, _ = done
     (root / "collection.yaml").write_text("about: parts\nparts: [toy.yaml]\nkinds: [row]\nonly: [magmax@0.5]\n")
     collection = read_experiment(root / "collection.yaml")
     assert [job.name for job in plan_jobs(collection)] == ["magmax@0.5"]
     files = reproduce_all(collection, root / "results", root / "work", device="cpu")
-    assert (root / "results" / "collection" / "report.html") in files
+    assert (root / "results" / "toy" / "collection" / "report.html") in files
 
 
 def test_changes_reach_every_part(tmp_path):

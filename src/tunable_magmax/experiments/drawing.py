@@ -102,6 +102,14 @@ def finish(axes: Any, title: str, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def label_accuracy(axes: Sequence[Any]) -> None:
+    """Once all curves are drawn: what the y axes show. A whisker may reach below 0, an accuracy cannot."""
+    axes[0].set_ylabel("accuracy (%)")
+    for axis in axes:
+        if axis.get_ylim()[0] < 0:
+            axis.set_ylim(bottom=0)
+
+
 def legend(figure: Any, *axes: Any) -> None:
     """One legend below all panels."""
     entries: dict[str, Any] = {}

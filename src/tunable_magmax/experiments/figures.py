@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tunable_magmax.experiments.drawing import INK, RIVAL_STYLES, STYLES, Drawing, curve, finish, legend, panels
+from tunable_magmax.experiments.drawing import (
+    INK,
+    RIVAL_STYLES,
+    STYLES,
+    Drawing,
+    curve,
+    finish,
+    label_accuracy,
+    legend,
+    panels,
+)
 from tunable_magmax.experiments.intervals import Mean, averaged, mean_over_seeds
 from tunable_magmax.experiments.leads_figure import leads_drawing
 from tunable_magmax.experiments.records import Record
@@ -40,7 +50,7 @@ def alpha_drawings(results: Results) -> list[Drawing]:
 
 
 def _alpha(group: str, scale: str, shown: Mapping[str, Sequence[Record]]) -> Drawing:
-    figure, axes = panels(len(shown))
+    figure, axes = panels(len(shown), share="all")
     told = []
     for place, (setting, records) in zip(axes, shown.items(), strict=True):
         words = []
@@ -65,7 +75,7 @@ def _alpha(group: str, scale: str, shown: Mapping[str, Sequence[Record]]) -> Dra
             place.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
         finish(place, setting, "α: below 1 for later, above 1 for earlier tasks")
         told.append(f"{setting}: {', '.join(words)}")
-    axes[0].set_ylabel("accuracy (%)")
+    label_accuracy(axes)
     legend(figure, axes[0])
     title = f"{group}: first and last task against alpha, at scale {scale}"
     return Drawing(f"alpha-{slug(group)}-{slug(scale)}", title, f"Lines against alpha. {'; '.join(told)}.", figure)
@@ -180,7 +190,7 @@ def _lines(
             )
         axis.set_xticks(list(places.values()), [f"{value:g}" for value in places])
         finish(axis, setting if len(shown) > 1 else "", label)
-    axes[0].set_ylabel("accuracy (%)")
+    label_accuracy(axes)
     legend(figure, *axes)
     return Drawing(name, title, f"Lines of accuracy. {'; '.join(told)}.", figure)
 

@@ -97,7 +97,7 @@ def html(table: Table) -> str:
         under = table.under[k] if table.under else ""
         small = f"<small>{escape(under)}</small>" if under else ""
         kind = ' class="number"' if table.numeric(k) else ""
-        heads.append(f'<th scope="col"{kind}><span>{html_text(name)}</span>{small}</th>')
+        heads.append(f'<th scope="col"{kind}><span>{_breakable(html_text(name))}</span>{small}</th>')
     body = []
     for k, row in enumerate(table.rows):
         kind = ' class="group"' if k and k in table.breaks else ""

@@ -30,7 +30,9 @@ figcaption { font-weight: 600; margin-bottom: .4rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
 tbody tr:last-child > * { border-bottom: 0; }
-thead th { background: var(--tint); vertical-align: bottom; }
+thead th { background: var(--tint); vertical-align: bottom; white-space: normal; }
+tbody th wbr { display: none; }
+dt { margin-top: .4rem; } dd { margin-left: 1.2rem; max-width: 46rem; }
 th small { display: block; font-weight: 400; color: var(--soft); }
 td small { color: var(--soft); }
 .number { text-align: right; }
@@ -48,6 +50,7 @@ th[aria-sort=descending] button span::after { content: "\\2193"; color: inherit;
 .picture img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { tbody th { white-space: normal; overflow-wrap: break-word; min-width: 7.5rem; }
+  tbody th wbr { display: inline; }
   table { font-size: .84rem; } th, td { padding: .3rem .45rem; } }
 @media print { .scroll { overflow: visible; border: 0; } thead button span::after { content: ""; } }
 """

@@ -20,6 +20,7 @@ from tunable_magmax.experiments.diagnostics import (
 from tunable_magmax.experiments.drawing import Drawing
 from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.formats import FORMATS, html, html_text, markdown
+from tunable_magmax.experiments.names import meanings
 from tunable_magmax.experiments.page import SCRIPT, STYLE
 from tunable_magmax.experiments.results import Results, load_results
 from tunable_magmax.experiments.table import Table
@@ -93,6 +94,7 @@ def page(
         '<section aria-labelledby="summary"><h2 id="summary">In words</h2>',
         f'<div class="findings">{"".join(map(_finding, found))}</div>',
         "</section>",
+        _names(results),
         _contents(tables, drawings),
     ]
     if drawings:
@@ -113,6 +115,14 @@ def _finding(found: Finding) -> str:
     return f"<div><h3>{escape(found.about)}</h3><ul>{sentences}</ul></div>"
 
 
+def _names(results: Results) -> str:
+    found = meanings(record["row"] for record in results.rows)
+    if not found:
+        return ""
+    terms = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(text)}</dd>" for name, text in found.items())
+    return f"<details><summary>What the names mean</summary><dl>{terms}</dl></details>"
+
+
 def _contents(tables: Sequence[Table], drawings: Sequence[Drawing]) -> str:
     names = [(f"figure-{each.name}", each.title) for each in drawings] + [(each.name, each.title) for each in tables]
     if len(names) < 2:
@@ -124,8 +134,8 @@ def _contents(tables: Sequence[Table], drawings: Sequence[Drawing]) -> str:
 def _figure(drawing: Drawing) -> str:
     data = base64.b64encode(drawing.content("svg")).decode()
     width, height = (round(96 * inches) for inches in drawing.figure.get_size_inches())
-    # On a phone a figure shrinks until its letters are small, and then scrolls in its box.
-    least = min(width, max(460, round(0.64 * width)))
+    # On a phone a figure shrinks until its letters are small, and then scrolls in its box; one panel fits as a whole.
+    least = min(width, max(320, round(0.62 * width)))
     size = f'width="{width}" height="{height}" style="min-width: {least}px"'
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(drawing.alt)}" {size}>'
     caption = f"<figcaption>{html_text(drawing.title)}</figcaption>"

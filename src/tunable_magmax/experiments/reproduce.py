@@ -44,7 +44,7 @@ def reproduce_all(
     written = render(
         [results_folder(part, out) for part in parts],
         place,
-        title=experiment.name,
+        title=place.relative_to(out).as_posix(),
         about=experiment.about,
         kinds=parts[0].kinds,
         rows=parts[0].only,

@@ -22,6 +22,7 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.training.tracking import training_seconds
 from tunable_magmax.training.trainer import Watch
 
 Progress = Callable[[str, int, int], None]
@@ -134,10 +135,9 @@ def _work_of(
 def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | None = None) -> Iterator[Record]:
     """Train what is not trained yet, and make the records of the missing jobs, one after the other."""
     config = work.experiment.training(work.seed)
-    trained = train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
-    seconds = sum(result.seconds for result in trained.results if result is not None)
+    train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
     with Workbench(config, work.place, work.experiment.environments, work.device) as bench:
-        runner = _Seed(work.experiment, work.seed, bench, work.known, seconds)
+        runner = _Seed(work.experiment, work.seed, bench, work.known, training_seconds(work.place))
         for job in work.jobs:
             yield runner.do(job)
 
@@ -350,9 +350,11 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
 
 
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
-    chosen = preference.provenance.get("auto")
+    auto = preference.provenance.get("auto")
+    chosen = auto if isinstance(auto, dict) else {}
     return {
         "error": float(half_l1(np.array(preference.weights), truth)),
         "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
-        "chosen": chosen["chosen"] if isinstance(chosen, dict) else None,
+        "chosen": chosen.get("chosen"),
+        "expected_error": chosen.get("expected_error"),
     }

@@ -135,8 +135,8 @@ def _similarity(results: Results, group: str, settings: Sequence[str], scale: st
         notes.append(paper.TUNABLE_NOTE)
     return Table(
         f"similarity-{slug(group)}-{scale}",
-        f"{group}: preferences compared, at scale {scale}",
-        ("T", *rows),
+        f"{group}: preferences of Tunable MAGMAX compared, at scale {scale}",
+        ("T", *(row_parts(row)[1] or row for row in rows)),
         tuple(lines),
         tuple(notes),
     )

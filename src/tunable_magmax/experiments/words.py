@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.intervals import Difference, averaged, mean_over_seeds, paired
-from tunable_magmax.experiments.results import Measured, Results, row_parts
+from tunable_magmax.experiments.results import Measured, Results, mixture_parts, row_parts
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES, grouped, partial_rows
 
@@ -27,7 +27,9 @@ def findings(results: Results, chosen: str = CHOSEN) -> list[Finding]:
     measured = [setting for setting in results.settings if results.of(setting)]
     found = {"All settings": _overview(results, measured, chosen) if len(measured) > 1 else []}
     for setting in results.settings:
-        found[setting] = _setting(results, setting, chosen) + _alpha(results, setting)
+        found[setting] = (
+            _setting(results, setting, chosen) + _sweep(results, setting, chosen) + _alpha(results, setting)
+        )
     found["What the paper says of random elements and of the last task"] = _leftovers(results) + _ownership(results)
     return [Finding(about, tuple(sentences)) for about, sentences in found.items() if sentences]
 
@@ -108,6 +110,32 @@ def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) 
         how = "ahead of" if between.mean > 0 else "behind" if between.mean < 0 else "level with"
         sentences.append(f"`tunable:auto@{chosen}` is {how} `tunable:ot@{chosen}` ({_points(between)}).")
     return sentences
+
+
+def _sweep(results: Results, setting: str, chosen: str) -> list[str]:
+    """How the leads change with the number of tasks in an environment."""
+    by_row = grouped(results.of(setting, "M"))
+    reference = next((name for name in REFERENCES if name in by_row), None)
+    if reference is None:
+        return []
+    counts = sorted({mixture_parts(found.mixture)[1] for found in by_row[reference]})
+    sentences = []
+    for row in (f"tunable:{name}@{chosen}" for name in ("label", "auto", "ot")):
+        leads = {
+            count: paired(_within(by_row.get(row, ()), f"M{count}"), _within(by_row[reference], f"M{count}"))
+            for count in counts
+        }
+        known = {count: lead for count, lead in leads.items() if lead is not None}
+        if known:
+            told = _listed([f"{_signed(100 * lead.mean)} with {count}" for count, lead in known.items()])
+            ahead = [str(count) for count, lead in known.items() if lead.verdict == "ahead"]
+            where = f"clearly ahead with {_listed(ahead)}" if ahead else "nowhere clearly ahead"
+            sentences.append(f"`{row}` minus `{reference}`, by the number of tasks: {told} (points); {where}.")
+    return sentences
+
+
+def _within(found: Sequence[Measured], mixture: str) -> list[Measured]:
+    return [each for each in found if each.mixture == mixture]
 
 
 def _leftovers(results: Results) -> list[str]:

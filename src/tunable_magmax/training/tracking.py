@@ -73,14 +73,26 @@ def _stays(line: str, task: int, step: int) -> bool:
     return bool(at < task or (at == task and record.get("kind") == "step" and record["step"] <= step))
 
 
+def training_seconds(run: Path) -> float:
+    """How long a run's finished tasks took to train, whichever call trained them.
+
+    Of a task that was stopped in the middle, only what came after its last start counts.
+    """
+    return float(sum(record["seconds"] for record in _told(run / RECORDS)))
+
+
 def _earlier(path: Path) -> dict[int, int]:
     """How many steps the finished tasks (from 0) of an earlier call took."""
+    return {record["task"] - 1: record["steps"] for record in _told(path)}
+
+
+def _told(path: Path) -> list[dict[str, Any]]:
+    """What was recorded of each finished task."""
     if not path.exists():
-        return {}
+        return []
     lines = path.read_text(encoding="utf-8").splitlines()
     # The last line of a killed run may be cut off, and is no task's then.
-    told = [json.loads(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
-    return {record["task"] - 1: record["steps"] for record in told}
+    return [json.loads(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
 
 
 def _board(folder: Path) -> Any:

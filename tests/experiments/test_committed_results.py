@@ -1,0 +1,79 @@
+"""What is said of the committed records is what they hold: summary, README's table, differences in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tunable_magmax.experiments.intervals import paired
+from tunable_magmax.experiments.results import Measured, load_results
+from tunable_magmax.experiments.summary import write_summary
+from tunable_magmax.experiments.table import Cell
+from tunable_magmax.experiments.tables import grouped
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+DOCS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def lines(text: str, head: str) -> list[list[str]]:
+    """The cells of all tables whose heading begins so."""
+    found = re.findall(rf"^\| {re.escape(head)} \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for body in found for line in body.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, dict[str, list[Measured]]]:
+    results = load_results(RESULTS)
+    return {setting: grouped(results.of(setting, "D")) for setting in results.settings}
+
+
+def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) -> None:
+    again = write_summary(RESULTS, tmp_path / "summary.json")
+    assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
+
+
+def test_readmes_table_is_the_summarys() -> None:
+    summary = json.loads((RESULTS / "summary.json").read_text())
+    assert summary.pop("chosen") == "matched"
+    expected = []
+    for setting, rows in summary.items():
+        best = 100 * rows["magmax@best"]["mean"]
+        leads = [100 * rows[f"tunable:{name}@matched"]["mean"] - best for name in ("label", "auto", "ot")]
+        expected.append([setting, f"{best:.1f} %", *(Cell(lead, signed=True).shown for lead in leads)])
+    assert lines((ROOT / "README.md").read_text(encoding="utf-8"), "setting") == expected
+
+
+def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str, dict[str, list[Measured]]]) -> None:
+    told = lines(DOCS, "difference")
+    assert len(told) > 15
+    for name, *cells in told:
+        first, second = re.findall("`(.*?)`", name)
+        for rows, cell in zip(measured.values(), cells, strict=True):
+            found = paired(rows[first], rows[second])
+            assert found is not None
+            ends = (100 * found.low, 100 * found.high)
+            assert cell == Cell(100 * found.mean, interval=ends, signed=True).shown, name
+
+
+def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Measured]]]) -> None:
+    heads = re.findall(r"^\| difference \| (.*) \|$", DOCS, re.MULTILINE)
+    assert set(heads) == {" | ".join(setting.split("/")[1] for setting in measured)}
+
+
+def test_the_docs_example_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    [code] = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
+
+
+def test_the_preference_vectors_of_the_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"

@@ -1,5 +1,6 @@
 # Everything lives in .venv; `make demo` and `make test` set it up on first use and reinstall only if its inputs change.
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -10,7 +11,7 @@ demo: $(VENV)/.demo
 	$(BIN)/tmx demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not stress"
+	$(BIN)/python -m pytest -m "not stress" -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -90,27 +89,29 @@ def budget(weights: Sequence[Any], elements: int) -> list[int]:
         raise InputError(f"elements is {elements!r}, expected a whole number, 0 or more")
     read = read_weights(weights, len(weights))
     assert read is not None
-    return split(read, int(elements))
+    return split(whole_numbers(read), int(elements))
 
 
-def split(weights: Sequence[Fraction], elements: int) -> list[int]:
-    """`budget` for weights that are already read."""
-    whole = _in_whole_numbers(tuple(weights))
-    total = sum(whole)
-    shares = [weight * elements // total for weight in whole]
+def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Weights in the same proportion without fractions.
+
+    >>> whole_numbers([Fraction(1, 2), Fraction(1, 3)])
+    (3, 2)
+    """
+    common = math.lcm(*(weight.denominator for weight in weights))
+    return tuple(int(weight * common) for weight in weights)
+
+
+def split(weights: Sequence[int], elements: int) -> list[int]:
+    """`budget` for weights in whole numbers: quick, since `scope: tensor` splits one for every tensor of a model."""
+    total = sum(weights)
+    shares = [weight * elements // total for weight in weights]
     remainder = elements - sum(shares)
     for k, weight in enumerate(weights):
         if remainder and weight > 0:
             shares[k] += 1
             remainder -= 1
     return shares
-
-
-@lru_cache(maxsize=16)
-def _in_whole_numbers(weights: tuple[Fraction, ...]) -> tuple[int, ...]:
-    """Weights in the same proportion without fractions: one budget may be split for every tensor of a model."""
-    common = math.lcm(*(weight.denominator for weight in weights))
-    return tuple(int(weight * common) for weight in weights)
 
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:

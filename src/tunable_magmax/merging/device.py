@@ -111,6 +111,8 @@ class DeviceMerge(Merge):
         plain.chunk = blocks.chunk
         super().__init__(layout, blocks, options, plain, labels=labels, progress=progress, notes=notes, method=method)
         self._blocks, self._direct = blocks, direct
+        self._working = [working_dtype(tensor) for tensor in layout.mergeable]
+        self._places_of_all = self._laid_out()
         if not stash:
             self.memory = replace(self.memory, stash=0)
         self._cuda = CudaKernels(device)
@@ -147,7 +149,7 @@ class DeviceMerge(Merge):
         """The tables of a block, one for each working type."""
         found = []
         for dtype in (torch.float32, torch.float64):
-            chosen = [(p, v) for p, v in block if working_dtype(self.layout.mergeable[p.stretch.tensor]) == dtype]
+            chosen = [(p, v) for p, v in block if self._working[p.stretch.tensor] == dtype]
             if chosen:
                 segments = [_segment(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
                 found.append((Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
@@ -173,6 +175,9 @@ class DeviceMerge(Merge):
         return found
 
     def _everything(self) -> list[Stretch]:
+        return self._places_of_all
+
+    def _laid_out(self) -> list[Stretch]:
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(Stretch(k, slot, tensor.element, tensor.size))
@@ -184,11 +189,15 @@ class DeviceMerge(Merge):
 
     def _marked(self, stretches: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
         """Mark candidates; what changed and what is not finite [tensors, tasks], squares of the last vector."""
-        marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
+        tensors = len(self.layout.mergeable)
+        if self.options.compare == "active" and self.options.scope == "tensor":
+            marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
+        else:  # the same for all
+            marks = [self.method.marks(0, 0)] * tensors
         compared = self._cuda.numbers([row for row, _ in marks], torch.uint8)
         rows = self._cuda.numbers([row for _, row in marks])
-        flags = self._cuda.zeros(len(marks), self.tasks, dtype=torch.int32)
-        squares = self._cuda.zeros(len(marks), dtype=torch.float64)
+        flags = self._cuda.zeros(tensors, self.tasks, dtype=torch.int32)
+        squares = self._cuda.zeros(tensors, dtype=torch.float64)
         for tables in self._walk_tables(stretches):
             for table, _ in tables:
                 self._cuda.survey(table, compared, rows, self._bits, flags, squares)
@@ -289,7 +298,7 @@ class DeviceMerge(Merge):
     ) -> None:  # fmt: skip
         """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
         cuda = self._cuda
-        wide = any(self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches)
+        wide = any(self._working[stretch.tensor] == torch.float64 for stretch in self.stretches)
         walk = partial(self._values_by_group, tables)
         codes, left = cuda.threshold(walk, task, wide, plane, free, wanted, candidates)
         left = torch.where(wanted >= candidates, 0, left)
@@ -344,6 +353,11 @@ class DeviceMerge(Merge):
         raise ExactnessError("the lottery's threshold was not found; please report this")
 
     # -- merged values -------------------------------------------------------------------------------------------------
+
+    def make_stash(self, stretches: Sequence[Stretch]) -> None:
+        for stretch in stretches:
+            if self.memory.stash and stretch.tensor not in self._measured:
+                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, self._working[stretch.tensor])
 
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""

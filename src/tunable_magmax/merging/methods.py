@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.budget import split
+from tunable_magmax.merging.budget import split, whole_numbers
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Each, LocalFloor, Ownership, Piece, Selection, SpareRows, Stretch, auction
@@ -169,6 +169,7 @@ class TunableMagmax(Method):
         """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
         super().__init__(options, tasks)
         self.reusable = reusable
+        self._proportions = whole_numbers(self.shares())
         wanted = [reusable or n > 0 for n in options.budget or self.shares()]
         self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
@@ -178,7 +179,7 @@ class TunableMagmax(Method):
         self._owners: dict[int, Ownership] = {}
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
-        return self.options.budget or tuple(split(self.shares(), elements))
+        return self.options.budget or tuple(split(self._proportions, elements))
 
     def assume(self, elements: int) -> bool:
         before = self._active

@@ -179,7 +179,8 @@ class Merge:
     def conclude(self, found: Survey) -> None:
         """Know by a survey what is merged; values that can't be are an `InputError`."""
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
-        self.stretches = tuple(stretch for stretch in self._everything() if found.changed[stretch.tensor].any())
+        merged = np.asarray(found.changed.any(axis=1))
+        self.stretches = tuple(stretch for stretch in self._everything() if merged[stretch.tensor])
         self._unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
         self._last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
         if self._early:

@@ -50,6 +50,8 @@ class Survey:
 
     def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """Raise an `InputError` that lists every merged tensor with values that can't be merged."""
+        if not (self.odd.any() or self.overflow.any()):
+            return
         problems: list[str] = []
         for k, name in enumerate(names):
             if not self.changed[k].any():

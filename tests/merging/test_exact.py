@@ -597,3 +597,12 @@ def test_a_copied_value_that_the_output_type_cannot_hold():
     message = refusal(base, [base | {"w": torch.ones(1)}], out_dtype=torch.float16)
     assert "frozen" in message
     assert "float16" in message
+
+
+def test_a_step_that_is_stretched_far_is_told() -> None:
+    base = {"w": torch.zeros(100)}
+    tasks = [{"w": torch.ones(100)}, {"w": torch.full((100,), 3.0)}]
+    told = [w for w in merge_state_dicts(base, tasks, weights=[1, 0]).report.warnings if "matched scale is 3" in w]
+    assert len(told) == 1
+    assert merge_state_dicts(base, tasks, weights=[1, 0], scale=3).report.warnings == ()
+    assert merge_state_dicts(base, tasks, weights=[0, 1]).report.warnings == ()

@@ -41,6 +41,9 @@ Progress = Callable[[str, int, int], None]
 
 Work = Callable[[Piece, Chunk], Any]
 
+STRETCHED = 2.0
+"""A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -422,6 +425,12 @@ class Merge:
             yield f"{self.labels[t]} is identical to the base"
         if self.tasks in self._unchanged and self.options.scale is None:
             yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
+        if self.options.scale is None and self.scale > STRETCHED:
+            yield (
+                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their step "
+                "is stretched to its length, which may gain much or spoil the model; try the result on a few samples, "
+                "and if it is poor, give 1 as scale"
+            )
 
 
 def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -427,9 +427,9 @@ class Merge:
             yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
         if self.options.scale is None and self.scale > STRETCHED:
             yield (
-                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their step "
-                "is stretched to its length, which may gain much or spoil the model; try the result on a few samples, "
-                "and if it is poor, give 1 as scale"
+                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their "
+                "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
+                "samples, and if it is poor, give 1 as scale"
             )
 
 

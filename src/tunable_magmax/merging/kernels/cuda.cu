@@ -47,11 +47,20 @@ template <> struct Largest<double> { static constexpr double value = 1.797693134
 __device__ inline float magnitude(float x) { return fabsf(x); }
 __device__ inline double magnitude(double x) { return fabs(x); }
 
+// Half floats go by instructions of the device; what emulates one supplies these two.
+#ifndef HALVES_SUPPLIED
 __device__ inline float half_value(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
 }
+
+__device__ inline unsigned short half_bits(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
 
 template <class R, bool PLAIN> __device__ inline R fetch(i64 address, u8 kind, i64 p) {
     if (PLAIN) return __ldg(reinterpret_cast<const R *>(address) + p);
@@ -78,7 +87,7 @@ template <class R> __device__ inline bool store(i64 address, u8 kind, i64 p, R v
     }
     unsigned short bits;
     if (kind == F16) {
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(narrow));
+        bits = half_bits(narrow);
         reinterpret_cast<unsigned short *>(address)[p] = bits;
         return (bits & 0x7c00) != 0x7c00;
     }
@@ -124,10 +133,10 @@ struct Place {
 template <class R, bool PLAIN>
 __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,
                        double *squares) {
-    extern __shared__ u32 seen[];
+    extern __shared__ u32 noted[];
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int k = threadIdx.x; k < table.tasks; k += THREADS) seen[k] = 0;
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
     __syncthreads();
     const i64 base = table.address[place.segment];
     const u8 base_kind = table.kind[place.segment];
@@ -179,7 +188,7 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
                     if (rows[k] >= 0 && lane < 4)
                         planes[rows[k] * stride + (table.slot[place.segment] + first) / 32 + lane] = mine;
                     const u32 found = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
-                    if (lane == 0 && (seen[k] & found) != found) atomicOr(&seen[k], found);
+                    if (lane == 0 && (noted[k] & found) != found) atomicOr(&noted[k], found);
                 }
             }
         }
@@ -188,7 +197,7 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
     if (threadIdx.x == 0) atomicAdd(&squares[tensor], square);
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) {
         u32 *flag = &flags[tensor * table.tasks + k];
-        if ((*flag & seen[k]) != seen[k]) atomicOr(flag, seen[k]);
+        if ((*flag & noted[k]) != noted[k]) atomicOr(flag, noted[k]);
     }
 }
 
@@ -602,10 +611,10 @@ __device__ inline void note_owner(u32 *found, int owner, bool inside) {
 
 // MAGMAX: the difference of largest magnitude, the later task's on a tie.
 template <class R, bool PLAIN> __device__ void largest(const Table &table, const Target &target, u64 *counts) {
-    extern __shared__ u32 found[];
+    extern __shared__ u32 noted[];
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int k = threadIdx.x; k < table.tasks; k += THREADS) found[k] = 0;
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
     __syncthreads();
     Emitter<R> emit(target, place.segment);
     const i64 base = table.address[place.segment];
@@ -649,20 +658,20 @@ template <class R, bool PLAIN> __device__ void largest(const Table &table, const
         for (int j = 0; j < 4; ++j) {
             const i64 p = first + j * 32 + lane;
             if (p < place.stop) emit(p, origin[j], best[j]);
-            note_owner(found, owner[j], p < place.stop);
+            note_owner(noted, owner[j], p < place.stop);
         }
     }
     emit.close(table, place.segment);
-    add_counts(table, place.segment, found, counts);
+    add_counts(table, place.segment, noted, counts);
 }
 
 // Random mix: the first of the drawn tasks whose top is not below the element's lottery number.
 template <class R>
 __device__ void mixed(const Table &table, const Target &target, const i64 *tasks, const i64 *tops, i64 drum,
                       u64 *counts) {
-    extern __shared__ u32 found[];
+    extern __shared__ u32 noted[];
     const Place place(table, blockIdx.x);
-    for (int k = threadIdx.x; k < table.tasks; k += THREADS) found[k] = 0;
+    for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
     __syncthreads();
     Emitter<R> emit(target, place.segment);
     for (i64 first = place.start + threadIdx.x / 32 * 32; first < place.stop; first += THREADS) {
@@ -678,10 +687,10 @@ __device__ void mixed(const Table &table, const Target &target, const i64 *tasks
             const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
             emit(p, origin, fetch<R, false>(table.address[at], table.kind[at], p) - origin);
         }
-        note_owner(found, owner, inside);
+        note_owner(noted, owner, inside);
     }
     emit.close(table, place.segment);
-    add_counts(table, place.segment, found, counts);
+    add_counts(table, place.segment, noted, counts);
 }
 
 // The sum of factor * difference over some tasks, in float64 and task order, rounded once.

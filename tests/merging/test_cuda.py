@@ -8,57 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from device_cases import OPTIONS, MissesAtFirst, State, assert_same, bits, given, sequence
 from safetensors.torch import save_file
 
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 
-State = dict[str, torch.Tensor]
-
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device on this machine")
 SHAPES = {"a": (300, 777), "b": (65,), "c": (1,), "d": (513, 211), "e": (), "f": (128,), "z": (0, 4)}
-KINDS = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float16, torch.float32)
-OPTIONS: list[dict[str, Any]] = [
-    *(
-        {"weights": True, "scope": scope, "compare": compare, "keep": keep, "scale": scale}
-        for scope in ("model", "tensor")
-        for compare in ("all", "active")
-        for keep in ("random", "magnitude")
-        for scale in (0.5, "matched")
-    ),
-    *({"method": method, "scale": scale} for method in tmx.METHODS for scale in (1.25, "matched")),
-    {"out_dtype": "bfloat16"},
-    {"out_dtype": "float64", "seed": 12345678901},
-    {"include": ["a", "d"]},
-]
-
-
-def sequence(tasks: int, seed: int = 0) -> list[State]:
-    """Base and tasks; every third task repeats a tensor, so that there are ties, and nobody touches "b"."""
-    generator = torch.Generator().manual_seed(seed)
-    found = [{n: torch.randn(s, generator=generator).to(k) for (n, s), k in zip(SHAPES.items(), KINDS, strict=True)}]
-    for t in range(tasks):
-        moved = {
-            name: tensor
-            if name == "b" or (name == "d" and t % 3 == 2)
-            else (tensor.double() + 0.1 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
-            for name, tensor in found[-1].items()
-        }
-        found.append(moved)
-    return found
 
 
 def there(states: list[State]) -> list[State]:
     return [{name: tensor.cuda() for name, tensor in state.items()} for state in states]
-
-
-def given(options: dict[str, Any], tasks: int) -> dict[str, Any]:
-    weights = {"weights": [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]} if "weights" in options else {}
-    return {**options, **weights}
-
-
-def bits(merged: tmx.Merged) -> dict[str, bytes]:
-    return {n: t.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in merged.state_dict.items()}
 
 
 def poison() -> None:
@@ -69,28 +30,26 @@ def poison() -> None:
 @needs_gpu
 @pytest.mark.parametrize("tasks", [1, 4, 33, 70])
 def test_tensors_on_the_device_give_the_bits_of_the_cpu(tasks: int) -> None:
-    here = sequence(tasks, seed=tasks)
+    here = sequence(SHAPES, tasks, seed=tasks)
     near = there(here)
     for options in OPTIONS:
         poison()
         ours = tmx.merge_state_dicts(near[0], near[1:], **given(options, tasks))
         theirs = tmx.merge_state_dicts(here[0], here[1:], **given(options, tasks))
-        assert ours.report == theirs.report, options
-        assert bits(ours) == bits(theirs), options
+        assert_same(ours, theirs, options)
         assert all(tensor.is_cuda for tensor in ours.state_dict.values())
 
 
 @needs_gpu
 def test_a_session_on_the_device_gives_the_bits_of_single_merges() -> None:
-    here = sequence(6)
+    here = sequence(SHAPES, 6)
     near = there(here)
     with tmx.MergeSession(near[0], near[1:]) as session:
         for options in OPTIONS[:-1] * 2:
             poison()
             ours = session.merge(**given(options, 6))
             theirs = tmx.merge_state_dicts(here[0], here[1:], **given(options, 6))
-            assert ours.report == theirs.report, options
-            assert bits(ours) == bits(theirs), options
+            assert_same(ours, theirs, options)
 
 
 @needs_gpu
@@ -102,35 +61,27 @@ def test_a_large_tensor_with_few_leftovers_and_many() -> None:
     for weights in ([1, 1, 1], [0, 1, 9], [1, 0, 0], [0.001, 0.001, 0.998]):
         ours = tmx.merge_state_dicts(near[0], near[1:], weights=weights)
         theirs = tmx.merge_state_dicts(base, tasks, weights=weights)
-        assert ours.report == theirs.report
-        assert bits(ours) == bits(theirs)
+        assert_same(ours, theirs)
 
 
 @needs_gpu
 def test_a_missed_threshold_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from tunable_magmax.merging import device
 
-    first: list[float] = []
-    real = device.Drawing
-
-    class Narrow(real):  # type: ignore[misc, valid-type]
-        def __init__(self, kernels: Any, sizes: Any, deviations: float) -> None:
-            first.append(deviations)
-            super().__init__(kernels, sizes, 1e-9 if len(first) == 1 else deviations)
-
-    monkeypatch.setattr(device, "Drawing", Narrow)
+    drawings = MissesAtFirst(device.Drawing)
+    monkeypatch.setattr(device, "Drawing", drawings)
     generator = torch.Generator().manual_seed(6)
     base = {"w": torch.zeros(2_000_000)}
     tasks = [{"w": torch.randn(2_000_000, generator=generator)} for _ in range(3)]
     near = there([base, *tasks])
     ours = tmx.merge_state_dicts(near[0], near[1:])
-    assert len(first) == 2
+    assert len(drawings.made) == 2
     assert bits(ours) == bits(tmx.merge_state_dicts(base, tasks))
 
 
 @needs_gpu
 def test_values_that_cannot_be_merged_are_named_as_on_the_cpu() -> None:
-    here = sequence(3)
+    here = sequence(SHAPES, 3)
     here[2]["a"][7, 7] = float("inf")
     here[3]["d"][0, 0] = float("nan")
     near = there(here)
@@ -147,7 +98,7 @@ def test_values_that_cannot_be_merged_are_named_as_on_the_cpu() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{k}.safetensors" for k in range(6)]
-    for path, state in zip(paths, sequence(5), strict=True):
+    for path, state in zip(paths, sequence(SHAPES, 5), strict=True):
         save_file(state, path)
     return paths
 

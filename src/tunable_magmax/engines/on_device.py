@@ -22,6 +22,7 @@ from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.device import SPARE, Block, DeviceMerge
 from tunable_magmax.merging.kernels import nvrtc
+from tunable_magmax.merging.kernels.cuda import kernels_on
 from tunable_magmax.merging.memory import factor_room, read_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
@@ -83,7 +84,7 @@ class OnDevice:
                 inputs.layout,
                 blocks,
                 options,
-                self.device,
+                kernels_on(self.device),
                 labels=inputs.labels,
                 progress=progress,
                 notes=tuple(inputs.warnings()),

@@ -93,7 +93,7 @@ class DeviceMerge(Merge):
         layout: Layout,
         blocks: Blocks,
         options: Options,
-        device: torch.device,
+        kernels: CudaKernels,
         *,
         labels: Sequence[str],
         progress: Progress | None = None,
@@ -107,7 +107,7 @@ class DeviceMerge(Merge):
         With `stash`, the merged vector is kept there between its measurement and the output.
         """
         # The portable kernels look closely at values that are not finite, which is rare.
-        plain = PortableKernels(device)
+        plain = PortableKernels(kernels.device)
         plain.chunk = blocks.chunk
         super().__init__(layout, blocks, options, plain, labels=labels, progress=progress, notes=notes, method=method)
         self._blocks, self._direct = blocks, direct
@@ -115,7 +115,7 @@ class DeviceMerge(Merge):
         self._places_of_all = self._laid_out()
         if not stash:
             self.memory = replace(self.memory, stash=0)
-        self._cuda = CudaKernels(device)
+        self._cuda = kernels
         self._bits = self._cuda.planes(0, 0)
         self._owners: dict[int, int] = {}
         self._tables: dict[tuple[int, ...], list[Tables]] = {}

@@ -104,9 +104,10 @@ def merge_in_memory(
 
         if nvrtc.available() is None:
             from tunable_magmax.merging.device import DeviceMerge, ResidentBlocks
+            from tunable_magmax.merging.kernels.cuda import kernels_on
 
             blocks = ResidentBlocks(layout, [base, *tasks], device)
-            return DeviceMerge(layout, blocks, options, device, labels=labels, method=method)
+            return DeviceMerge(layout, blocks, options, kernels_on(device), labels=labels, method=method)
     vectors = MemoryVectors(layout, base, tasks, device)
     return Merge(layout, vectors, options, kernels_for(device), labels=labels, threads=threads, method=method)
 

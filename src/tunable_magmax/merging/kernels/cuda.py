@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -130,12 +131,35 @@ class Destination:
         self.kinds = torch.tensor([KINDS[out.dtype] for out in outs], dtype=torch.uint8).to(device, non_blocking=True)
 
 
-@cache
-def _module(index: int) -> Module:
-    source = files("tunable_magmax.merging.kernels").joinpath("cuda.cu").read_text(encoding="utf-8")
+class Launcher(Protocol):
+    """What kernels are launched with: an `nvrtc.Module`, or what stands in for one."""
+
+    device: torch.device
+    blocks: int
+    """That share all tiles where sums are kept."""
+
+    def stream(self) -> int: ...
+    def launch(
+        self, name: str, grid: tuple[int, int], threads: int, stream: int, *arguments: object, shared: int = 0
+    ) -> None: ...
+
+
+def kernel_source() -> str:
+    """cuda.cu with the lottery's constants."""
     constants = {"GOLDEN": lottery.GOLDEN, "MIX_A": lottery.MIX_A, "MIX_B": lottery.MIX_B}
     head = "".join(f"#define {name} {value:#x}ull\n" for name, value in constants.items())
-    return Module(head + source, torch.device("cuda", index), ("--fmad=false",))
+    source = files("tunable_magmax.merging.kernels").joinpath("cuda.cu").read_text(encoding="utf-8")
+    return f'{head}#line 1 "cuda.cu"\n{source}'
+
+
+@cache
+def _module(index: int) -> Module:
+    return Module(kernel_source(), torch.device("cuda", index), ("--fmad=false",))
+
+
+def kernels_on(device: torch.device) -> CudaKernels:
+    """The kernels for a GPU; torch's current one if the device has no number."""
+    return CudaKernels(_module(torch.cuda.current_device() if device.index is None else device.index))
 
 
 def _signed(value: int) -> int:
@@ -154,17 +178,14 @@ def row_of(table: Tensor, row: int) -> Address:
 class CudaKernels:
     """What a GPU does for a merge. Launches go to the stream that was torch's when `follow` was last called."""
 
-    def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", index)
-        self._module = _module(index)
-        # Blocks that share all tiles where sums are kept: enough to fill the device several times.
-        self._blocks = 8 * torch.cuda.get_device_properties(index).multi_processor_count
+    def __init__(self, module: Launcher) -> None:
+        self.device = module.device
+        self._module, self._blocks = module, module.blocks
         self.follow()
 
     def follow(self) -> None:
         """Launch on torch's current stream from now on."""
-        self._stream = torch.cuda.current_stream(self.device).cuda_stream
+        self._stream = self._module.stream()
 
     def _launch(self, name: str, grid: tuple[int, int], *arguments: object, shared: int = 0) -> None:
         self._module.launch(name, grid, THREADS, self._stream, *arguments, shared=shared)
@@ -173,8 +194,8 @@ class CudaKernels:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def numbers(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A small table of numbers on the device."""
-        return torch.as_tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
+        """A small table of numbers on the device, in memory of its own: kernels may write to it."""
+        return torch.tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
 
     def planes(self, rows: int, slots: int) -> Tensor:
         """Rows of bits [rows, words], all zero."""

@@ -16,10 +16,11 @@ from tunable_magmax.errors import InputError
 
 
 class Module:
-    """The kernels of one source, compiled for one device."""
+    """The kernels of one source, compiled for one device. `blocks` fill that several times."""
 
     def __init__(self, source: str, device: torch.device, options: Sequence[str] = ()) -> None:
         self.device = device
+        self.blocks = 8 * torch.cuda.get_device_properties(device).multi_processor_count
         major, minor = torch.cuda.get_device_capability(device)
         image = _compiled(source, (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *options))
         self._driver = _driver()
@@ -29,6 +30,10 @@ class Module:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)
             _checked(self._driver, self._driver.cuModuleLoadData(ctypes.byref(self._module), image))
+
+    def stream(self) -> int:
+        """The stream on which torch works now."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def launch(
         self, name: str, grid: tuple[int, int], threads: int, stream: int, *arguments: Any, shared: int = 0
@@ -40,8 +45,7 @@ class Module:
                 self._driver, self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode())
             )
             self._functions[name] = function
-        values = [_argument(argument) for argument in arguments]
-        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        _values, addresses = packed(arguments)
         launched = self._driver.cuLaunchKernel(
             self._functions[name], *grid, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), addresses, None
         )
@@ -58,6 +62,12 @@ def available() -> str | None:
     except OSError as error:
         return f"a CUDA library can't be loaded: {error}"
     return None
+
+
+def packed(arguments: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Arguments as a kernel reads them, and the array of their addresses, which holds as long as they are kept."""
+    values = [_argument(argument) for argument in arguments]
+    return values, (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
 
 
 def _argument(value: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Sequences and options for merges whose bits and reports must be the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import tunable_magmax as tmx
+
+State = dict[str, torch.Tensor]
+
+OPTIONS: list[dict[str, Any]] = [
+    *(
+        {"weights": True, "scope": scope, "compare": compare, "keep": keep, "scale": scale}
+        for scope in ("model", "tensor")
+        for compare in ("all", "active")
+        for keep in ("random", "magnitude")
+        for scale in (0.5, "matched")
+    ),
+    *({"method": method, "scale": scale} for method in tmx.METHODS for scale in (1.25, "matched")),
+    {"out_dtype": "bfloat16"},
+    {"out_dtype": "float64", "seed": 12345678901},
+    {"include": ["a", "d"]},
+]
+MIXED = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.float16, torch.float32)
+
+
+def sequence(
+    shapes: Mapping[str, tuple[int, ...]], tasks: int, seed: int = 0, kinds: Sequence[torch.dtype] = MIXED
+) -> list[State]:
+    """Base and tasks; every third task repeats a tensor, so that there are ties, and nobody touches "b"."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [{n: torch.randn(s, generator=generator).to(k) for (n, s), k in zip(shapes.items(), kinds, strict=True)}]
+    for t in range(tasks):
+        moved = {
+            name: tensor
+            if name == "b" or (name == "d" and t % 3 == 2)
+            else (tensor.double() + 0.1 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+            for name, tensor in found[-1].items()
+        }
+        found.append(moved)
+    return found
+
+
+def given(options: dict[str, Any], tasks: int) -> dict[str, Any]:
+    """Options with weights for so many tasks, some of them 0, where they ask for weights."""
+    weights = {"weights": [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]} if "weights" in options else {}
+    return {**options, **weights}
+
+
+def bits(merged: tmx.Merged) -> dict[str, bytes]:
+    return {n: t.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in merged.state_dict.items()}
+
+
+def assert_same(ours: tmx.Merged, theirs: tmx.Merged, options: object = None) -> None:
+    assert ours.report == theirs.report, options
+    assert bits(ours) == bits(theirs), options
+
+
+class MissesAtFirst:
+    """A `Drawing` for device.py whose first window is so narrow that the threshold is missed."""
+
+    def __init__(self, real: type) -> None:
+        self.made: list[float] = []
+        self._real = real
+
+    def __call__(self, kernels: Any, sizes: Any, deviations: float) -> Any:
+        self.made.append(deviations)
+        return self._real(kernels, sizes, 1e-9 if len(self.made) == 1 else deviations)

@@ -147,3 +147,20 @@ def test_without_a_device_the_error_says_what_to_do(files: list[Path], tmp_path:
 def test_devices_that_are_none(files: list[Path], tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tmx.merge_checkpoints(files[0], files[1:], tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5, 6, 7, 20, 33])
+def test_blocks_begin_where_the_kernels_can(tmp_path: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunable_magmax.engines import on_device
+    from tunable_magmax.engines.inputs import Inputs
+    from tunable_magmax.merging.kernels.cuda import ALIGNMENT
+    from tunable_magmax.merging.options import Options
+
+    save_file({"w": torch.zeros(64)}, tmp_path / "w.safetensors")
+    monkeypatch.setattr(on_device, "free_memory", lambda device: 1 << 40)
+    place = on_device.OnDevice(torch.device("cpu"), None)
+    with Inputs(tmp_path / "w.safetensors", [tmp_path / "w.safetensors"] * tasks, Options.read(tasks)) as inputs:
+        for memory in (1 << 30, 10**9, 123_456_789):
+            block, _, _ = place._room(inputs, Options.read(tasks), memory)
+            assert block // 8 % ALIGNMENT == 0
+            assert block * (2 * (tasks + 1) + 4) <= memory

@@ -19,9 +19,10 @@ from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.weight_files import write_weights
-from tunable_magmax.errors import InputError
-from tunable_magmax.merging.device import SPARE, Block, DeviceMerge
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
 from tunable_magmax.merging.kernels import nvrtc
+from tunable_magmax.merging.kernels.cuda import ALIGNMENT as PLANE_ALIGNMENT
 from tunable_magmax.merging.kernels.cuda import kernels_on
 from tunable_magmax.merging.memory import factor_room, read_threads
 from tunable_magmax.merging.methods import METHODS
@@ -36,6 +37,10 @@ ALIGNMENT = 64
 BLOCK = 1 << 26
 """The most bytes of one source in a block."""
 SMALLEST_BLOCK = 1 << 20
+HISTOGRAMS = 4 << 19
+"""Bytes of a group's histogram of magnitudes, with what is made of it on the way."""
+UNIT = 8 * PLANE_ALIGNMENT
+"""A block holds a multiple of so many bytes: pieces of the widest type then begin where the kernels can."""
 
 
 def open_device(name: str) -> torch.device:
@@ -68,6 +73,7 @@ class OnDevice:
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> None:
         self._room(inputs, options, memory)
+        kernels_on(self.device)  # compiles, if it can
 
     def merge(
         self,
@@ -78,8 +84,12 @@ class OnDevice:
         memory: int,
         progress: Progress | None,
     ) -> MergeReport:
-        block, resident, stash = self._room(inputs, options, memory)
-        with FileBlocks(inputs, self.device, block, resident, memory, read_threads(self.threads)) as blocks:
+        try:
+            block, resident, stash = self._room(inputs, options, memory)
+        except InputError as error:  # others have taken the device's memory since the check
+            raise StorageError(str(error)) from None
+        courier = Courier(self.device)
+        with FileBlocks(inputs, courier, block, resident, memory, read_threads(self.threads)) as blocks:
             merge = DeviceMerge(
                 inputs.layout,
                 blocks,
@@ -100,7 +110,7 @@ class OnDevice:
         """Bytes of one source in a block, whether all values fit on the device, and whether the merged vector does."""
         layout, sources = inputs.layout, len(inputs.checkpoints)
         # Two blocks are under way, an output waits for the writer, and another is on its way from the device.
-        block = min(BLOCK, memory // (2 * sources + 4))
+        block = min(BLOCK, memory // (2 * sources + 4)) // UNIT * UNIT
         if block < SMALLEST_BLOCK:
             least = SMALLEST_BLOCK * (2 * sources + 4)
             raise InputError(
@@ -108,8 +118,11 @@ class OnDevice:
                 f"{show_size(least)}"
             )
         free = free_memory(self.device)
-        rows = METHODS[options.method](options, sources - 1).plane_rows
-        planes = (rows + SPARE) * sum(-(-tensor.size // 128) * 16 for tensor in layout.mergeable)
+        method = METHODS[options.method](options, sources - 1)
+        words = sum(-(-tensor.size // PLANE_ALIGNMENT) for tensor in layout.mergeable) * PLANE_ALIGNMENT // 32
+        planes = 4 * words * plane_rows(method)
+        if method.cuts_by_magnitude:
+            planes += HISTOGRAMS * (len(layout.mergeable) if options.scope == "tensor" else 1)
         flying = 4 * sources * block
         if planes + flying > free:
             raise InputError(
@@ -119,31 +132,70 @@ class OnDevice:
         left = free - planes - flying
         stash = sum(tensor.size * (8 if tensor.working == "F64" else 4) for tensor in layout.mergeable)
         fits = options.scale is None and stash <= left
-        values = sum(_stored(inputs, k, t).itemsize * t.size for t in layout.mergeable for k in range(sources))
+        values = sources * sum(_width(inputs, tensor) * tensor.size for tensor in layout.mergeable)
         return block, values <= left - (stash if fits else 0), fits
+
+
+class Courier:
+    """Copies from two buffers of the host to a device, beside the device's work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._worked: list[torch.cuda.Event | None] = [None, None]
+
+    def buffer(self, size: int) -> Tensor:
+        """Bytes of the host that a device can fetch by itself."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def send(self, side: int, values: Tensor, near: Tensor | None) -> Tensor:
+        """Begin to copy a buffer, to `near` when work on what lay there is done, or to memory of its own."""
+        with torch.cuda.stream(self._stream):
+            if near is None:
+                near = torch.empty(values.numel(), dtype=torch.uint8, device=self.device)
+            elif (worked := self._worked[side]) is not None:
+                self._stream.wait_event(worked)
+            near.copy_(values, non_blocking=True)
+            self._sent[side] = self._stream.record_event()
+        near.record_stream(torch.cuda.current_stream(self.device))
+        return near
+
+    def wait_until_sent(self, side: int) -> None:
+        """The host waits until a buffer may be filled again."""
+        if (sent := self._sent[side]) is not None:
+            sent.synchronize()
+
+    def begin_work(self, side: int) -> None:
+        """The device's work from now on comes after the copy."""
+        sent = self._sent[side]
+        assert sent is not None
+        torch.cuda.current_stream(self.device).wait_event(sent)
+
+    def end_work(self, side: int) -> None:
+        """All work on what was copied has been ordered."""
+        self._worked[side] = torch.cuda.current_stream(self.device).record_event()
 
 
 class FileBlocks:
     """`Blocks` over opened checkpoints. A context manager.
 
-    Blocks of at most `block` bytes a source go through two pinned buffers: one is filled from the files while the
+    Blocks of at most `block` bytes a source go through two buffers: one is filled from the files while the
     values of the other are on their way, or worked on. With `resident` they stay on the device.
     """
 
-    def __init__(
-        self, inputs: Inputs, device: torch.device, block: int, resident: bool, memory: int, threads: int
-    ) -> None:
+    def __init__(self, inputs: Inputs, courier: Courier, block: int, resident: bool, memory: int, threads: int) -> None:
+        assert block % UNIT == 0
         self.borrows = not resident
         self.chunk = block // 8
-        self._inputs, self._device, self._block = inputs, device, block
+        self._inputs, self._courier, self._block = inputs, courier, block
         self._files = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
         self._pool = ThreadPoolExecutor(threads)
         self._sources = len(inputs.checkpoints)
         size = self._sources * block
-        self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._kept: dict[int, list[tuple[Piece, list[Tensor]]]] = {}
+        self._buffers = [courier.buffer(size) for _ in range(2)]
+        self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=courier.device) for _ in range(2)]
+        self._kept: dict[Piece, list[Tensor]] = {}
 
     def __enter__(self) -> FileBlocks:
         return self
@@ -160,38 +212,30 @@ class FileBlocks:
         if self.borrows:
             yield from self._stream(stretches)
             return
-        missing = [stretch for stretch in stretches if stretch.tensor not in self._kept]
-        for block in self._stream(missing):
-            for piece, values in block:
-                self._kept.setdefault(piece.stretch.tensor, []).append((piece, list(values)))
-        yield [part for stretch in stretches for part in self._kept.get(stretch.tensor, [])]
-
-    def _stream(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
         blocks = list(self._packed(stretches))
-        copied: list[torch.cuda.Event | None] = [None, None]
-        worked: list[torch.cuda.Event | None] = [None, None]
+        missing = {piece.stretch.tensor for block in blocks for piece in block if piece not in self._kept}
+        for fetched in self._stream([stretch for stretch in stretches if stretch.tensor in missing]):
+            self._kept.update(fetched)
+        for block in blocks:
+            yield [(piece, self._kept[piece]) for piece in block]
+
+    def _stream(self, stretches: Sequence[Stretch]) -> Iterator[list[tuple[Piece, list[Tensor]]]]:
+        blocks = list(self._packed(stretches))
         reading = self._fill(blocks[0], 0) if blocks else []
         for k, block in enumerate(blocks):
             side = k % 2
             for job in reading:
                 job.result()
-            near = self._near[side]
-            with torch.cuda.stream(self._copies):
-                if not self.borrows:
-                    near = torch.empty(self._sources * self._used(block), dtype=torch.uint8, device=self._device)
-                elif (before := worked[side]) is not None:
-                    self._copies.wait_event(before)  # what lay there is no longer needed
-                values = self._bring(block, self._pinned[side], near)
-                sent = copied[side] = self._copies.record_event()
+            size = self._sources * self._used(block)
+            near = self._near[side][:size] if self.borrows else None
+            near = self._courier.send(side, self._buffers[side][:size], near)
             if k + 1 < len(blocks):
-                if (leaving := copied[1 - side]) is not None:
-                    leaving.synchronize()  # the other buffer has been sent
                 reading = self._fill(blocks[k + 1], 1 - side)
-            now = torch.cuda.current_stream(self._device)
-            now.wait_event(sent)
-            near.record_stream(now)
-            yield values
-            worked[side] = now.record_event()
+            self._courier.begin_work(side)
+            try:
+                yield self._shared_out(block, near)
+            finally:  # also if nobody wants the rest
+                self._courier.end_work(side)
 
     def _packed(self, stretches: Sequence[Stretch]) -> Iterator[list[Piece]]:
         """Pieces in order, as many in a block as fit."""
@@ -209,11 +253,9 @@ class FileBlocks:
 
     def _used(self, block: Sequence[Piece]) -> int:
         """Bytes of one source that a block takes in a buffer: places are alike for all, so the widest type counts."""
-        return sum(-(-(piece.stop - piece.start) * self._width(piece) // ALIGNMENT) * ALIGNMENT for piece in block)
-
-    def _width(self, piece: Piece) -> int:
-        tensor = self._inputs.layout.mergeable[piece.stretch.tensor]
-        return max(_stored(self._inputs, source, tensor).itemsize for source in range(self._sources))
+        widths = [_width(self._inputs, self._inputs.layout.mergeable[piece.stretch.tensor]) for piece in block]
+        sizes = [(piece.stop - piece.start) * width for piece, width in zip(block, widths, strict=True)]
+        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
     def _places(self, block: Sequence[Piece], source: int) -> Iterator[tuple[Piece, Mergeable, torch.dtype, int]]:
         """Where a source's values of each piece lie in a buffer, in bytes."""
@@ -224,13 +266,14 @@ class FileBlocks:
             at += self._used([piece])
 
     def _fill(self, block: Sequence[Piece], side: int) -> list[Future[None]]:
-        """Begin to read a block's values into a pinned buffer, a job for each source."""
+        """Begin to read a block's values into a buffer, a job for each source."""
+        self._courier.wait_until_sent(side)
         return [self._pool.submit(self._read_source, block, source, side) for source in range(self._sources)]
 
     def _read_source(self, block: Sequence[Piece], source: int, side: int) -> None:
         opened = self._inputs.checkpoints[source]
         for piece, tensor, dtype, at in self._places(block, source):
-            room = self._pinned[side][at : at + (piece.stop - piece.start) * dtype.itemsize]
+            room = self._buffers[side][at : at + (piece.stop - piece.start) * dtype.itemsize]
             if isinstance(opened, Checkpoint):
                 opened.read_into(tensor.infos[source].name, piece.start * dtype.itemsize, room.numpy().data)
             else:
@@ -239,9 +282,8 @@ class FileBlocks:
                 if found.data_ptr() != values.data_ptr():
                     values.copy_(found)
 
-    def _bring(self, block: Sequence[Piece], pinned: Tensor, near: Tensor) -> list[tuple[Piece, list[Tensor]]]:
-        size = self._sources * self._used(block)
-        near[:size].copy_(pinned[:size], non_blocking=True)
+    def _shared_out(self, block: Sequence[Piece], near: Tensor) -> list[tuple[Piece, list[Tensor]]]:
+        """A block's values on the device, by piece and source."""
         found: list[tuple[Piece, list[Tensor]]] = [(piece, []) for piece in block]
         for source in range(self._sources):
             for k, (piece, _, dtype, at) in enumerate(self._places(block, source)):
@@ -256,3 +298,8 @@ def _stored(inputs: Inputs, source: int, tensor: Mergeable) -> torch.dtype:
     stored = torch_dtype(tensor.infos[source].dtype)
     assert stored is not None
     return stored
+
+
+def _width(inputs: Inputs, tensor: Mergeable) -> int:
+    """The bytes of an element in the widest of the types in which its sources come."""
+    return max(_stored(inputs, source, tensor).itemsize for source in range(len(inputs.checkpoints)))

@@ -30,6 +30,7 @@ from tunable_magmax.merging.kernels.cuda import (
     Table,
     Target,
     row_of,
+    signed,
 )
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
@@ -88,6 +89,8 @@ class ResidentBlocks:
 class DeviceMerge(Merge):
     """`Merge` on an NVIDIA GPU."""
 
+    alignment = ALIGNMENT
+
     def __init__(
         self,
         layout: Layout,
@@ -112,7 +115,6 @@ class DeviceMerge(Merge):
         super().__init__(layout, blocks, options, plain, labels=labels, progress=progress, notes=notes, method=method)
         self._blocks, self._direct = blocks, direct
         self._working = [working_dtype(tensor) for tensor in layout.mergeable]
-        self._places_of_all = self._laid_out()
         if not stash:
             self.memory = replace(self.memory, stash=0)
         self._cuda = kernels
@@ -159,11 +161,11 @@ class DeviceMerge(Merge):
 
     def look(self) -> Survey:
         self._cuda.follow()
-        everything = self._everything()
-        self._first_spare = self._rows_of_tasks()
+        everything = self._everything
+        self._first_spare = plane_rows(self.method) - SPARE
         if self.method.plane_rows:
             last = everything[-1] if everything else Stretch(0, 0, 0, 0)
-            self._bits = self._cuda.planes(self._first_spare + SPARE, last.slot + last.size)
+            self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
         flags, squares = self._marked(everything)
         seen = flags.cpu().numpy()
@@ -173,16 +175,6 @@ class DeviceMerge(Merge):
         self._settle_suspects(everything, (seen & 2).astype(np.bool_), found)
         self.progress("survey", self.layout.elements, self.layout.elements)
         return found
-
-    def _everything(self) -> list[Stretch]:
-        return self._places_of_all
-
-    def _laid_out(self) -> list[Stretch]:
-        everything, slot = [], 0
-        for k, tensor in enumerate(self.layout.mergeable):
-            everything.append(Stretch(k, slot, tensor.element, tensor.size))
-            slot += -(-tensor.size // ALIGNMENT) * ALIGNMENT
-        return everything
 
     def _mark(self) -> None:
         self._marked(self.stretches)
@@ -202,12 +194,6 @@ class DeviceMerge(Merge):
             for table, _ in tables:
                 self._cuda.survey(table, compared, rows, self._bits, flags, squares)
         return flags, squares
-
-    def _rows_of_tasks(self) -> int:
-        """Rows of the planes that tasks need: for marks, and for owners where marks are kept for another merge."""
-        if isinstance(self.method, TunableMagmax):
-            return max(self.method.rows) + 1 + (self.tasks if self.method.reusable else 0)
-        return self.tasks
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
@@ -354,11 +340,6 @@ class DeviceMerge(Merge):
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
-    def make_stash(self, stretches: Sequence[Stretch]) -> None:
-        for stretch in stretches:
-            if self.memory.stash and stretch.tensor not in self._measured:
-                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, self._working[stretch.tensor])
-
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""
         todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
@@ -439,8 +420,8 @@ class DeviceMerge(Merge):
         elif isinstance(method, LastTask):
             cuda.combine(table, "single", target, self.tasks - 1, plain=False)
         elif isinstance(method, RandomMix):
-            tops = cuda.numbers([_signed(top) for top in method.tops])
-            drum = _signed(lottery.drum(method.options.seed, lottery.RANDOM_MIX, 0))
+            tops = cuda.numbers([signed(top) for top in method.tops])
+            drum = signed(lottery.drum(method.options.seed, lottery.RANDOM_MIX, 0))
             drawn = cuda.numbers(method.drawn)
             cuda.combine(table, "mixed", target, drawn, tops, drum, given, plain=False, shared=4 * self.tasks)
         elif isinstance(method, Ties):
@@ -479,10 +460,13 @@ class DeviceMerge(Merge):
         return {stretch.tensor: counts[stretch.tensor] for stretch in self.stretches}
 
 
+def plane_rows(method: Method) -> int:
+    """Rows of planes on a device: marks of tasks, their elements where marks are kept for another merge, and spare."""
+    if isinstance(method, TunableMagmax):
+        return max(method.rows) + 1 + (method.tasks if method.reusable else 0) + SPARE
+    return method.tasks + SPARE
+
+
 def _segment(piece: Piece, values: Sequence[Tensor], group: int = 0) -> Segment:
     stretch, start = piece.stretch, piece.start
     return Segment(values, piece.stop - start, stretch.slot + start, stretch.element + start, stretch.tensor, group)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value

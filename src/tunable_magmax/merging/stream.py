@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
-from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
+from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_threads
 from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
@@ -55,6 +56,9 @@ class Findings:
 
 class Merge:
     """One merge: `survey`, `decide`, then `render` as often as needed; `report` at the end. A context manager."""
+
+    alignment = SLOTS
+    """Each tensor's slots in the planes begin at a multiple of this."""
 
     def __init__(
         self,
@@ -155,7 +159,7 @@ class Merge:
 
         Methods that have nothing to decide are measured on the way.
         """
-        everything = self._everything()
+        everything = self._everything
         if self.method.plane_rows:
             slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
@@ -183,7 +187,7 @@ class Merge:
         """Know by a survey what is merged; values that can't be are an `InputError`."""
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(found.changed.any(axis=1))
-        self.stretches = tuple(stretch for stretch in self._everything() if merged[stretch.tensor])
+        self.stretches = tuple(stretch for stretch in self._everything if merged[stretch.tensor])
         self._unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
         self._last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
         if self._early:
@@ -191,12 +195,13 @@ class Merge:
         if self.method.assume(self.elements):
             self._mark()
 
+    @cached_property
     def _everything(self) -> list[Stretch]:
         """All mergeable tensors, each at a place of its own in the planes."""
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(Stretch(k, slot, tensor.element, tensor.size))
-            slot += padded(tensor.size)
+            slot += -(-tensor.size // self.alignment) * self.alignment
         return everything
 
     def _take(self) -> None:

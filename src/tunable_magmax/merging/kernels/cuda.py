@@ -18,13 +18,12 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.merging.kernels.nvrtc import Module
+from tunable_magmax.merging.ownership import NARROW_DIGITS, WIDE_DIGITS
 
 THREADS, TILE, BINS, CLOSE = 256, 8192, 4096, 4096
 ALIGNMENT = 128
 """Each tensor's slots begin at a multiple of this: four words, which a warp reads together."""
 KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-DIGITS = {False: ((15, 16), (0, 15)), True: ((47, 16), (31, 16), (15, 16), (0, 15))}
-"""How the bit pattern of a magnitude is cut into digits (shift, bits), in float32 and in float64."""
 
 
 class _Table(ctypes.Structure):
@@ -87,6 +86,7 @@ class Table:
         self.working, self.segments = working, segments
         sources = len(segments[0].values)
         sizes = np.array([segment.size for segment in segments], np.int64)
+        assert not any(segment.slot % ALIGNMENT for segment in segments)
         tiles = -(-sizes // TILE)
         columns = {
             "address": np.array([[s.values[k].data_ptr() for s in segments] for k in range(sources)], np.int64),
@@ -162,7 +162,8 @@ def kernels_on(device: torch.device) -> CudaKernels:
     return CudaKernels(_module(torch.cuda.current_device() if device.index is None else device.index))
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The 64-bit pattern of an unsigned integer as the kernels' arguments hold it."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -256,7 +257,7 @@ class CudaKernels:
         draw = drawing.structure(wanted, candidates)
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
-            self._launch("pick", grid, table.structure, plane, free, won, _signed(drum), draw)
+            self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw)
         self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest)
         self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, candidates, counts)
 
@@ -269,7 +270,7 @@ class CudaKernels:
         """The code of each group's n-th largest magnitude, and how many equal to it are wanted [groups]."""
         groups = len(wanted)
         codes, left = self.zeros(groups), wanted.clone()
-        for shift, bits in DIGITS[wide]:
+        for shift, bits in WIDE_DIGITS if wide else NARROW_DIGITS:
             histogram = self.zeros(groups, 1 << bits)
             cut = _cut(task, wide, plane, free, wanted, candidates, codes)
             for table in walk():

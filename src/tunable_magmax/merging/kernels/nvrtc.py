@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,12 @@ class Module:
             )
             self._functions[name] = function
         _values, addresses = packed(arguments)
-        launched = self._driver.cuLaunchKernel(
-            self._functions[name], *grid, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), addresses, None
-        )
+        # A function runs in the context that it was loaded in, which is current only if its device is.
+        elsewhere = torch.cuda.current_device() != self.device.index
+        with torch.cuda.device(self.device) if elsewhere else nullcontext():
+            launched = self._driver.cuLaunchKernel(
+                self._functions[name], *grid, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), addresses, None
+            )
         _checked(self._driver, launched)
 
 

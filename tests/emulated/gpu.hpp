@@ -21,6 +21,7 @@
 
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 #define __shared__ thread_local  // one block at a time, in one OS thread: what that keeps is the block's
 #define HALVES_SUPPLIED
 

@@ -13,12 +13,14 @@ typedef unsigned char u8;
 #define ALL 0xffffffffu
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = 8192;   // elements of a tile
-constexpr int ROW = 128;     // elements that a warp looks at together: four words of a plane
-constexpr int BATCH = 4;     // tasks whose values are fetched together
-constexpr int BINS = 4096;   // of the histogram of undecided lottery numbers
-constexpr int CLOSE = 4096;  // undecided numbers that may share one bin
-constexpr int KEPT = 512;    // undecided numbers that a block collects before it appends them
+constexpr int TILE = 8192;        // elements of a tile
+constexpr int ROW = 128;          // elements that a warp looks at together: four words of a plane
+constexpr int BATCH = 4;          // tasks whose values, or rows, are fetched together
+constexpr int HELD_BYTES = 32;    // of one task's values that a thread of the survey fetches together
+constexpr int SURVEY_BLOCKS = 4;  // of the survey that share a multiprocessor: up to 64 registers a thread
+constexpr int BINS = 4096;        // of the histogram of undecided lottery numbers
+constexpr int CLOSE = 4096;       // undecided numbers that may share one bin
+constexpr int KEPT = 512;         // undecided numbers that a block collects before it appends them
 
 enum Kind : u8 { F32, F64, F16, BF16 };
 
@@ -129,68 +131,81 @@ struct Place {
 
 // -- survey: who is a candidate where, what changed, what is not finite ---------------------------------------------
 
-// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 not finite.
+// Values of one kind, 32 elements apart: those that are left, and zeros.
+template <class R, u8 KIND, int N> __device__ inline void fetch_as(R (&values)[N], i64 address, i64 p, int left) {
+    const i64 from = address + p * (KIND == F64 ? 8 : KIND == F32 ? 4 : 2);
+#pragma unroll
+    for (int j = 0; j < N; ++j) values[j] = j * 32 < left ? fetch<R, false>(from, KIND, j * 32) : R(0);
+}
+
+// Looks at the kind once, so that all loads are under way together.
+template <class R, bool PLAIN, int N>
+__device__ inline void fetch_all(R (&values)[N], i64 address, const u8 *kind, i64 p, int left) {
+    if (PLAIN) return fetch_as<R, sizeof(R) == 8 ? F64 : F32>(values, address, p, left);
+    switch (*kind) {
+        case F32: return fetch_as<R, F32>(values, address, p, left);
+        case F64: return fetch_as<R, F64>(values, address, p, left);
+        case F16: return fetch_as<R, F16>(values, address, p, left);
+        default: return fetch_as<R, BF16>(values, address, p, left);
+    }
+}
+
+// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 not finite. A warp holds what it knows of its
+// elements in registers, as many as these allow, and goes through the tasks: what belongs to a task is fetched once.
 template <class R, bool PLAIN>
 __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,
                        double *squares) {
     extern __shared__ u32 noted[];
+    constexpr int HELD = HELD_BYTES / sizeof(R);  // elements of a lane, and words of a plane
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
     __syncthreads();
-    const i64 base = table.address[place.segment];
-    const u8 base_kind = table.kind[place.segment];
+    const i64 *addresses = table.address + place.segment;
+    const u8 *kinds = table.kind + place.segment;
     const i64 tensor = table.tensor[place.segment];
     compared += tensor * table.tasks;
     rows += tensor * table.tasks;
     double square = 0;
-    for (i64 first = place.start + warp * ROW; first < place.stop; first += WARPS * ROW) {
-        R origin[4], most[4];
-        bool inside[4];
-        for (int j = 0; j < 4; ++j) {
-            const i64 p = first + j * 32 + lane;
-            inside[j] = p < place.stop;
-            origin[j] = inside[j] ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
-            most[j] = 0;
-        }
-        for (i64 k0 = 0; k0 < table.tasks; k0 += BATCH) {
-            R values[BATCH][4];
+    for (i64 first = place.start + warp * HELD * 32; first < place.stop; first += WARPS * HELD * 32) {
+        const int left = int(place.stop - first) - lane;
+        R origin[HELD], most[HELD];
+        fetch_all<R, PLAIN>(origin, addresses[0], kinds, first + lane, left);
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (k0 + i < table.tasks) {
-                    const i64 at = (k0 + i + 1) * table.segments + place.segment;
-                    const i64 address = table.address[at];
-                    const u8 kind = PLAIN ? u8(0) : table.kind[at];
+        for (int j = 0; j < HELD; ++j) most[j] = 0;
+        // Lane j writes the j-th word. Elements beyond the end are zeros that look like candidates: they are cut off.
+        const int bits = lane < HELD ? int(place.stop - first) - lane * 32 : 0;
+        const u32 real = bits >= 32 ? ALL : bits > 0 ? (1u << bits) - 1u : 0u;
+        u32 *words = planes + (table.slot[place.segment] + first) / 32 + lane;
+#pragma unroll 1
+        for (int k = 0; k < table.tasks; ++k) {
+            const i64 at = (k + 1) * table.segments;
+            R values[HELD];
+            fetch_all<R, PLAIN>(values, addresses[at], kinds + at, first + lane, left);
+            const bool takes_part = compared[k];
+            const i64 row = rows[k];
+            bool moved = false, odd = false;
+            u32 mine = 0;
 #pragma unroll
-                    for (int j = 0; j < 4; ++j)
-                        values[i][j] = inside[j] ? fetch<R, PLAIN>(address, kind, first + j * 32 + lane) : R(0);
+            for (int j = 0; j < HELD; ++j) {
+                const R size = magnitude(values[j] - origin[j]);
+                moved |= !(size == R(0));
+                odd |= !(size <= Largest<R>::value);
+                const bool reached = size >= most[j];
+                const u32 word = __ballot_sync(ALL, reached);
+                if (lane == j) mine = word;
+                if (takes_part && reached) most[j] = size;
+            }
+            if (k == table.tasks - 1) {
+#pragma unroll
+                for (int j = 0; j < HELD; ++j) {
+                    const double difference = double(values[j] - origin[j]);
+                    square += difference * difference;
                 }
             }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                const i64 k = k0 + i;
-                if (k < table.tasks) {
-                    bool moved = false, odd = false;
-                    u32 mine = 0;
-                    const bool takes_part = compared[k];
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const R difference = values[i][j] - origin[j];
-                        const R size = magnitude(difference);
-                        moved |= inside[j] && !(size == R(0));
-                        odd |= inside[j] && !(size <= Largest<R>::value);
-                        const bool reached = inside[j] && size >= most[j];
-                        const u32 word = __ballot_sync(ALL, reached);
-                        if (lane == j) mine = word;
-                        if (takes_part && reached) most[j] = size;
-                        if (k == table.tasks - 1 && inside[j]) square += double(difference) * double(difference);
-                    }
-                    if (rows[k] >= 0 && lane < 4)
-                        planes[rows[k] * stride + (table.slot[place.segment] + first) / 32 + lane] = mine;
-                    const u32 found = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
-                    if (lane == 0 && (noted[k] & found) != found) atomicOr(&noted[k], found);
-                }
-            }
+            if (row >= 0 && real) words[row * stride] = mine & real;
+            const u32 found = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
+            if (lane == 0 && (noted[k] & found) != found) atomicOr(&noted[k], found);
         }
     }
     square = block_sum(square);
@@ -568,12 +583,21 @@ __device__ void gather(const Table &table, const Target &target, const i64 *task
             origin[j] = p < place.stop ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
         }
         const i64 word = (table.slot[place.segment] + first) / 32;
-        for (int k = 0; k < owners; ++k) {
-            const uint4 words = __ldg(reinterpret_cast<const uint4 *>(planes + rows[k] * stride + word));
-            if (words.x >> lane & 1u) owner[0] = k;
-            if (words.y >> lane & 1u) owner[1] = k;
-            if (words.z >> lane & 1u) owner[2] = k;
-            if (words.w >> lane & 1u) owner[3] = k;
+        for (int k0 = 0; k0 < owners; k0 += BATCH) {
+            uint4 words[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                words[i] = uint4{0, 0, 0, 0};
+                if (k0 + i < owners)
+                    words[i] = __ldg(reinterpret_cast<const uint4 *>(planes + __ldg(rows + k0 + i) * stride + word));
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (words[i].x >> lane & 1u) owner[0] = k0 + i;
+                if (words[i].y >> lane & 1u) owner[1] = k0 + i;
+                if (words[i].z >> lane & 1u) owner[2] = k0 + i;
+                if (words[i].w >> lane & 1u) owner[3] = k0 + i;
+            }
         }
         R value[4];
 #pragma unroll
@@ -784,12 +808,14 @@ template <class R, bool PLAIN> __device__ void step(const Table &table, const Ta
 }
 
 #define ENTRIES(R, REAL)                                                                                               \
-    extern "C" __global__ void survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, \
-                                                u32 *flags, double *squares) {                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
+        survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,            \
+                         double *squares) {                                                                            \
         survey<REAL, true>(t, compared, rows, planes, stride, flags, squares);                                         \
     }                                                                                                                  \
-    extern "C" __global__ void survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride,       \
-                                          u32 *flags, double *squares) {                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
+        survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,                  \
+                   double *squares) {                                                                                  \
         survey<REAL, false>(t, compared, rows, planes, stride, flags, squares);                                        \
     }                                                                                                                  \
     extern "C" __global__ void magnitudes_##R(Table t, Cut cut, i64 shift, i64 bits, u64 *histogram) {                 \

@@ -44,6 +44,17 @@ def sequence(
     return found
 
 
+def coarse(tasks: int, elements: int = 20_000, seed: int = 0) -> list[State]:
+    """Base and tasks of whole numbers: most magnitudes are equal. Each task changes one late element of "s"."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [{"s": torch.zeros(3000), "w": torch.zeros(elements)}]
+    for t in range(tasks):
+        lone = torch.zeros(3000)
+        lone[2999 - t] = 1.0
+        found.append({"s": lone, "w": torch.randint(-1, 2, (elements,), generator=generator).float()})
+    return found
+
+
 def given(options: dict[str, Any], tasks: int) -> dict[str, Any]:
     """Options with weights for so many tasks, some of them 0, where they ask for weights."""
     weights = {"weights": [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]} if "weights" in options else {}

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import emulated
 import pytest
 import torch
-from device_cases import OPTIONS, MissesAtFirst, State, assert_same, given, sequence
+from device_cases import OPTIONS, MissesAtFirst, State, assert_same, coarse, given, sequence
 from emulated import EmulatedModule, Library
+from emulated.merges import SHAPES, check, on
 
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging import device, session, state_dicts
-from tunable_magmax.merging.device import Block, DeviceMerge, ResidentBlocks
+from tunable_magmax.merging import device
+from tunable_magmax.merging.device import Block, ResidentBlocks
 from tunable_magmax.merging.kernels import cuda
-from tunable_magmax.merging.kernels.cuda import CudaKernels, kernel_source
-from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.kernels.cuda import kernel_source
 from tunable_magmax.merging.ownership import Stretch, pieces
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
-# Several tiles, a tile that ends inside a word, and tensors smaller than one.
-SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (128,), "z": (0, 4)}
 PLAIN = tuple(torch.float64 if name == "d" else torch.float32 for name in SHAPES)
-HOST = torch.device("cpu")
 
 
 @pytest.fixture(scope="session")
@@ -51,33 +46,6 @@ class LentBlocks(ResidentBlocks):
             for _, lent in block:
                 for values in lent:
                     values.fill_(torch.nan)
-
-
-@contextmanager
-def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **options: Any) -> Iterator[None]:
-    """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN."""
-
-    def engine(layout, base, tasks, read, labels, threads, method=None):
-        sources = blocks(layout, [base, *tasks], HOST)
-        return DeviceMerge(layout, sources, read, CudaKernels(module), labels=labels, method=method, **options)
-
-    def poisoned(self, elements, dtype):
-        return torch.full((elements,), torch.nan, dtype=dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_dicts, "merge_in_memory", engine)
-        patch.setattr(session, "merge_in_memory", engine)
-        patch.setattr(PortableKernels, "empty", poisoned)
-        yield
-
-
-def check(states: list[State], module: EmulatedModule, choices: Sequence[dict[str, Any]], **where: Any) -> None:
-    base, *tasks = states
-    for options in choices:
-        asked = given(options, len(tasks))
-        with on(module, **where):
-            ours = tmx.merge_state_dicts(base, tasks, **asked)
-        assert_same(ours, tmx.merge_state_dicts(base, tasks, **asked), options)
 
 
 def mixture(tasks: int) -> list[State]:
@@ -106,6 +74,11 @@ def test_every_kernel_gives_the_bits_of_the_cpu(library: Library) -> None:
     assert module.launched == library.kernels
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_equal_magnitudes_and_lone_changes_give_the_bits_of_the_cpu(library: Library, backwards: bool) -> None:
+    check(coarse(3), EmulatedModule(library, backwards=backwards), OPTIONS[:-1])
+
+
 @pytest.mark.parametrize("stash", [True, False])
 def test_blocks_that_are_lent_give_the_bits_of_the_cpu(library: Library, stash: bool) -> None:
     check(sequence(SHAPES, 4), EmulatedModule(library), OPTIONS, blocks=LentBlocks, direct=False, stash=stash)
@@ -127,10 +100,7 @@ def test_a_session_gives_the_bits_of_single_merges(library: Library) -> None:
 def test_a_missed_threshold_is_drawn_again(library: Library, keep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawings = MissesAtFirst(device.Drawing)
     monkeypatch.setattr(device, "Drawing", drawings)
-    generator = torch.Generator().manual_seed(6)
-    base = {"w": torch.zeros(40_000)}
-    tasks = [{"w": torch.randint(-1, 2, (40_000,), generator=generator).float()} for _ in range(3)]
-    check([base, *tasks], EmulatedModule(library), [{"keep": keep}])
+    check(coarse(3, elements=40_000), EmulatedModule(library), [{"keep": keep}])
     assert len(drawings.made) == 2
 
 

@@ -13,14 +13,14 @@ typedef unsigned char u8;
 #define ALL 0xffffffffu
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = 8192;   // elements of a tile
-constexpr int ROW = 128;     // elements that a warp looks at together: four words of a plane
-constexpr int BATCH = 4;     // tasks whose values, or rows, are fetched together
+constexpr int TILE = 8192;        // elements of a tile
+constexpr int ROW = 128;          // elements that a warp looks at together: four words of a plane
+constexpr int BATCH = 4;          // tasks whose values, or rows, are fetched together
 constexpr int HELD_BYTES = 32;    // of one task's values that a thread of the survey fetches together
-constexpr int SURVEY_BLOCKS = 4;  // of the survey that share a multiprocessor: 64 registers a thread
-constexpr int BINS = 4096;   // of the histogram of undecided lottery numbers
-constexpr int CLOSE = 4096;  // undecided numbers that may share one bin
-constexpr int KEPT = 512;    // undecided numbers that a block collects before it appends them
+constexpr int SURVEY_BLOCKS = 4;  // of the survey that share a multiprocessor: up to 64 registers a thread
+constexpr int BINS = 4096;        // of the histogram of undecided lottery numbers
+constexpr int CLOSE = 4096;       // undecided numbers that may share one bin
+constexpr int KEPT = 512;         // undecided numbers that a block collects before it appends them
 
 enum Kind : u8 { F32, F64, F16, BF16 };
 

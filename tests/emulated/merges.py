@@ -1,0 +1,49 @@
+"""Merges on an emulated device, compared with the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from device_cases import State, assert_same, given
+
+import tunable_magmax as tmx
+from emulated import EmulatedModule
+from tunable_magmax.merging import session, state_dicts
+from tunable_magmax.merging.device import DeviceMerge, ResidentBlocks
+from tunable_magmax.merging.kernels.cuda import CudaKernels
+from tunable_magmax.merging.kernels.portable import PortableKernels
+
+# Several tiles, a tile that ends inside a word, and tensors smaller than one.
+SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (128,), "z": (0, 4)}
+
+
+@contextmanager
+def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **options: Any) -> Iterator[None]:
+    """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN."""
+
+    def engine(layout, base, tasks, read, labels, threads, method=None):
+        sources = blocks(layout, [base, *tasks], module.device)
+        return DeviceMerge(layout, sources, read, CudaKernels(module), labels=labels, method=method, **options)
+
+    def poisoned(self, elements, dtype):
+        return torch.full((elements,), torch.nan, dtype=dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_dicts, "merge_in_memory", engine)
+        patch.setattr(session, "merge_in_memory", engine)
+        patch.setattr(PortableKernels, "empty", poisoned)
+        yield
+
+
+def check(states: list[State], module: EmulatedModule, choices: Sequence[dict[str, Any]], **where: Any) -> None:
+    """Every choice of options gives the CPU's bits and report."""
+    base, *tasks = states
+    for options in choices:
+        asked = given(options, len(tasks))
+        with on(module, **where):
+            ours = tmx.merge_state_dicts(base, tasks, **asked)
+        assert_same(ours, tmx.merge_state_dicts(base, tasks, **asked), options)

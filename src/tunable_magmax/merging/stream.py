@@ -142,7 +142,7 @@ class Merge:
         return range(self.tasks)
 
     def _combined_tasks(self, piece: Piece) -> Collection[int]:
-        return self.method.combined(piece.stretch.size)
+        return self.method.combined(piece.stretch.tensor, piece.stretch.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 

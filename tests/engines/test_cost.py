@@ -33,7 +33,7 @@ loads = st.builds(
     written=amounts,
     passes=st.just(3),
     rounds=st.integers(0, 1000),
-    largest=st.just(0),
+    largest=amounts,
     stashed=st.booleans(),
     measured_early=st.booleans(),
 )
@@ -58,7 +58,7 @@ clusters = st.builds(
     round_trip=st.floats(0, 1),
     commit=st.floats(0, 10),
 )
-AMOUNTS = ("elements", "survey", "decide", "measure", "render", "written", "rounds")
+AMOUNTS = ("elements", "survey", "decide", "measure", "render", "written", "rounds", "largest")
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -183,6 +183,15 @@ def test_speedup_has_limits(load, speeds, cluster) -> None:
     assert found <= most_speedup(load, speeds, cluster) * (1 + 1e-9)
     least = load.bytes_to_read / cluster.shared_bandwidth + cluster.commit + load.rounds * cluster.round_trip
     assert estimate_cluster(load, speeds, cluster).seconds >= least * (1 - 1e-9)
+
+
+@given(loads, machines, clusters, st.integers(1, 10**12))
+def test_the_most_that_is_promised_is_what_endless_workers_reach(load, speeds, cluster, largest) -> None:
+    """Under `scope: tensor`, the largest tensor's auction stays with one thread."""
+    load = replace(load, largest=largest)
+    most = most_speedup(load, speeds, cluster)
+    assert most == pytest.approx(speedup(load, speeds, replace(cluster, workers=1e40)), rel=1e-6)
+    assert most <= estimate(load, speeds).seconds / (largest * speeds.threads / speeds.decide) * (1 + 1e-9)
 
 
 def test_where_the_speedup_stops() -> None:

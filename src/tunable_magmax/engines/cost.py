@@ -215,7 +215,8 @@ def _estimate(load: Load, speeds: Speeds, cluster: Cluster) -> Estimate:
     render = load.elements / speeds.render - (load.elements / speeds.measure if load.stashed else 0.0)
     render += load.written * speeds.write_cpu / speeds.threads
     writing = 0.0 if speeds.write is None else reading(load.written, speeds.write)
-    alone = load.largest * speeds.threads / speeds.decide * cluster.workers
+    # One thread's work is not divided, however many workers there are.
+    alone = load.largest * speeds.threads / speeds.decide
     choosing = reading(load.decide, again)
     phases = [
         Phase("survey", reading(load.survey, speeds.read), computing(load.survey, survey)),
@@ -223,7 +224,7 @@ def _estimate(load: Load, speeds: Speeds, cluster: Cluster) -> Estimate:
             "auction",
             choosing,
             # A cut by magnitude reads where it computes, not ahead.
-            choosing + computing(0, max(load.elements / speeds.decide, alone)),
+            choosing + max(computing(0, load.elements / speeds.decide), alone),
             waiting=load.rounds * cluster.round_trip,
         ),
         Phase("render", reading(load.render, again), computing(load.render, max(render, 0.0)), writing, cluster.commit),

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from sequences import SMALL, save_sequence, sequence
 
 from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.engines import calibration
 from tunable_magmax.engines.cost import Cluster, Load, Speeds, estimate, estimate_cluster, most_speedup, speedup
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.plan import plan_cluster, plan_merge
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels.native import NativeKernels
 
 GIB = float(1 << 30)
 SHAPES = {name: shape for name, shape in SMALL.items() if "frozen" not in name}  # a plan cannot know what is unchanged
@@ -250,6 +252,30 @@ def test_an_estimate_with_a_budget_and_without_a_place(tmp_path) -> None:
     assert plan.speeds is not None
     assert plan.speeds.write is None
     assert plan.notes == ("without -o, the time to write is not estimated",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"workers": 0, "estimate": True}, "workers is 0, expected at least 1"),
+        ({"workers": 2}, "workers is 2, which is about the time on a cluster: ask for an estimate as well"),
+    ],
+)
+def test_workers_that_mean_nothing_are_told_before_measuring(tmp_path, monkeypatch, asked, told) -> None:
+    monkeypatch.setattr(calibration, "measure_speeds", None)  # calling it would fail
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    with pytest.raises(InputError, match=told):
+        plan_merge(base, tasks, **asked)
+
+
+def test_a_plan_counts_the_threads_that_a_merge_has(tmp_path, monkeypatch) -> None:
+    """Kernels without threads have one, however many are asked for: a bound that does for it is no problem."""
+    monkeypatch.setattr(NativeKernels, "threads", False)
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    one, many = (plan_merge(base, tasks, threads=threads, memory="8MiB") for threads in (1, 64))
+    assert one == many
+    assert not one.problems
+    merge_checkpoints(base, tasks, tmp_path / "out", threads=64, memory="8MiB")
 
 
 def test_a_plan_with_problems_measures_nothing(tmp_path) -> None:

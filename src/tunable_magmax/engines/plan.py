@@ -26,8 +26,8 @@ from tunable_magmax.engines.cost import (
     speedup,
 )
 from tunable_magmax.engines.cost import estimate as estimate_time
-from tunable_magmax.engines.inputs import Inputs, PathLike
-from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE
+from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
+from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, fingerprint_of
 from tunable_magmax.engines.weight_files import output_tensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
@@ -99,12 +99,16 @@ def plan_merge(
     shard_size: int | str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    fresh: bool = False,
+    base_model: str | None = None,
+    names: Sequence[str] | None = None,
     estimate: bool = False,
     workers: int | None = None,
     **given: Any,
 ) -> MergePlan:
     """Plan a merge without reading values or writing anything; what stands in its way is in `problems`.
 
+    The options are those of `merge_checkpoints`, and the same ones find its unfinished work.
     With `estimate`, measure for about a second how fast this machine reads these files, computes, and writes beside
     `out`, and estimate the merge's time; with `workers`, also on a cluster of so many machines like this one.
 
@@ -128,9 +132,12 @@ def plan_merge(
         bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
         limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
         with Inputs(base, tasks, options) as inputs:
-            if out is not None:
-                problems += _complaints(inputs.refuse_as_output, Path(out))
             target = Path(out) if out is not None else None
+            if target is not None:
+                problems += _complaints(inputs.refuse_as_output, target)
+                shard = 0 if _single(target) else limit
+                fingerprint = fingerprint_of(inputs, options, shard, base_model, read_names(names, len(tasks)))
+                problems += _complaints(Output.check_unfinished, target, fingerprint, fresh)
             plan, load = _planned(inputs, options, bound, limit, threads, target, problems)
             return _timed(plan, load, inputs, options, threads, target, workers) if estimate else plan
     except InputError as error:
@@ -153,7 +160,7 @@ def _planned(
     if options.budget is not None and sum(options.budget) > layout.elements:
         problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
     merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
-    single = out is not None and not looks_like_torch(out) and is_one_file(out)
+    single = out is not None and _single(out)
     shards = plan_shards(output_tensors(layout, merged, options.out_dtype), None if single else limit)
     to_write = sum(shard.size for shard in shards)
     if out is not None:
@@ -237,6 +244,11 @@ def _output_problems(out: Path, overwrite: bool) -> list[str]:
     if is_one_file(out) and beside.exists() and not out.exists() and not overwrite:
         return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]
     return _complaints(Output.check, out, overwrite)
+
+
+def _single(out: Path) -> bool:
+    """Whether it is one file; no name is refused here, for that is a problem that has been told."""
+    return not looks_like_torch(out) and is_one_file(out)
 
 
 def _complaints(check: Any, *arguments: Any) -> list[str]:

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 import tunable_magmax
 from tunable_magmax import MergeReport, Preference
 from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
 
 
@@ -439,6 +441,56 @@ def test_a_plan_names_problems_of_inputs_and_output_at_once(tmx, sequence, tmp_p
     assert result.code == 2
     assert "already exists" in result.err
     assert "nowhere does not exist" in result.err
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (["--workers", 2], "workers is 2, but the engine is 'local', which has none"),
+        (["--ray-address", "head:6379"], "ray_address is 'head:6379', but the engine is 'local'"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--engine", "ray", "--device", "cuda"], "whose workers merge on CPUs"),
+        (["--engine", "ray", "--workers", 0], "workers is 0, expected at least 1"),
+        (["--engine", "ray", "--ray-address", "head"], "the Ray address is 'head', expected HOST:PORT"),
+    ],
+)
+def test_a_dry_run_refuses_a_place_as_the_merge_does(tmx, sequence, tmp_path, place, told):
+    if "ray" in place:
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
+    results = [tmx("merge", *sequence.arguments, *place, "-o", tmp_path / "out", *dry) for dry in ([], ["--dry-run"])]
+    for result in results:
+        assert result.code == 2
+        assert told in result.err
+    assert "elements in" in results[1].out  # the rest of the plan is there
+
+
+def test_a_dry_run_for_a_gpu_says_whose_numbers_it_tells(tmx, sequence, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_device, "open_device", torch.device)
+    command = ["merge", "--dry-run", *sequence.arguments, "-o", tmp_path / "out"]
+    assert "note: " not in tmx(*command, "--device", "cpu").out
+    result = tmx(*command, "--device", "cuda:1")
+    assert result.code == 0
+    assert "note: bytes to read and memory are those of a merge on this machine's CPU; device 'cuda:1'" in result.out
+
+
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_a_plan_tells_unfinished_work_of_another_merge(tmx, sequence, tmp_path, monkeypatch, name):
+    """What the merge itself would say, and nothing where it would go on."""
+    out = tmp_path / name
+    stopped = ["merge", *sequence.arguments, "--weights", "3,1,1", "--base-name", "org/base", "-o", out]
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "commit", lambda self: (_ for _ in ()).throw(OSError("stopped")))
+        assert tmx(*stopped).code == 1
+    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = [*stopped, "--seed", "7"]
+    for command, code in ((stopped, 0), (other, 2), ([*other, "--fresh"], 0)):
+        assert tmx(*command, "--dry-run").code == code
+    told = tmx(*other, "--dry-run").err.removeprefix("problem: ")
+    assert f"{out}.partial holds unfinished work of another merge; different are seed" in told
+    assert told.strip() in tmx(*other).err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == left
+    (tmp_path / f"mine-{name}.partial").write_text("of somebody else")
+    assert "is a file, but the work" in tmx(*stopped[:-1], tmp_path / f"mine-{name}", "--dry-run").err
 
 
 @pytest.mark.parametrize("in_folder", [False, True])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from crewless import merge_crewless
+from crewless import Dying, merge_crewless
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import LARGE, SMALL, TYPES, save_sequence, sequence
@@ -19,9 +23,14 @@ from test_same_bytes import CASES, label, weighted
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.engines.crew import Room, find_room
+from tunable_magmax.engines import local as local_module
+from tunable_magmax.engines import worker as worker_module
+from tunable_magmax.engines.cluster_merge import merge_by
+from tunable_magmax.engines.crew import Call, Room, find_room
+from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.parts import divide
+from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
@@ -78,6 +87,36 @@ def test_types_and_numbers_of_workers(tmp_path, types, workers) -> None:
     same(paths, tmp_path / "dtype", workers, {"method": "ties", "out_dtype": "bfloat16", "exclude": ["a.*"]})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": [1000, 0, 1], "scale": 1},
+        {"weights": [1000, 0, 1], "scope": "tensor", "scale": 1},  # half of a tensor would give the last task nothing
+        {"method": "average", "weights": [1, 0, 2], "scale": 1},
+        {"method": "last_task", "scale": 0.5},
+    ],
+    ids=label,
+)
+def test_workers_read_what_one_process_reads(tmp_path, monkeypatch, options) -> None:
+    paths = save_sequence(tmp_path / "in", *sequence(3, SMALL))
+    original = FileVectors.read
+
+    def elements_read(merge: Callable[[], object]) -> Counter[int]:
+        read: Counter[int] = Counter()
+
+        def noted(self: FileVectors, source: int, tensor: Mergeable, start: int, stop: int, scratch: Any) -> Any:
+            read[source] += stop - start
+            return original(self, source, tensor, start, stop, scratch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FileVectors, "read", noted)
+            merge()
+        return read
+
+    here = elements_read(lambda: merge_checkpoints(*paths, tmp_path / "local", threads=1, **options))
+    assert elements_read(lambda: same(paths, tmp_path / "both", 3, options)) == here + here  # once here, once by three
+
+
 def test_chunks_and_memory(tmp_path, monkeypatch) -> None:
     paths = save_sequence(tmp_path / "in", *sequence(3, LARGE))
     monkeypatch.setattr(NativeKernels, "chunk", 1 << 12)
@@ -118,6 +157,34 @@ def test_everybody_dies_all_the_time(files, tmp_path) -> None:
     found, crew = merge_crewless(files, tmp_path / "out", 3, shard_size=2000, dies=dies, **DEADLY[0])
     compare(tmp_path / "out", found, *local)
     assert crew.deaths == crew.calls
+
+
+def test_a_successor_does_not_share_its_planes_with_a_worker_that_is_only_out_of_reach(
+    files, tmp_path, monkeypatch
+) -> None:
+    """One that was given up may still be at work: what it writes must not reach its successor's planes."""
+    local = merged_here(files, tmp_path, DEADLY[0])
+    plan, close = stream.plan_memory, Worker.close
+    monkeypatch.setattr(stream, "plan_memory", lambda *given, **named: replace(plan(*given, **named), mapped=1))
+    lost: list[Worker] = []
+    monkeypatch.setattr(Worker, "close", lambda worker: lost.append(worker))
+    scribbled = 0
+
+    def dies(number: int, call: Call) -> bool:
+        nonlocal scribbled
+        for worker in lost:
+            planes = worker._merge._planes
+            if planes is not None:
+                planes.words[:] = 0x5555555555555555
+                scribbled += 1
+        return number % 5 == 0
+
+    found, crew = merge_crewless(files, tmp_path / "out", 2, shard_size=2000, dies=dies, **DEADLY[0])
+    for worker in lost:
+        close(worker)
+    compare(tmp_path / "out", found, *local)
+    assert crew.deaths
+    assert scribbled
 
 
 def test_only_counts_and_numbers_travel(tmp_path) -> None:
@@ -168,15 +235,46 @@ def test_a_budget_that_does_not_fit(files, tmp_path) -> None:
 
 
 def test_a_worker_that_sees_other_files(files, tmp_path, monkeypatch) -> None:
-    from tunable_magmax.engines import worker
+    monkeypatch.setattr(worker_module, "Inputs", lambda base, tasks, options: Inputs(tmp_path / "x", tasks, options))
+    with pytest.raises(ClusterError, match=r"a worker can't read what the driver can: .*x.* file system that all"):
+        merge_crewless(files, tmp_path / "out", 2)
+    monkeypatch.setattr(
+        worker_module, "Inputs", lambda base, tasks, options: Inputs(tasks[0], [*tasks[1:], base], options)
+    )
+    with pytest.raises(ClusterError, match="other checkpoints than the driver at the same paths"):
+        merge_crewless(files, tmp_path / "out", 2)
 
-    real = worker.Inputs
-    monkeypatch.setattr(worker, "Inputs", lambda base, tasks, options: real(tmp_path / "x", tasks, options))
-    with pytest.raises(InputError, match=r"a worker can't read what the driver can: .*x.* file system that all"):
-        merge_crewless(files, tmp_path / "out", 2)
-    monkeypatch.setattr(worker, "Inputs", lambda base, tasks, options: real(tasks[0], [*tasks[1:], base], options))
-    with pytest.raises(InputError, match="other checkpoints than the driver at the same paths"):
-        merge_crewless(files, tmp_path / "out", 2)
+
+def test_a_successor_that_cannot_read_costs_no_finished_shard(files, tmp_path, monkeypatch) -> None:
+    """The driver's inputs are good, so what is done stays, and the same command goes on."""
+    local, _ = merged_here(files, tmp_path, DEADLY[0])
+    out = tmp_path / "out"
+
+    class Crewless:
+        def check(self, *given: object) -> None: ...
+
+        def merge(self, inputs, options, output, shard_size, memory, progress) -> MergeReport:
+            shares = divide(inputs.layout, options.out_dtype, 2)
+            crew = Dying(2, lambda number, call: call.name == "digest" and blind(call))
+            return merge_by(crew, shares, inputs, options, output, shard_size, memory, 1)
+
+    seen: list[Call] = []
+
+    def blind(call: Call) -> bool:
+        seen.append(call)
+        if len(seen) == 2:
+            monkeypatch.setattr(worker_module, "Inputs", lambda base, *rest: Inputs(tmp_path / "gone", *rest))
+        return len(seen) == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_module, "_place", lambda *given: nullcontext(Crewless()))
+        with pytest.raises(ClusterError, match="a worker can't read what the driver can"):
+            merge_checkpoints(*files, out, shard_size=2000, **DEADLY[0])
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out.partial" / "output").iterdir()}
+    assert kept
+    merge_checkpoints(*files, out, shard_size=2000, **DEADLY[0])
+    assert weights_of(out) == weights_of(local)
+    assert all((out / name).stat().st_ino == inode for name, inode in kept.items())
 
 
 # -- division ---------------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from sequences import SMALL, save_sequence, sequence
 
 from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.engines import calibration
 from tunable_magmax.engines.cost import Cluster, Load, Speeds, estimate, estimate_cluster, most_speedup, speedup
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.plan import plan_cluster, plan_merge
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels.native import NativeKernels
 
 GIB = float(1 << 30)
 SHAPES = {name: shape for name, shape in SMALL.items() if "frozen" not in name}  # a plan cannot know what is unchanged
@@ -33,7 +35,7 @@ loads = st.builds(
     written=amounts,
     passes=st.just(3),
     rounds=st.integers(0, 1000),
-    largest=st.just(0),
+    largest=amounts,
     stashed=st.booleans(),
     measured_early=st.booleans(),
 )
@@ -58,7 +60,7 @@ clusters = st.builds(
     round_trip=st.floats(0, 1),
     commit=st.floats(0, 10),
 )
-AMOUNTS = ("elements", "survey", "decide", "measure", "render", "written", "rounds")
+AMOUNTS = ("elements", "survey", "decide", "measure", "render", "written", "rounds", "largest")
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -185,6 +187,15 @@ def test_speedup_has_limits(load, speeds, cluster) -> None:
     assert estimate_cluster(load, speeds, cluster).seconds >= least * (1 - 1e-9)
 
 
+@given(loads, machines, clusters, st.integers(1, 10**12))
+def test_the_most_that_is_promised_is_what_endless_workers_reach(load, speeds, cluster, largest) -> None:
+    """Under `scope: tensor`, the largest tensor's auction stays with one thread."""
+    load = replace(load, largest=largest)
+    most = most_speedup(load, speeds, cluster)
+    assert most == pytest.approx(speedup(load, speeds, replace(cluster, workers=1e40)), rel=1e-6)
+    assert most <= estimate(load, speeds).seconds / (largest * speeds.threads / speeds.decide) * (1 + 1e-9)
+
+
 def test_where_the_speedup_stops() -> None:
     """Reading bound at 1 GiB/s each: workers help until they ask for more than the file system gives in all."""
     load = Load(10**9, *(int(100 * GIB),) * 4, written=0, passes=4, rounds=0)
@@ -241,6 +252,30 @@ def test_an_estimate_with_a_budget_and_without_a_place(tmp_path) -> None:
     assert plan.speeds is not None
     assert plan.speeds.write is None
     assert plan.notes == ("without -o, the time to write is not estimated",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"workers": 0, "estimate": True}, "workers is 0, expected at least 1"),
+        ({"workers": 2}, "workers is 2, which is about the time on a cluster: ask for an estimate as well"),
+    ],
+)
+def test_workers_that_mean_nothing_are_told_before_measuring(tmp_path, monkeypatch, asked, told) -> None:
+    monkeypatch.setattr(calibration, "measure_speeds", None)  # calling it would fail
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    with pytest.raises(InputError, match=told):
+        plan_merge(base, tasks, **asked)
+
+
+def test_a_plan_counts_the_threads_that_a_merge_has(tmp_path, monkeypatch) -> None:
+    """Kernels without threads have one, however many are asked for: a bound that does for it is no problem."""
+    monkeypatch.setattr(NativeKernels, "threads", False)
+    base, tasks = save_sequence(tmp_path / "in", *sequence(2, SHAPES))
+    one, many = (plan_merge(base, tasks, threads=threads, memory="8MiB") for threads in (1, 64))
+    assert one == many
+    assert not one.problems
+    merge_checkpoints(base, tasks, tmp_path / "out", threads=64, memory="8MiB")
 
 
 def test_a_plan_with_problems_measures_nothing(tmp_path) -> None:

@@ -122,6 +122,27 @@ def test_a_worker_dies_too_often_and_the_merge_goes_on_later(cluster, files, wan
     assert digests(tmp_path / "out") == wanted["tensor"]
 
 
+def test_a_successor_that_cannot_read_the_inputs(cluster, wanted, tmp_path, monkeypatch) -> None:
+    """Its error is ours, and says that what was done is kept."""
+    paths = save_sequence(tmp_path / "in", *sequence(5))
+    away = tmp_path / "away"
+
+    def strike(crew: Crew, worker: int) -> None:
+        paths[0].rename(away)
+        kill_actor(crew, worker)
+
+    with monkeypatch.context() as patch:
+        at_call(patch, "digest", strike)
+        with pytest.raises(ClusterError) as told:
+            merge(paths, tmp_path / "out", "model", 1)
+    assert type(told.value) is ClusterError  # not Ray's
+    assert str(told.value).startswith("a worker can't read what the driver can: base: ")
+    assert f"Finished shards are kept in {tmp_path / 'out.partial'}" in str(told.value)
+    away.rename(paths[0])
+    merge(paths, tmp_path / "out", "model", 1)
+    assert digests(tmp_path / "out") == wanted["model"]
+
+
 DRIVER = """
 import os, signal, sys
 from tunable_magmax.checkpoints.writer import Output

@@ -88,6 +88,13 @@ def test_a_job_that_always_dies(here, tmp_path, monkeypatch) -> None:
         reproduce(here[0], tmp_path / "results", tmp_path / "work", device="cpu", engine="ray")
 
 
+@pytest.mark.parametrize(("device", "gpus"), [(None, 1), ("cuda", 1), ("cpu", 0)])
+def test_a_job_on_the_cpu_keeps_no_gpu_from_others(monkeypatch, device, gpus) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 2.0})
+    reserved, _ = on_ray._resources(ray, device)
+    assert reserved.get("num_gpus", 0) == gpus
+
+
 def test_an_error_of_a_job_is_ours(here, tmp_path, monkeypatch) -> None:
     def failing(seed, threads):
         raise InputError(f"seed {seed.seed} is no good")

@@ -127,6 +127,31 @@ def test_parts_share_records(done):
     assert (root / "results" / "toy" / "collection" / "report.html") in files
 
 
+def test_rows_at_their_best_scale_bring_the_search_for_it_along(done, tmp_path):
+    root, experiment, _ = done
+    rows = replace(experiment, kinds=("row",), only=("zero-shot", "magmax@best"))
+    planned = [(job.kind, job.name) for job in plan_jobs(rows)]
+    assert planned == [("scale", "magmax"), ("row", "zero-shot"), ("row", "magmax@best")]
+    reproduce_all(rows, tmp_path / "results", root / "work", device="cpu")
+    found, before = (read_records(results_folder(rows, at / "results") / "records.jsonl") for at in (tmp_path, root))
+    known = {record_key(record): record for record in without_times(before)}
+    assert without_times(found) == [known[record_key(record)] for record in found]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"engine": "rai"}, r"unknown engine 'rai' \(did you mean 'ray'\?\)"),
+        ({"ray_address": "head:6379"}, "ray_address is 'head:6379', but the engine is 'local'"),
+        ({"engine": "ray", "device": "cuda:1"}, "device is 'cuda:1', but engine 'ray' gives each job a GPU"),
+    ],
+)
+def test_a_place_that_there_is_not_is_refused_before_anything_is_made(done, tmp_path, asked, told):
+    with pytest.raises(InputError, match=told):
+        reproduce_all(done[1], tmp_path / "results", tmp_path / "work", **asked)
+    assert not list(tmp_path.iterdir())
+
+
 def test_changes_reach_every_part(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

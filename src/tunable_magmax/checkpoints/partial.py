@@ -76,9 +76,8 @@ class Partial:
             try:
                 self.path.mkdir(exist_ok=True)
             except FileExistsError:
-                raise InputError(f"{self.path} is a file, but the work in progress goes there: move it away") from None
-            if not self._lock_file.exists() and any(self.path.iterdir()):
-                raise InputError(f"{self.path} exists and is not work in progress of a merge: move it away")
+                raise self._no_directory() from None
+            self._refuse_strange()
             try:
                 descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
             except FileNotFoundError:
@@ -95,6 +94,29 @@ class Partial:
             finally:
                 if self._lock is None:
                     os.close(descriptor)
+
+    def check(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
+        """Raise what `lock` and `start` would say of what is there, without touching it; but not who is at work."""
+        if self.path.is_file():
+            raise self._no_directory()
+        with suppress(FileNotFoundError):  # there is none, or its owner has just removed it
+            self._refuse_strange()
+        self._refuse_other(json.loads(json.dumps(fingerprint)), fresh)
+
+    def _no_directory(self) -> InputError:
+        return InputError(f"{self.path} is a file, but the work in progress goes there: move it away")
+
+    def _refuse_strange(self) -> None:
+        if not self._lock_file.exists() and any(self.path.iterdir()):
+            raise InputError(f"{self.path} exists and is not work in progress of a merge: move it away")
+
+    def _refuse_other(self, wanted: Mapping[str, Any], fresh: bool) -> None:
+        stored = self.stored_fingerprint()
+        if stored is not None and not fresh and stored != wanted:
+            raise InputError(
+                f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
+                "Run that merge to its end, choose another output, or discard the unfinished work with --fresh"
+            )
 
     def _is_lock(self, descriptor: int) -> bool:
         """Whether what was locked is still the lock file, and not one that its owner has just removed."""
@@ -120,13 +142,8 @@ class Partial:
     def start(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
         """Begin or continue the work of this fingerprint. Work of another one is an error unless `fresh`."""
         wanted = json.loads(json.dumps(fingerprint))
-        stored = self.stored_fingerprint()
-        if stored is not None and not fresh and stored != wanted:
-            raise InputError(
-                f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
-                "Run that merge to its end, choose another output, or discard the unfinished work with --fresh"
-            )
-        if fresh or stored is None:
+        self._refuse_other(wanted, fresh)
+        if fresh or self.stored_fingerprint() is None:
             self._clear()
             write_durably(self._fingerprint, json.dumps(wanted, indent=2).encode())
         shutil.rmtree(self.unfinished, ignore_errors=True)  # what a killed process was at

@@ -50,7 +50,7 @@ class Output:
         self._shards: dict[str, str] = {}
         self._sidecars: dict[str, str] = {}
         _refuse_place(self.out)
-        self._partial = Partial(self.out.with_name(f"{self.out.name}.partial"))
+        self._partial = _partial_of(self.out)
         try:
             with self._partial.storing(self._partial.path):
                 if self._partial.path.exists():
@@ -72,6 +72,11 @@ class Output:
         place = _absolute(Path(out))
         _refuse_place(place)
         _refuse_existing(place, place.name.endswith(".safetensors"), overwrite)
+
+    @staticmethod
+    def check_unfinished(out: str | Path, fingerprint: Mapping[str, object], fresh: bool = False) -> None:
+        """Raise what the constructor would say of unfinished work beside this place, without touching it."""
+        _partial_of(_absolute(Path(out))).check(fingerprint, fresh)
 
     @property
     def partial(self) -> Path:
@@ -299,6 +304,10 @@ def _content(source: Path) -> Iterator[bytes]:
         raise StorageError(
             f"{source}: reading failed ({error.strerror or error}): restore it and run the same command again"
         ) from error
+
+
+def _partial_of(out: Path) -> Partial:
+    return Partial(out.with_name(f"{out.name}.partial"))
 
 
 def _absolute(path: Path) -> Path:

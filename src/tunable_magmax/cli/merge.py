@@ -156,7 +156,7 @@ def merge(
     _refuse_loose("merge", loose, source, what)
     recipe = recipe_of(source, what)
     if dry_run:
-        return _plan(recipe, out, how, as_json)
+        return _plan(recipe, out, how, as_json, where=where)
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     from tunable_magmax.engines.local import merge_checkpoints
@@ -299,8 +299,9 @@ def _plan(
     as_json: bool,
     estimate: bool = False,
     workers: int | None = None,
+    where: Where = _WHERE,
 ) -> int:
-    from tunable_magmax.engines.plan import plan_merge
+    from tunable_magmax.engines.plan import plan_merge, plan_place
 
     planned = plan_merge(
         recipe.base,
@@ -310,10 +311,14 @@ def _plan(
         shard_size=how.shard_size,
         threads=how.threads,
         overwrite=how.overwrite,
+        fresh=how.fresh,
+        base_model=how.base_name,
+        names=recipe.names,
         estimate=estimate,
         workers=workers,
         **recipe.options,
     )
+    planned = plan_place(planned, where.engine, where.workers, where.ray_address, where.device)
     if as_json:
         sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
     else:

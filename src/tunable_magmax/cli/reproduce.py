@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, table
 from tunable_magmax.cli.train import training_bars
-from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -63,11 +62,11 @@ def reproduce(
     as_json
         Print what was written as JSON on stdout.
     """
+    from tunable_magmax.engines.choice import check_jobs
     from tunable_magmax.experiments.config import read_experiment
     from tunable_magmax.experiments.reproduce import reproduce_all
 
-    if engine == "local" and ray_address is not None:
-        raise InputError(f"--ray-address is {ray_address}, but the engine is local: give --engine ray as well")
+    check_jobs(engine, ray_address, device)
     experiment = read_experiment(config, change or ())
     if dry_run:
         sys.stdout.write(_planned(experiment, out, as_json))

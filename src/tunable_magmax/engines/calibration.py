@@ -46,12 +46,14 @@ Part = tuple[int, Mergeable, int, int]
 
 def measure_speeds(inputs: Inputs, options: Options, kernels: Kernels, threads: int, folder: Path | None) -> Speeds:
     """Read a sample of the inputs, merge an invented model of as many tasks, and write a file in `folder`, if given."""
-    sample = list(_sample(inputs.layout, len(inputs.labels), kernels.chunk))
+    sample = list(_sample(inputs, kernels.chunk))
+    _warm_up(inputs)
     read, read_cpu, done = _read(inputs, sample, threads, READ_SECONDS)
     read_again, _, _ = _read(inputs, sample[:done], threads, AGAIN_SECONDS)
     survey, decide, measure, render = _compute(inputs.layout, options, kernels, len(inputs.labels) - 1, threads)
     write, write_cpu = (None, 0.0) if folder is None else _write(folder)
-    every = sum(info.nbytes for tensor in inputs.layout.mergeable for info in tensor.infos)
+    sources = range(len(inputs.labels))
+    every = sum(inputs.bytes_of(tensor, source) for tensor in inputs.layout.mergeable for source in sources)
     return Speeds(
         threads=threads,
         read=read,
@@ -67,45 +69,72 @@ def measure_speeds(inputs: Inputs, options: Options, kernels: Kernels, threads: 
     )
 
 
-def _sample(layout: Layout, sources: int, chunk: int) -> Iterator[Part]:
+def _sample(inputs: Inputs, chunk: int) -> Iterator[Part]:
     """Parts of the inputs worth `SAMPLE` bytes: all of a small model, else any, elsewhere each time.
 
     Always the same parts would be cached after the first estimate, and the next one would promise too much.
     """
-    total = sum(info.nbytes for tensor in layout.mergeable for info in tensor.infos)
-    if total <= SAMPLE:
-        for tensor in layout.mergeable:
-            for source in range(sources):
-                for start in range(0, tensor.size, chunk):
-                    yield source, tensor, start, min(start + chunk, tensor.size)
+    layout = inputs.layout
+    sources = [source for source in range(len(inputs.labels)) if source not in layout.derived]
+    whole = [(source, tensor, 0, tensor.size) for tensor in layout.mergeable for source in sources]
+    if sum(_bytes(inputs, part) for part in whole) <= SAMPLE:
+        for source, tensor, _, size in whole:
+            for start in range(0, size, chunk):
+                yield source, tensor, start, min(start + chunk, size)
         return
     dice, begins, size = random.Random(), [tensor.element for tensor in layout.mergeable], 0
     while size < SAMPLE:
-        element, source = dice.randrange(layout.elements), dice.randrange(sources)
+        element, source = dice.randrange(layout.elements), dice.choice(sources)
         tensor = layout.mergeable[bisect_right(begins, element) - 1]
         start = (element - tensor.element) // chunk * chunk
-        stop = min(start + chunk, tensor.size)
-        size += tensor.infos[source].nbytes * (stop - start) // tensor.size
-        yield source, tensor, start, stop
+        part = source, tensor, start, min(start + chunk, tensor.size)
+        size += _bytes(inputs, part)
+        yield part
+
+
+def _read_with(inputs: Inputs, source: int) -> list[int]:
+    """What a merge reads when it reads a source: with the base all adapters, which are computed from it."""
+    return [0, *sorted(inputs.layout.derived)] if source == 0 else [source]
+
+
+def _bytes(inputs: Inputs, part: Part) -> int:
+    """What files hold of a part."""
+    source, tensor, start, stop = part
+    stored = sum(inputs.bytes_of(tensor, k) for k in _read_with(inputs, source))
+    return stored * (stop - start) // max(tensor.size, 1)
+
+
+def _warm_up(inputs: Inputs) -> None:
+    """Compute a value of each adapter, of each type: the first product of a process compiles or loads its loops."""
+    vectors = FileVectors(inputs.checkpoints)
+    for source, adapter in inputs.adapters.items():
+        made = {name for name, part in adapter.parts.items() if part.product is not None}
+        own = (tensor for tensor in inputs.layout.mergeable if tensor.size and tensor.infos[source].name in made)
+        for tensor in {tensor.working: tensor for tensor in own}.values():
+            vectors.read(source, tensor, 0, 1, torch.empty(1, dtype=working_dtype(tensor)))
 
 
 def _read(inputs: Inputs, sample: Sequence[Part], threads: int, seconds: float) -> tuple[float, float, int]:
-    """Bytes per second, CPU seconds per byte, and how many parts there was time for."""
+    """Bytes per second, CPU seconds per byte, and how many parts there was time for.
+
+    Right factors of adapters are kept, as in a merge that has room.
+    """
     if not sample:
         return 1e9, 0.0, 0  # nothing to merge: any number will do
-    vectors, numbers = FileVectors(inputs.checkpoints), count()
+    vectors, numbers = FileVectors(inputs.checkpoints, inputs.layout.factor_bytes), count()
     longest = max(stop - start for _, _, start, stop in sample)
     local = threading.local()
     begin, cpu = time.perf_counter(), time.process_time()
 
     def work(_: int) -> int:
-        local.scratch = torch.empty(longest, dtype=torch.float64)
+        local.scratch = torch.empty((2, longest), dtype=torch.float64)
         size = 0
         while (number := next(numbers)) < len(sample) and time.perf_counter() - begin < seconds:
             source, tensor, start, stop = sample[number]
-            scratch = local.scratch.view(working_dtype(tensor))[: stop - start]
-            vectors.read(source, tensor, start, stop, scratch)
-            size += tensor.infos[source].nbytes * (stop - start) // tensor.size
+            base, values = local.scratch.view(working_dtype(tensor))[:, : stop - start]
+            for k in _read_with(inputs, source):
+                vectors.read(k, tensor, start, stop, values if k in inputs.layout.derived else base)
+            size += _bytes(inputs, sample[number])
         return size
 
     with ThreadPoolExecutor(threads) as pool:

@@ -17,7 +17,7 @@ from tunable_magmax.engines.parts import divide
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import plan_memory
+from tunable_magmax.merging.memory import plan_memory, working_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Progress
@@ -32,7 +32,8 @@ class Cluster:
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> None:
         """Refuse a bound on a worker's memory that no worker could keep."""
-        plan_memory(inputs.layout, options, kernels_for(torch.device("cpu")), self.room.cpus, memory)
+        kernels = kernels_for(torch.device("cpu"))
+        plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.room.cpus), memory)
 
     def merge(
         self,

@@ -50,7 +50,7 @@ def merge_by(
     """A merge by workers, each with its share: the same files as the local engine's, to the byte."""
     attempt = uuid.uuid4().hex[:8]
     for stale in output.scratch("planes").parent.glob("*.planes-*"):
-        stale.unlink()
+        stale.unlink(missing_ok=True)  # a worker of an earlier driver may just be leaving
     base, *tasks = (path.absolute() for path in inputs.paths)
     calls: deque[Call] = deque()
     for k, share in enumerate(shares):

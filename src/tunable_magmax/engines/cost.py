@@ -60,14 +60,15 @@ def load_of(
     tasks = range(1, method.tasks + 1)
     base = sum(size(tensor, 0) for tensor in layout.mergeable)
     every = base + sum(size(tensor, t) for tensor in layout.mergeable for t in tasks)
-    combined = sum(size(tensor, t + 1) for tensor in layout.mergeable for t in method.combined(tensor.size))
-    pairs = combined + sum(size(tensor, 0) * len(method.combined(tensor.size)) for tensor in layout.mergeable)
+    taken = [(tensor, method.combined(k, tensor.size)) for k, tensor in enumerate(layout.mergeable)]
+    combined = sum(size(tensor, t + 1) for tensor, own in taken for t in own)
+    pairs = combined + sum(size(tensor, 0) * len(own) for tensor, own in taken)
     copied = sum(info.nbytes for info in layout.copied)
     wide = any(tensor.working == "F64" for tensor in layout.mergeable)
     # A cut by magnitude looks at base and task once for each digit of the histogram, and once to cut.
     looks = ((4 if wide else 2) + 1) if method.cuts_by_magnitude else 0
     measures = options.scale is None and method.plane_rows > 0
-    taking_part = max((len(method.combined(tensor.size)) for tensor in layout.mergeable), default=0)
+    taking_part = max((len(own) for _, own in taken), default=0)
     return Load(
         elements=layout.elements,
         survey=every,
@@ -214,7 +215,8 @@ def _estimate(load: Load, speeds: Speeds, cluster: Cluster) -> Estimate:
     render = load.elements / speeds.render - (load.elements / speeds.measure if load.stashed else 0.0)
     render += load.written * speeds.write_cpu / speeds.threads
     writing = 0.0 if speeds.write is None else reading(load.written, speeds.write)
-    alone = load.largest * speeds.threads / speeds.decide * cluster.workers
+    # One thread's work is not divided, however many workers there are.
+    alone = load.largest * speeds.threads / speeds.decide
     choosing = reading(load.decide, again)
     phases = [
         Phase("survey", reading(load.survey, speeds.read), computing(load.survey, survey)),
@@ -222,7 +224,7 @@ def _estimate(load: Load, speeds: Speeds, cluster: Cluster) -> Estimate:
             "auction",
             choosing,
             # A cut by magnitude reads where it computes, not ahead.
-            choosing + computing(0, max(load.elements / speeds.decide, alone)),
+            choosing + max(computing(0, load.elements / speeds.decide), alone),
             waiting=load.rounds * cluster.round_trip,
         ),
         Phase("render", reading(load.render, again), computing(load.render, max(render, 0.0)), writing, cluster.commit),

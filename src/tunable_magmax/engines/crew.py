@@ -108,7 +108,7 @@ class Crew:
             for answer in self._answered(list(pending)):
                 call = pending[answer]
                 try:
-                    result = self._ray.get(answer)
+                    result = self._result(answer)
                 except self._losses as error:
                     self._replace(call.worker, error)
                     # Whatever else was asked of it is lost as well.
@@ -116,8 +116,6 @@ class Crew:
                         del pending[lost]
                         pending[self._send(again)] = again
                     continue
-                except self._ray.exceptions.RayTaskError as error:
-                    raise error.cause if isinstance(error.cause, Exception) else error from None
                 del pending[answer]
                 if call.replay is not None:
                     self._kept[call.worker].append(call)
@@ -144,6 +142,13 @@ class Crew:
 
     def _told(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self._members[worker], name).remote(*arguments)
+
+    def _result(self, answer: Any) -> Any:
+        """What a worker answered; what it raised is raised as if it were here."""
+        try:
+            return self._ray.get(answer)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
 
     def _create(self, cpus: int) -> Any:
         return self._actor.options(num_cpus=cpus, scheduling_strategy="SPREAD").remote()
@@ -189,7 +194,7 @@ class Crew:
                 self._welcome(worker, self._settle_in(worker))
                 for call in self._kept[worker]:
                     assert call.replay is not None
-                    self._ray.get(self._told(worker, call.name, call.replay))
+                    self._result(self._told(worker, call.name, call.replay))
                 return
             except self._losses as another:
                 error = another

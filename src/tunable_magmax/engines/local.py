@@ -16,12 +16,13 @@ import tunable_magmax
 from tunable_magmax.checkpoints.card import retyped_config, tag_along
 from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.choice import check_merge
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
-from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import Kernels, kernels_for
-from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads
+from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads, working_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress
@@ -39,7 +40,6 @@ __all__ = [
     "shard_data",
 ]
 
-ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
 DEFAULT_SHARD_SIZE = 5_000_000_000
 
@@ -167,7 +167,7 @@ class Here:
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> None:
         kernels = kernels_for(torch.device("cpu"))
-        plan_memory(inputs.layout, options, kernels, read_threads(self.threads) if kernels.threads else 1, memory)
+        plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
 
     def merge(
         self,
@@ -189,12 +189,8 @@ class Here:
 def _place(
     engine: str, workers: int | None, address: str | None, threads: int | None, device: str | None
 ) -> Iterator[Place]:
-    if engine not in ENGINES:
-        raise InputError(f"unknown engine {engine!r}{closest(engine, ENGINES)}; known: {', '.join(ENGINES)}")
+    check_merge(engine, workers, address, device)
     if engine == "local":
-        for option, value in (("workers", workers), ("ray_address", address)):
-            if value is not None:
-                raise InputError(f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'")
         if device is None or device == "cpu":
             yield Here(threads)
             return
@@ -202,12 +198,6 @@ def _place(
 
         yield OnDevice(open_device(device), threads)
         return
-    if device not in (None, "cpu"):
-        raise InputError(
-            f"device is {device!r}, but the engine is {engine!r}, whose workers merge on CPUs: leave it out"
-        )
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}, expected at least 1")
     from tunable_magmax.engines.cluster import join_cluster
 
     with join_cluster(address, workers, None if threads is None else read_threads(threads)) as cluster:

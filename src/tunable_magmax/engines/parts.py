@@ -106,5 +106,8 @@ class PartMethod(Method):
     def assume(self, elements: int) -> bool:
         return self.method.assume(self.elements)
 
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
+        return self.method.combined(*self._places[tensor])
+
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
         return self.method.combine(kernels, chunk, self._places[tensor][0], planes, out)

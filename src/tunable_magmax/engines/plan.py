@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.output_name import is_one_file
+from tunable_magmax.checkpoints.output_name import is_one_file, looks_like_torch
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.choice import check_merge, check_workers
 from tunable_magmax.engines.cost import (
     Cluster,
     Estimate,
@@ -25,12 +26,12 @@ from tunable_magmax.engines.cost import (
     speedup,
 )
 from tunable_magmax.engines.cost import estimate as estimate_time
-from tunable_magmax.engines.inputs import Inputs, PathLike
-from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE
+from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
+from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, fingerprint_of
 from tunable_magmax.engines.weight_files import output_tensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import MemoryPlan, plan_memory, read_threads
+from tunable_magmax.merging.memory import MemoryPlan, plan_memory, working_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.sizes import parse_size, show_size
@@ -98,12 +99,16 @@ def plan_merge(
     shard_size: int | str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    fresh: bool = False,
+    base_model: str | None = None,
+    names: Sequence[str] | None = None,
     estimate: bool = False,
     workers: int | None = None,
     **given: Any,
 ) -> MergePlan:
     """Plan a merge without reading values or writing anything; what stands in its way is in `problems`.
 
+    The options are those of `merge_checkpoints`, and the same ones find its unfinished work.
     With `estimate`, measure for about a second how fast this machine reads these files, computes, and writes beside
     `out`, and estimate the merge's time; with `workers`, also on a cluster of so many machines like this one.
 
@@ -116,6 +121,9 @@ def plan_merge(
     >>> plan.elements, plan.problems
     (4, ())
     """
+    check_workers(workers)
+    if workers is not None and not estimate:
+        raise InputError(f"workers is {workers}, which is about the time on a cluster: ask for an estimate as well")
     problems: list[str] = []
     if out is not None:
         problems += _output_problems(Path(out), overwrite)
@@ -124,11 +132,14 @@ def plan_merge(
         bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
         limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
         with Inputs(base, tasks, options) as inputs:
-            if out is not None:
-                problems += _complaints(inputs.refuse_as_output, Path(out))
             target = Path(out) if out is not None else None
+            if target is not None:
+                problems += _complaints(inputs.refuse_as_output, target)
+                shard = 0 if _single(target) else limit
+                fingerprint = fingerprint_of(inputs, options, shard, base_model, read_names(names, len(tasks)))
+                problems += _complaints(Output.check_unfinished, target, fingerprint, fresh)
             plan, load = _planned(inputs, options, bound, limit, threads, target, problems)
-            return _timed(plan, load, inputs, options, read_threads(threads), target, workers) if estimate else plan
+            return _timed(plan, load, inputs, options, threads, target, workers) if estimate else plan
     except InputError as error:
         problems.append(str(error))
     method = str(given.get("method", "tunable_magmax"))
@@ -142,14 +153,14 @@ def _planned(
     tasks = len(inputs.checkpoints) - 1
     kernels = kernels_for(torch.device("cpu"))
     try:
-        memory = plan_memory(layout, options, kernels, read_threads(threads), bound)
+        memory = plan_memory(layout, options, kernels, working_threads(kernels, threads), bound)
     except InputError as error:
         problems.append(str(error))
         memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0)
     if options.budget is not None and sum(options.budget) > layout.elements:
         problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
     merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
-    single = out is not None and out.name.endswith(".safetensors")
+    single = out is not None and _single(out)
     shards = plan_shards(output_tensors(layout, merged, options.out_dtype), None if single else limit)
     to_write = sum(shard.size for shard in shards)
     if out is not None:
@@ -178,7 +189,13 @@ def _planned(
 
 
 def _timed(
-    plan: MergePlan, load: Load, inputs: Inputs, options: Options, threads: int, out: Path | None, workers: int | None
+    plan: MergePlan,
+    load: Load,
+    inputs: Inputs,
+    options: Options,
+    threads: int | None,
+    out: Path | None,
+    workers: int | None,
 ) -> MergePlan:
     """The plan with what was measured for it; none of it if something stands in the way of the merge."""
     if plan.problems:
@@ -186,7 +203,8 @@ def _timed(
     from tunable_magmax.engines.calibration import measure_speeds
 
     folder = None if out is None else _existing_folder(out)
-    speeds = measure_speeds(inputs, options, kernels_for(torch.device("cpu")), threads, folder)
+    kernels = kernels_for(torch.device("cpu"))
+    speeds = measure_speeds(inputs, options, kernels, working_threads(kernels, threads), folder)
     notes = plan.notes if out is not None else (*plan.notes, "without -o, the time to write is not estimated")
     cluster = None if workers is None else plan_cluster(load, speeds, workers)
     return replace(plan, speeds=speeds, time=estimate_time(load, speeds), cluster=cluster, notes=notes)
@@ -194,8 +212,7 @@ def _timed(
 
 def plan_cluster(load: Load, speeds: Speeds, workers: int) -> ClusterPlan:
     """Both ends of what `workers` machines like the measured one can do."""
-    if workers < 1:
-        raise InputError(f"workers is {workers}, expected at least 1")
+    check_workers(workers)
     scaling = Cluster(workers, math.inf)
     shared = Cluster(workers, speeds.read)
     return ClusterPlan(
@@ -208,13 +225,30 @@ def plan_cluster(load: Load, speeds: Speeds, workers: int) -> ClusterPlan:
     )
 
 
+def plan_place(
+    plan: MergePlan, engine: str, workers: int | None, ray_address: str | None, device: str | None
+) -> MergePlan:
+    """The plan of a merge that is to run elsewhere: what is wrong with the place, and whose numbers these are."""
+    problems = (*plan.problems, *_complaints(check_merge, engine, workers, ray_address, device))
+    notes = plan.notes
+    if engine != "local" or device not in (None, "cpu"):
+        there = f"device {device!r}" if engine == "local" else f"engine {engine!r}"
+        notes += (f"bytes to read and memory are those of a merge on this machine's CPU; {there} may need others",)
+    return replace(plan, problems=problems, notes=notes)
+
+
 def _output_problems(out: Path, overwrite: bool) -> list[str]:
     if named := _complaints(is_one_file, out):
         return named
     beside = out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
-    if out.name.endswith(".safetensors") and beside.exists() and not out.exists() and not overwrite:
+    if is_one_file(out) and beside.exists() and not out.exists() and not overwrite:
         return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]
     return _complaints(Output.check, out, overwrite)
+
+
+def _single(out: Path) -> bool:
+    """Whether it is one file; no name is refused here, for that is a problem that has been told."""
+    return not looks_like_torch(out) and is_one_file(out)
 
 
 def _complaints(check: Any, *arguments: Any) -> list[str]:

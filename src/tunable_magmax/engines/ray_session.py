@@ -68,8 +68,8 @@ def import_ray() -> Any:
     return ray
 
 
-def _refuse_address(address: str) -> None:
-    """Find out what Ray would find out too late."""
+def refuse_address_form(address: str) -> None:
+    """Refuse what can't be the address of a cluster, whether or not there is one."""
     if address == "auto":
         return
     if "://" in address:
@@ -79,6 +79,14 @@ def _refuse_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InputError(f"the Ray address is {address!r}, expected HOST:PORT. {_REMEDY}")
+
+
+def _refuse_address(address: str) -> None:
+    """Find out what Ray would find out too late."""
+    refuse_address_form(address)
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), ANSWER_WITHIN).close()
     except (OSError, OverflowError) as error:

@@ -22,7 +22,7 @@ from tunable_magmax.engines.weight_files import output_tensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.kernels import SLOTS, Kernels, kernels_for
-from tunable_magmax.merging.memory import read_threads
+from tunable_magmax.merging.memory import working_threads
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
@@ -156,7 +156,7 @@ def looked_at(
         finished = {name: report for name, report in reports.items() if report is not None}
         if not reports_only:
             ledger.check([name for name in places if name not in finished])
-        needed = _memory_needed(inputs.layout, options, kernels_for(torch.device("cpu")), read_threads(threads))
+        needed = _memory_needed(inputs.layout, options, kernels_for(torch.device("cpu")), threads)
         yield Job(inputs, options, tuple(points), shard, ledger, finished, needed, bound, called)
 
 
@@ -218,14 +218,14 @@ def _budget(options: Options, elements: int) -> tuple[int, ...] | None:
     return METHODS[options.method](options, len(options.weights)).expected_budget(elements)
 
 
-def _memory_needed(layout: Layout, options: Options, kernels: Kernels, threads: int) -> int:
+def _memory_needed(layout: Layout, options: Options, kernels: Kernels, threads: int | None) -> int:
     """Bytes beyond the interpreter: the inputs, the bit planes, the merged vector where its length is needed, work."""
     sources = len(layout.mergeable[0].infos) if layout.mergeable else 2
     width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
     rows = method_of(options, sources - 1).plane_rows
     planes = rows * kernels.plane_bytes(layout.elements + SLOTS * len(layout.mergeable))
     kept = layout.elements * width if options.scale is None else 0
-    at_once = threads if kernels.threads else 1
+    at_once = working_threads(kernels, threads)
     work = (
         SPARE + at_once * (kernels.chunk * ((sources + 2) * width + 2 * 8) + layout.working_bytes) + layout.factor_bytes
     )

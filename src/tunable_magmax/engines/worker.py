@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.parts import PartMethod, PartVectors, Share
 from tunable_magmax.engines.weight_files import shard_data
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import factor_room
 from tunable_magmax.merging.methods import METHODS, Lot, Method, Terms
@@ -46,6 +47,7 @@ class Assignment:
     threads: int
     memory: int
     spill: Path
+    """How the file of its planes is called, if they need one; each worker of the share adds something of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,18 @@ class Worker:
         self._done: dict[str, tuple[int, int]] = {}
 
     def begin(self, assignment: Assignment) -> None:
-        """Open the inputs and make ready."""
+        """Open the inputs and make ready.
+
+        What is wrong here alone is no fault of the inputs, so finished shards outlive it: a `ClusterError`.
+        """
         self._assignment = assignment
         options, share = assignment.options, assignment.share
         try:
             self._inputs = self._stack.enter_context(Inputs(assignment.base, assignment.tasks, options))
         except InputError as error:
-            raise InputError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
+            raise ClusterError(f"a worker can't read what the driver can: {error}. {_SHARED}") from None
         if self._inputs.layout != assignment.layout:
-            raise InputError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
+            raise ClusterError(f"a worker finds other checkpoints than the driver at the same paths. {_SHARED}")
         self._method = PartMethod(
             METHODS[options.method](options, len(assignment.tasks)), assignment.layout, assignment.share
         )
@@ -92,7 +97,7 @@ class Worker:
                 labels=self._inputs.labels,
                 threads=assignment.threads,
                 memory=assignment.memory,
-                spill=assignment.spill,
+                spill=_own_file(assignment.spill),
                 progress=self._note_progress,
                 method=self._method,
             )
@@ -187,6 +192,16 @@ class Worker:
 
 
 _SHARED = "Workers read the inputs themselves: put base and tasks on a file system that all nodes mount at one place"
+
+
+def _own_file(spill: Path) -> Path:
+    """A name that no other worker of the share uses: one that is only out of reach may still write to its own.
+
+    Nobody needs the files of predecessors any more.
+    """
+    for stale in spill.parent.glob(f"{spill.name}-*"):
+        stale.unlink(missing_ok=True)
+    return spill.with_name(f"{spill.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:

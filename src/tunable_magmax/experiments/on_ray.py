@@ -18,11 +18,14 @@ RETRIES = 3
 
 
 def records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[Record]:
-    """The records of all seeds in the order in which they are made, by jobs with a GPU each, or without if none has."""
+    """The records of all seeds in the order in which they are made, by jobs with a GPU each.
+
+    They have none if no node has one, or if the device is "cpu".
+    """
     if not seeds:
         return
     with ray_session(address) as ray:
-        resources, threads = _resources(ray)
+        resources, threads = _resources(ray, seeds[0].device)
         job = ray.remote(num_returns="streaming", max_retries=0, **resources)(_job)
         streams = {job.remote(seed, threads): (seed, 0) for seed in seeds}
         made: dict[int, list[Record]] = {seed.seed: [] for seed in seeds}
@@ -54,10 +57,10 @@ def records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[R
                     ray.cancel(stream, force=True)
 
 
-def _resources(ray: Any) -> tuple[dict[str, float], int]:
+def _resources(ray: Any, device: str | None) -> tuple[dict[str, float], int]:
     """What a job reserves: a GPU, or as many CPUs as it has threads. And threads: as here, for the same last bits."""
     threads = torch.get_num_threads()
-    if ray.cluster_resources().get("GPU", 0) >= 1:
+    if device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1:
         return {"num_gpus": 1, "num_cpus": 1}, threads
     largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
     if largest < 1:

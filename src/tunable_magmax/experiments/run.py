@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.engines.choice import check_jobs
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.records import Record, append_record, read_records, record_key
@@ -41,7 +41,10 @@ class Job:
 
 
 def plan_jobs(experiment: Experiment) -> list[Job]:
-    """All jobs of an experiment, seed by seed, in the order in which they are done."""
+    """All jobs of an experiment, seed by seed, in the order in which they are done.
+
+    Rows at their best scale bring the search for it along, also if `kinds` does not name it.
+    """
     if experiment.parts:
         return [job for part in experiment.parts for job in plan_jobs(part)]
     jobs: list[Job] = []
@@ -60,7 +63,9 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
         if experiment.meta_sizes:
             sources = [name for name in META_ROWS if name in experiment.preferences]
             jobs += [Job("meta-size", seed, f"tunable:{name}@matched") for name in sources]
-    return [job for job in jobs if job.kind in experiment.kinds]
+    kinds = set(experiment.kinds)
+    scaled = {row.base for row in experiment.rows if row.scale == "best"} if "row" in kinds else set()
+    return [job for job in jobs if job.kind in kinds or (job.kind == "scale" and job.name in scaled)]
 
 
 def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
@@ -87,6 +92,7 @@ def reproduce(
     `engine="ray"`, seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
     records as they come.
     """
+    check_jobs(engine, ray_address, device)
     results, work = Path(results), Path(work)
     results.mkdir(parents=True, exist_ok=True)
     file = results / RECORDS
@@ -265,12 +271,7 @@ class _Seed:
         if row.scale != "best":
             assert row.scale is not None
             return row.scale
-        record = self._records.get((self._experiment.setting, "scale", self._seed, row.base))
-        if record is None:
-            raise InputError(
-                f"the records hold no best scale of {row.base} for seed {self._seed}; remove {RECORDS} and rerun"
-            )
-        return float(record["best"])
+        return float(self._records[self._experiment.setting, "scale", self._seed, row.base]["best"])
 
     def _alpha(self, job: Job) -> dict[str, Any]:
         method, _, text = job.name.partition("@")

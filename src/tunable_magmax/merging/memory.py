@@ -102,6 +102,12 @@ def read_threads(threads: int | None) -> int:
     return default_threads() if threads is None else threads
 
 
+def working_threads(kernels: Kernels, threads: int | None) -> int:
+    """The number of threads that a merge with these kernels has when `threads` are asked for."""
+    asked = read_threads(threads)
+    return asked if kernels.threads else 1
+
+
 def default_threads() -> int:
     """As many threads as this process may use cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -139,8 +139,8 @@ class Method:
     def decide(self, field: Field) -> None:
         """What has to be settled over all elements before the first one can be merged."""
 
-    def combined(self, size: int) -> Sequence[int]:
-        """The tasks (from 0) whose values `combine` looks at in a tensor of this size; it may be given no others."""
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
+        """The tasks (from 0) whose values `combine` looks at in a tensor; it may be given no others."""
         return range(self.tasks)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -200,7 +200,7 @@ class TunableMagmax(Method):
         assert self._active is not None
         return self._active
 
-    def combined(self, size: int) -> Sequence[int]:
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], list[tuple[int, ...]]]:
@@ -253,7 +253,7 @@ class LastTask(Method):
 
     owns = True
 
-    def combined(self, size: int) -> Sequence[int]:
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [self.tasks - 1]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -268,11 +268,11 @@ class TaskArithmetic(Method):
 
     weights = "factors"
 
-    def combined(self, size: int) -> Sequence[int]:
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, factor in enumerate(self.factors()) if factor]
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        kept = self.combined(out.numel())
+        kept = self.combined(tensor, out.numel())
         kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
         return None
 
@@ -301,7 +301,7 @@ class RandomMix(Method):
         self.drawn = [t for t in range(tasks) if bounds[t + 1] > bounds[t]]
         self.tops = [bounds[t + 1] - 1 for t in self.drawn]
 
-    def combined(self, size: int) -> Sequence[int]:
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.drawn
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -325,7 +325,7 @@ class Ties(Method):
         self.plane_rows = self._spare.stop
         self._rows: list[int] = []
 
-    def combined(self, size: int) -> Sequence[int]:
+    def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.voters
 
     def decide(self, field: Field) -> None:

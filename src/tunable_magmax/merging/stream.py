@@ -26,7 +26,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import ExactnessError, InputError
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
-from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, read_threads
+from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, working_threads
 from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
@@ -78,7 +78,7 @@ class Merge:
         self.layout, self.options, self.kernels, self.labels = layout, options, kernels, labels
         self.tasks = len(labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
-        self.threads = read_threads(threads) if kernels.threads else 1
+        self.threads = working_threads(kernels, threads)
         self.memory: MemoryPlan = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
@@ -146,7 +146,7 @@ class Merge:
         return range(self.tasks)
 
     def _combined_tasks(self, piece: Piece) -> Collection[int]:
-        return self.method.combined(piece.stretch.size)
+        return self.method.combined(piece.stretch.tensor, piece.stretch.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.intervals import paired
 from tunable_magmax.experiments.results import Measured, load_results
+from tunable_magmax.experiments.run import missing_jobs
 from tunable_magmax.experiments.summary import write_summary
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import grouped
@@ -77,3 +80,12 @@ def test_the_preference_vectors_of_the_reproduction(capsys: pytest.CaptureFixtur
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8"), re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
+
+
+def test_records_are_not_taken_for_those_of_other_settings():
+    config = ROOT / "configs" / "mini-clip" / "cifar100-20.yaml"
+    place = RESULTS / "mini-clip" / "cifar100-20"
+    assert missing_jobs(read_experiment(config, ["run.model=elsewhere", "run.benchmark.data=elsewhere"]), place) == []
+    with pytest.raises(InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 3e-05\. Give"):
+        missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
+    assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tunable_magmax.engines.choice import check_jobs
 from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.experiments.consistency import refuse_other_settings
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.records import Record, append_record, read_records, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
@@ -69,9 +70,11 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
 
 
 def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
-    """Those whose records are not there yet."""
+    """Those whose records are not there yet. Records of other settings are an `InputError`."""
     file = results / RECORDS
-    known = {record_key(record) for record in read_records(file)} if file.exists() else set()
+    records = read_records(file) if file.exists() else []
+    refuse_other_settings(experiment, records, file)
+    known = {record_key(record) for record in records}
     return [job for job in plan_jobs(experiment) if (experiment.setting, job.kind, job.seed, job.name) not in known]
 
 

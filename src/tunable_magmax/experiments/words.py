@@ -129,7 +129,9 @@ def _sweep(results: Results, setting: str, chosen: str) -> list[str]:
         if known:
             told = _listed([f"{_signed(100 * lead.mean)} with {count}" for count, lead in known.items()])
             ahead = [str(count) for count, lead in known.items() if lead.verdict == "ahead"]
+            behind = [str(count) for count, lead in known.items() if lead.verdict == "behind"]
             where = f"clearly ahead with {_listed(ahead)}" if ahead else "nowhere clearly ahead"
+            where += f", clearly behind with {_listed(behind)}" if behind else ""
             sentences.append(f"`{row}` minus `{reference}`, by the number of tasks: {told} (points); {where}.")
     return sentences
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.cluster_merge import merge_by
 from tunable_magmax.engines.crew import Crew, Room, find_room
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.parts import divide
+from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.merging.kernels import kernels_for
@@ -35,24 +35,17 @@ class Cluster:
         kernels = kernels_for(torch.device("cpu"))
         plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.room.cpus), memory)
 
-    def merge(
-        self,
-        inputs: Inputs,
-        options: Options,
-        output: Output,
-        shard_size: int | None,
-        memory: int,
-        progress: Progress | None,
-    ) -> MergeReport:
+    def merge(self, errand: Errand) -> MergeReport:
         """Do the merge and write its weights; `memory` bounds each worker."""
-        shares = divide(inputs.layout, options.out_dtype, self.room.workers)
+        shares = divide(errand.inputs.layout, errand.options.out_dtype, self.room.workers)
         room = replace(self.room, workers=len(shares))
         try:
-            with Crew(self.ray, room, _watching(progress)) as crew:
-                return merge_by(crew, shares, inputs, options, output, shard_size, memory, room.cpus)
+            with Crew(self.ray, room, _watching(errand.progress)) as crew:
+                where = errand.output, errand.shard_size, errand.memory
+                return merge_by(crew, shares, errand.inputs, errand.options, *where, room.cpus)
         except ClusterError as error:
             raise ClusterError(
-                f"{error}. Finished shards are kept in {output.partial}: run the same command again to continue"
+                f"{error}. Finished shards are kept in {errand.output.partial}: run the same command again to continue"
             ) from None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.choice import check_merge
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
+from tunable_magmax.engines.place import Errand, Place
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError
@@ -127,7 +128,7 @@ def merge_checkpoints(
             try:
                 if single:
                     output.check_sidecar("report.json")
-                report = place.merge(inputs, options, output, None if single else shard, bound, progress)
+                report = place.merge(Errand(inputs, options, output, None if single else shard, bound, progress))
                 digests = inputs.digests() if digest_inputs else {}
                 report = replace(report, inputs=digests, names=called, adapters=inputs.described())
                 report = write_sidecars(report, inputs, output, base_model)
@@ -141,24 +142,6 @@ def merge_checkpoints(
     return report
 
 
-class Place(Protocol):
-    """Where a merge is done."""
-
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
-        """Raise what is wrong with the resources, before anything is touched."""
-
-    def merge(
-        self,
-        inputs: Inputs,
-        options: Options,
-        output: Output,
-        shard_size: int | None,
-        memory: int,
-        progress: Progress | None,
-    ) -> MergeReport:
-        """Merge and write the weights; `memory` bounds a process, None as shard size means one file."""
-
-
 @dataclass(frozen=True, slots=True)
 class Here:
     """This process."""
@@ -169,20 +152,13 @@ class Here:
         kernels = kernels_for(torch.device("cpu"))
         plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
 
-    def merge(
-        self,
-        inputs: Inputs,
-        options: Options,
-        output: Output,
-        shard_size: int | None,
-        memory: int,
-        progress: Progress | None,
-    ) -> MergeReport:
-        kernels, spill = kernels_for(torch.device("cpu")), output.scratch("planes")
-        with merge_of(inputs, options, kernels, self.threads, memory, spill, progress) as merge:
+    def merge(self, errand: Errand) -> MergeReport:
+        kernels, spill = kernels_for(torch.device("cpu")), errand.output.scratch("planes")
+        how = self.threads, errand.memory, spill, errand.progress
+        with merge_of(errand.inputs, errand.options, kernels, *how) as merge:
             merge.survey()
             merge.decide()
-            return write_weights(merge, inputs, output, shard_size)
+            return write_weights(merge, errand.inputs, errand.output, errand.shard_size)
 
 
 @contextmanager

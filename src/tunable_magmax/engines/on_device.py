@@ -16,8 +16,8 @@ from tunable_magmax.checkpoints.adapter import Adapter
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import FileVectors, Inputs
+from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
@@ -29,7 +29,7 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Progress, working_dtype
+from tunable_magmax.merging.stream import working_dtype
 from tunable_magmax.sizes import show_size
 
 ALIGNMENT = 64
@@ -75,15 +75,8 @@ class OnDevice:
         self._room(inputs, options, memory)
         kernels_on(self.device)  # compiles, if it can
 
-    def merge(
-        self,
-        inputs: Inputs,
-        options: Options,
-        output: Output,
-        shard_size: int | None,
-        memory: int,
-        progress: Progress | None,
-    ) -> MergeReport:
+    def merge(self, errand: Errand) -> MergeReport:
+        inputs, options, memory = errand.inputs, errand.options, errand.memory
         try:
             block, resident, stash = self._room(inputs, options, memory)
         except InputError as error:  # others have taken the device's memory since the check
@@ -96,7 +89,7 @@ class OnDevice:
                 options,
                 kernels_on(self.device),
                 labels=inputs.labels,
-                progress=progress,
+                progress=errand.progress,
                 notes=tuple(inputs.warnings()),
                 direct=False,
                 stash=stash,
@@ -104,7 +97,7 @@ class OnDevice:
             with torch.no_grad(), merge:
                 merge.survey()
                 merge.decide()
-                return write_weights(merge, inputs, output, shard_size)
+                return write_weights(merge, inputs, errand.output, errand.shard_size)
 
     def _room(self, inputs: Inputs, options: Options, memory: int) -> tuple[int, bool, bool]:
         """Bytes of one source in a block, whether all values fit on the device, and whether the merged vector does."""

@@ -166,7 +166,7 @@ def test_words_say_with_how_many_tasks_a_lead_is_gone() -> None:
         for seed in (3, 4, 5)
     ]
     shape = r"by the number of tasks: \+(19|20)\.\d with 1, \+[45]\.\d with 5 and −(9|10)\.\d with 10 \(points\); "
-    assert re.search(shape + "clearly ahead with 1 and 5\\.", said(records))
+    assert re.search(shape + "clearly ahead with 1 and 5, clearly behind with 10\\.", said(records))
     assert "by the number of tasks" not in said(whole_experiment())
 
 

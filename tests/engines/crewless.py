@@ -13,6 +13,7 @@ from tunable_magmax.engines.cluster_merge import merge_by
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.parts import divide
+from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
@@ -73,7 +74,7 @@ def merge_crewless(
         shares = divide(inputs.layout, options.out_dtype, workers)
         crew = Dying(len(shares), dies)
         try:
-            report = merge_by(crew, shares, inputs, options, output, shard_size, memory, 1)
+            report = merge_by(crew, shares, Errand(inputs, options, output, shard_size, memory, None), 1)
         finally:
             crew.close()
         output.commit()

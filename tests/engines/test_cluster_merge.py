@@ -30,6 +30,7 @@ from tunable_magmax.engines.crew import Call, Room, find_room
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.parts import divide
+from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
@@ -253,10 +254,10 @@ def test_a_successor_that_cannot_read_costs_no_finished_shard(files, tmp_path, m
     class Crewless:
         def check(self, *given: object) -> None: ...
 
-        def merge(self, inputs, options, output, shard_size, memory, progress) -> MergeReport:
-            shares = divide(inputs.layout, options.out_dtype, 2)
+        def merge(self, errand: Errand) -> MergeReport:
+            shares = divide(errand.inputs.layout, errand.options.out_dtype, 2)
             crew = Dying(2, lambda number, call: call.name == "digest" and blind(call))
-            return merge_by(crew, shares, inputs, options, output, shard_size, memory, 1)
+            return merge_by(crew, shares, errand, 1)
 
     seen: list[Call] = []
 

@@ -41,8 +41,7 @@ class Cluster:
         room = replace(self.room, workers=len(shares))
         try:
             with Crew(self.ray, room, _watching(errand.progress)) as crew:
-                where = errand.output, errand.shard_size, errand.memory
-                return merge_by(crew, shares, errand.inputs, errand.options, *where, room.cpus)
+                return merge_by(crew, shares, errand, room.cpus)
         except ClusterError as error:
             raise ClusterError(
                 f"{error}. Finished shards are kept in {errand.output.partial}: run the same command again to continue"

@@ -20,6 +20,7 @@ from tunable_magmax.engines.cluster_field import ClusterField
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.parts import Share
+from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.engines.worker import Assignment, Slice
 from tunable_magmax.merging.kernels import kernels_for
@@ -37,17 +38,9 @@ class Workers(Protocol):
         """Make all calls, also those added meanwhile; yields each with its result as it is answered."""
 
 
-def merge_by(
-    crew: Workers,
-    shares: Sequence[Share],
-    inputs: Inputs,
-    options: Options,
-    output: Output,
-    shard_size: int | None,
-    memory: int,
-    threads: int,
-) -> MergeReport:
+def merge_by(crew: Workers, shares: Sequence[Share], errand: Errand, threads: int) -> MergeReport:
     """A merge by workers, each with its share: the same files as the local engine's, to the byte."""
+    inputs, options, output = errand.inputs, errand.options, errand.output
     attempt = uuid.uuid4().hex[:8]
     for stale in output.scratch("planes").parent.glob("*.planes-*"):
         stale.unlink(missing_ok=True)  # a worker of an earlier driver may just be leaving
@@ -55,13 +48,13 @@ def merge_by(
     calls: deque[Call] = deque()
     for k, share in enumerate(shares):
         spill = output.scratch(f"{attempt}.planes-{k}")
-        assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, memory, spill)
+        assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, errand.memory, spill)
         calls.append(Call.lasting(k, "begin", assignment))
     deque(crew.each(calls), maxlen=0)
     merge = ClusterMerge(crew, shares, inputs, options)
     merge.survey()
     merge.decide()
-    return write_weights(merge, inputs, output, shard_size, lambda shards: merge.write(shards, output, attempt))
+    return write_weights(merge, inputs, output, errand.shard_size, lambda shards: merge.write(shards, output, attempt))
 
 
 class ClusterMerge(Merge):

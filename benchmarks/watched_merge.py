@@ -20,6 +20,7 @@ from tunable_magmax.engines import inputs as reading_of_files
 from tunable_magmax.engines import local
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.memory import AHEAD
 from tunable_magmax.merging.methods import TunableMagmax
 
 wall: dict[str, float] = {}
@@ -83,7 +84,8 @@ def main() -> None:
         plan = stream.plan_memory
 
         def alone(*given: Any, **named: Any) -> stream.MemoryPlan:
-            return replace(plan(*given, **named), readers=0)
+            found = plan(*given, **named)
+            return replace(found, pool=found.ahead // AHEAD)
 
         stream.plan_memory = alone
     watch(descriptors, "_read", "read", cpu, time.thread_time)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from tunable_magmax.checkpoints.tensors import TensorInfo
@@ -32,6 +32,12 @@ class Mergeable:
     name: str
     infos: tuple[TensorInfo, ...]
     element: int
+    working: str = field(init=False, repr=False, compare=False)
+    """The type of the arithmetic (rule 9)."""
+
+    def __post_init__(self) -> None:
+        wide = any(info.dtype == "F64" for info in self.infos)
+        object.__setattr__(self, "working", "F64" if wide else "F32")  # asked for with every chunk
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,11 +46,6 @@ class Mergeable:
     @property
     def size(self) -> int:
         return self.infos[0].numel
-
-    @property
-    def working(self) -> str:
-        """The type of the arithmetic (rule 9)."""
-        return "F64" if any(info.dtype == "F64" for info in self.infos) else "F32"
 
     @property
     def widest(self) -> str:

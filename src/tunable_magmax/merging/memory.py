@@ -14,7 +14,7 @@ from tunable_magmax.merging.ownership import BATCH_BYTES
 
 SMALLEST_CHUNK = 1 << 12
 AHEAD = 2
-"""Pieces begun and not yet taken, for each thread: one is worked on while the next is read."""
+"""Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class MemoryPlan:
     stash: int
     ahead: int
     """Pieces that are begun and not yet taken."""
-    readers: int
-    """Threads that do nothing but read ahead; 0 where values are in memory."""
+    pool: int
+    """Threads, each with a piece of its own: more than may work at a time where values have to be read."""
 
     @property
     def spill(self) -> bool:
@@ -52,18 +52,18 @@ def plan_memory(
     method = METHODS[options.method](options, tasks)
     planes = method.plane_rows * kernels.plane_bytes(slots)
     stash = layout.elements * width if options.scale is None else 0
-    ahead, readers = AHEAD * threads, threads if borrows and kernels.threads else 0
+    ahead = AHEAD * threads
+    pool = ahead if borrows and kernels.threads else threads
     if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, readers)
+        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, pool)
 
     histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
 
-    deriving = threads * layout.working_bytes + factor_room(layout, memory)
-    # Chunks that are read ahead or worked on; a raw read; a thread's merged vector and its result before a cast; a pair
-    # of vectors for a cut by magnitude; results that wait to be written.
-    chunks = (tasks + 1 if borrows else 1) * width * (ahead if readers else threads)
-    raw, pair = (readers or threads) * width // 2, threads * 2 * width if method.cuts_by_magnitude else 0
-    per_element = chunks + raw + threads * 2 * width + pair + (ahead + 1) * 8
+    deriving = pool * layout.working_bytes + factor_room(layout, memory)
+    # Each thread's chunk, its raw read, its merged vector, the result before a cast, and a pair of vectors for a cut by
+    # magnitude; then results that wait to be written.
+    vectors = (tasks + 1 if borrows else 1) + 2 + (2 if method.cuts_by_magnitude else 0)
+    per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
     chunk = kernels.chunk
@@ -82,7 +82,7 @@ def plan_memory(
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, readers)
+    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool)
 
 
 def factor_room(layout: Layout, memory: int) -> int:

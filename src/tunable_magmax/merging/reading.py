@@ -1,10 +1,9 @@
-"""Chunks of base and tasks: read by whoever works on them, or ahead of the work by threads that do nothing else."""
+"""Chunks of base and tasks, read by the thread that works on them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.merging.kernels import Chunk, Kernels
-from tunable_magmax.merging.memory import MemoryPlan
 from tunable_magmax.merging.ownership import Piece
 
 
@@ -45,24 +43,17 @@ def widen(stored: Tensor, out: Tensor) -> Tensor:
 
 
 class Buffers:
-    """Memory for chunks, by name; each name's is made once, of the widest working type, and used again and again."""
+    """Memory for chunks, by thread and name; each is made once, of the widest working type, and used over and over."""
 
     def __init__(self, layout: Layout, kernels: Kernels, chunk: int) -> None:
         wide = any(tensor.working == "F64" for tensor in layout.mergeable)
         self._kernels, self._chunk = kernels, chunk
         self._widest = torch.float64 if wide else torch.float32
-        self._held: dict[Any, Tensor] = {}
         self._local = threading.local()
-
-    def shared(self, name: Any, size: int, dtype: torch.dtype) -> Tensor:
-        """The buffer of this name, the same in every thread."""
-        return self._of(self._held, name, size, dtype)
 
     def own(self, name: Any, size: int, dtype: torch.dtype) -> Tensor:
         """The buffer of this name in this thread."""
-        return self._of(self._local.__dict__, name, size, dtype)
-
-    def _of(self, held: dict[Any, Tensor], name: Any, size: int, dtype: torch.dtype) -> Tensor:
+        held = self._local.__dict__
         buffer = held.get(name)
         if buffer is None:
             buffer = held[name] = self._kernels.empty(self._chunk, self._widest)
@@ -70,41 +61,23 @@ class Buffers:
 
 
 class ChunkReader:
-    """Reads pieces as chunks. With `memory.readers`, threads of its own read ahead, so that nobody waits for a disk.
+    """Reads pieces as chunks, in memory of the thread that asks: a chunk holds until it asks for the next."""
 
-    A piece that is read ahead goes to a slot, one of `memory.ahead`. Who begins a piece in a slot must be done with the
-    slot's last one: that, and no queue, is what bounds memory here.
-    """
-
-    def __init__(self, layout: Layout, vectors: Vectors, tasks: int, memory: MemoryPlan, buffers: Buffers) -> None:
+    def __init__(self, layout: Layout, vectors: Vectors, tasks: int, buffers: Buffers) -> None:
         self._layout, self._vectors, self._tasks, self._buffers = layout, vectors, tasks, buffers
-        self._pool = ThreadPoolExecutor(memory.readers) if memory.readers else None
 
-    def begin(self, piece: Piece, slot: int, wanted: Collection[int]) -> Callable[[], Chunk]:
-        """Start to read the base and the `wanted` tasks (from 0); call the result for the chunk."""
-        if self._pool is None:
-            return lambda: self._chunk(piece, wanted, self._buffers.own, 0)
-        return self._pool.submit(self._chunk, piece, wanted, self._buffers.shared, slot).result
-
-    def chunk(self, piece: Piece) -> Chunk:
-        """Read all sources here and now, while nothing is read ahead."""
-        return self._chunk(piece, range(self._tasks), self._buffers.shared, 0)
-
-    def pair(self, task: int, piece: Piece) -> tuple[Tensor, Tensor]:
-        """The base's and a task's values (from 0), in memory of this thread."""
-        return self._read(0, piece, self._buffers.own, "base"), self._read(task + 1, piece, self._buffers.own, "task")
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def _chunk(self, piece: Piece, wanted: Collection[int], memory: Callable[..., Tensor], slot: int) -> Chunk:
-        base = self._read(0, piece, memory, (slot, 0))
+    def chunk(self, piece: Piece, wanted: Collection[int]) -> Chunk:
+        """The base's and the `wanted` tasks' values (from 0)."""
+        base = self._read(0, piece, 0)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
-        tasks = [self._read(t + 1, piece, memory, (slot, t + 1)) if t in wanted else base for t in range(self._tasks)]
+        tasks = [self._read(t + 1, piece, t + 1) if t in wanted else base for t in range(self._tasks)]
         return Chunk(base, tasks, piece.slots[0], piece.stretch.element + piece.start)
 
-    def _read(self, source: int, piece: Piece, memory: Callable[..., Tensor], name: Any) -> Tensor:
+    def pair(self, task: int, piece: Piece) -> tuple[Tensor, Tensor]:
+        """The base's and a task's values (from 0)."""
+        return self._read(0, piece, "base"), self._read(task + 1, piece, "task")
+
+    def _read(self, source: int, piece: Piece, name: Any) -> Tensor:
         tensor = self._layout.mergeable[piece.stretch.tensor]
-        scratch = memory(name, piece.stop - piece.start, working_dtype(tensor))
+        scratch = self._buffers.own(name, piece.stop - piece.start, working_dtype(tensor))
         return self._vectors.read(source, tensor, piece.start, piece.stop, scratch)

@@ -2,13 +2,14 @@
 
 Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
 the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows); methods that have
-nothing to decide are measured in walk 1. The last walk renders. While a chunk is worked on, the next ones are read
-(`ChunkReader`). Nothing here depends on where values come from (`Vectors`) or where results go.
+nothing to decide are measured in walk 1. The last walk renders. While some threads work on chunks, others read the next
+ones. Nothing here depends on where values come from (`Vectors`) or where results go.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,9 +85,10 @@ class Merge:
         self._done: dict[str, int] = {}
         self._notes = notes
         self._spill = spill if self.memory.spill else None
-        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._pool = ThreadPoolExecutor(self.memory.pool) if self.memory.pool > 1 else None
+        self._turn = threading.Semaphore(self.threads)
         self._buffers = Buffers(layout, kernels, self.memory.chunk)
-        self._reader = ChunkReader(layout, vectors, self.tasks, self.memory, self._buffers)
+        self._reader = ChunkReader(layout, vectors, self.tasks, self._buffers)
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
@@ -104,7 +106,6 @@ class Merge:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        self._reader.close()
         if self._planes is not None:
             self._planes.close()
 
@@ -112,7 +113,14 @@ class Merge:
 
     def each(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Apply `work` to items, in the pool if there is one; results in order."""
-        return list(self._pool.map(work, items) if self._pool is not None else map(work, items))
+        if self._pool is None:
+            return [work(item) for item in items]
+
+        def in_turn(item: Any) -> Any:
+            with self._turn:
+                return work(item)
+
+        return list(self._pool.map(in_turn, items))
 
     def _walk(
         self, phase: str, work: Work, stretches: Sequence[Stretch], wanted: Callable[[Piece], Collection[int]]
@@ -126,21 +134,23 @@ class Merge:
         ahead: deque[Callable[[], Any]] = deque()
         for k, piece in enumerate(todo):
             while len(ahead) < self.memory.ahead and k + len(ahead) < len(todo):
-                # The last piece in this slot has been taken, so its work is done.
-                number = k + len(ahead)
-                ahead.append(self._begin(work, todo[number], number % self.memory.ahead, wanted(todo[number])))
+                begun = todo[k + len(ahead)]
+                ahead.append(self._begin(work, begun, wanted(begun)))
             result = ahead.popleft()()
             # Before the yield: a consumer that has what it wants does not come back after its last piece.
             self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
             self.progress(phase, self._done[phase], total)
             yield piece, result
 
-    def _begin(self, work: Work, piece: Piece, slot: int, wanted: Collection[int]) -> Callable[[], Any]:
+    def _begin(self, work: Work, piece: Piece, wanted: Collection[int]) -> Callable[[], Any]:
         """Start to read a piece and to work on it; call the result for what came of it."""
-        chunk = self._reader.begin(piece, slot, wanted)
-        if self._pool is None:
-            return lambda: work(piece, chunk())
-        return self._pool.submit(lambda: work(piece, chunk())).result
+
+        def read_and_work() -> Any:
+            chunk = self._reader.chunk(piece, wanted)
+            with self._turn:  # whoever waits here, or for a disk, has let another one work
+                return work(piece, chunk)
+
+        return self._pool.submit(read_and_work).result if self._pool is not None else read_and_work
 
     def _all_tasks(self, piece: Piece) -> Collection[int]:
         return range(self.tasks)
@@ -242,7 +252,7 @@ class Merge:
                 continue
             found.changed[k] = False
             for piece in pieces([stretch], self.memory.chunk):
-                chunk = self._reader.chunk(piece)
+                chunk = self._reader.chunk(piece, self._all_tasks(piece))
                 for t, values in enumerate(chunk.tasks):
                     same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
                     found.changed[k, t] |= not bool(same.all())

@@ -27,6 +27,7 @@ from tunable_magmax.merging.kernels.cuda import (
     Destination,
     Drawing,
     Segment,
+    Sequel,
     Table,
     Target,
     row_of,
@@ -167,20 +168,23 @@ class DeviceMerge(Merge):
             last = everything[-1] if everything else Stretch(0, 0, 0, 0)
             self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
-        flags, squares = self._marked(everything)
-        seen = flags.cpu().numpy()
+        seen = self._marked(everything).cpu().numpy()
+        flags = seen[: len(everything) * self.tasks].reshape(-1, self.tasks)
         found = Survey.nothing(len(everything), self.tasks)
-        found.changed[:] = seen & 1
-        found.squares[:] = squares.cpu().numpy()
-        self._settle_suspects(everything, (seen & 2).astype(np.bool_), found)
+        found.changed[:] = flags & 1
+        found.squares[:] = seen[flags.size :].view(np.float64)
+        self._settle_suspects(everything, (flags & 2).astype(np.bool_), found)
         self.progress("survey", self.layout.elements, self.layout.elements)
         return found
 
     def _mark(self) -> None:
         self._marked(self.stretches)
 
-    def _marked(self, stretches: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
-        """Mark candidates; what changed and what is not finite [tensors, tasks], squares of the last vector."""
+    def _marked(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Mark candidates; flags [tensors, tasks] for what changed or is not finite, then squares of the last vector.
+
+        All are 64-bit words in one row, so that they travel together.
+        """
         tensors = len(self.layout.mergeable)
         if self.options.compare == "active" and self.options.scope == "tensor":
             marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
@@ -188,12 +192,12 @@ class DeviceMerge(Merge):
             marks = [self.method.marks(0, 0)] * tensors
         compared = self._cuda.numbers([row for row, _ in marks], torch.uint8)
         rows = self._cuda.numbers([row for _, row in marks])
-        flags = self._cuda.zeros(tensors, self.tasks, dtype=torch.int32)
-        squares = self._cuda.zeros(tensors, dtype=torch.float64)
+        found = self._cuda.zeros(tensors * (self.tasks + 1))
+        squares = found.data_ptr() + 8 * tensors * self.tasks
         for tables in self._walk_tables(stretches):
             for table, _ in tables:
-                self._cuda.survey(table, compared, rows, self._bits, flags, squares)
-        return flags, squares
+                self._cuda.survey(table, compared, rows, self._bits, found.data_ptr(), squares)
+        return found
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
@@ -239,44 +243,66 @@ class DeviceMerge(Merge):
         wanted = np.array(budgets, np.int64).T.copy()
         for tries in range(TRIES):
             drawing = self._drawing(sizes, tries)
-            counts, unowned = self._bid(method, tables, wanted, drawing)
+            counts, unowned, missed = self._bid(method, tables, wanted, drawing)
             method.leftovers = int(unowned.sum())
-            self._share_out(method, tables, wanted - counts, unowned, drawing)
-            if not bool(drawing.failed):
+            if method.leftovers and not missed:
+                self._share_out(method, tables, wanted - counts, unowned, drawing)
+                missed = bool(drawing.failed)
+            if not missed:
                 return
             self._mark()  # the auction may have written over the marks
         raise ExactnessError("the lottery's threshold was not found; please report this")
 
     def _bid(
         self, method: TunableMagmax, tables: list[Table], wanted: NDArray[np.int64], drawing: Drawing
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rules 4 and 5; how many elements each task got [tasks, groups], and how many nobody owns [groups]."""
-        cuda, options = self._cuda, method.options
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+        """Rules 4 and 5: how many elements each task got [tasks, groups], how many nobody owns [groups], and a miss."""
+        free = self._row(self._first_spare)
+        asked = self._cuda.numbers(wanted)
+        # What the host looks at is in one table: the counts, what is left, and whether a draw has missed.
+        told = self._cuda.zeros(self.tasks + 2, wanted.shape[1])
+        bidders = [t for t in reversed(range(self.tasks)) if wanted[t].any()]
+        for t in bidders:
+            self._owners[t] = self._first_spare - self.tasks + t if method.reusable else method.rows[t]
+        self._cuda.open(tables, free)
+        bid = self._bid_largest if method.options.keep == "magnitude" else self._bid_lottery
+        bid(method, tables, bidders, asked, told, drawing)
+        told[-1] = drawing.failed
+        found = told.cpu().numpy()
+        return found[:-2], found[-2], bool(found[-1].any())
+
+    def _bid_lottery(
+        self, method: TunableMagmax, tables: list[Table], bidders: list[int], asked: Tensor, told: Tensor,
+        drawing: Drawing,
+    ) -> None:  # fmt: skip
+        """Draw for one task after the other; each draw also counts the next task's candidates, or what is left."""
+        cuda, free = self._cuda, self._row(self._first_spare)
+        planes = [*(self._row(method.rows[t]) for t in bidders), free]
+        candidates = cuda.zeros(2, asked.shape[1])
+        counted = [*(row_of(candidates, k % 2) for k in range(len(bidders))), row_of(told, self.tasks)]
+        cuda.count(tables, planes[0], free, 0, counted[0])
+        for k, t in enumerate(bidders):
+            drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
+            owned, sequel = self._row(self._owners[t]), Sequel(free, planes[k + 1], counted[k + 1])
+            wish, got = row_of(asked, t), row_of(told, t)
+            cuda.pick(tables, planes[k], free, owned, drum, drawing, wish, counted[k], got, sequel)
+
+    def _bid_largest(
+        self, method: TunableMagmax, tables: list[Table], bidders: list[int], asked: Tensor, told: Tensor,
+        drawing: Drawing,
+    ) -> None:  # fmt: skip
+        """Take the largest magnitudes for one task after the other."""
+        cuda = self._cuda
         free, level, drawn = (self._row(self._first_spare + k) for k in range(3))
-        marked = method.rows
-        asked = cuda.numbers(wanted)
-        counts = cuda.zeros(*wanted.shape)
-        candidates = cuda.zeros(wanted.shape[1])
-        won = 0
-        cuda.open(tables, free)
-        for t in reversed(range(self.tasks)):
-            if not wanted[t].any():
-                continue
-            self._owners[t] = self._first_spare - self.tasks + t if method.reusable else marked[t]
-            plane, owned = self._row(marked[t]), self._row(self._owners[t])
-            drum = lottery.drum(options.seed, lottery.KEEP, t + 1)
-            cuda.count(tables, plane, free, won, candidates)
-            if options.keep == "magnitude":
-                counts[t] = torch.minimum(asked[t], candidates)
-                self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drawn, drum, drawing)
-            else:
-                wish, got = row_of(asked, t), row_of(counts, t)
-                cuda.pick(tables, plane, free, owned, drum, drawing, wish, candidates, got)
+        candidates, won = cuda.zeros(asked.shape[1]), 0
+        for t in bidders:
+            drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
+            plane, owned = self._row(method.rows[t]), self._row(self._owners[t])
+            cuda.count(tables, plane, free, won, candidates.data_ptr())
+            told[t] = torch.minimum(asked[t], candidates)
+            self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drawn, drum, drawing)
             won = owned
-        unowned = cuda.zeros(wanted.shape[1])
-        cuda.count(tables, free, free, won, unowned)
-        both = torch.cat([counts, unowned[None]]).cpu().numpy()
-        return both[:-1], both[-1]
+        cuda.count(tables, free, free, won, row_of(told, self.tasks))
 
     def _cut(
         self, tables: list[Table], task: int, plane: Address, free: Address, wanted: Tensor, candidates: Tensor,
@@ -290,8 +316,8 @@ class DeviceMerge(Merge):
         left = torch.where(wanted >= candidates, 0, left)
         cuda.sever(walk, task, wide, plane, free, wanted, candidates, codes, owned, level)
         candidates.zero_()
-        cuda.count(tables, level, free, 0, candidates)
-        cuda.pick(tables, level, free, drawn, drum, drawing, left.data_ptr(), candidates, 0)
+        cuda.count(tables, level, free, 0, candidates.data_ptr())
+        cuda.pick(tables, level, free, drawn, drum, drawing, left.data_ptr(), candidates.data_ptr(), 0)
         cuda.unite(tables, owned, drawn, 0)
 
     def _values_by_group(self, tables: Sequence[Table]) -> Iterator[Table]:
@@ -315,7 +341,8 @@ class DeviceMerge(Merge):
             if more.any():
                 drum = lottery.drum(method.options.seed, lottery.LEFTOVERS, t + 1)
                 asked, candidates = self._cuda.numbers(more), self._cuda.numbers(unowned)
-                self._cuda.pick(tables, free, free, drawn, drum, drawing, asked.data_ptr(), candidates, 0)
+                wish, counted = asked.data_ptr(), candidates.data_ptr()
+                self._cuda.pick(tables, free, free, drawn, drum, drawing, wish, counted, 0)
                 self._cuda.unite(tables, self._row(self._owners[t]), drawn, free)
                 unowned = unowned - more
 
@@ -396,7 +423,7 @@ class DeviceMerge(Merge):
         return self.kernels.empty(piece.stop - piece.start, dtype)
 
     def _check_fit(self) -> None:
-        for k in self._unfit.nonzero().flatten().tolist():
+        for k in self._unfit.cpu().numpy().nonzero()[0]:
             tensor = self.layout.mergeable[k]
             dtype = torch_dtype(self.out_dtype(tensor))
             assert dtype is not None
@@ -412,9 +439,8 @@ class DeviceMerge(Merge):
         if isinstance(method, TunableMagmax):
             tasks = sorted(self._owners)
             rows = cuda.numbers([self._owners[t] for t in tasks])
-            cuda.combine(
-                table, "gather", target, cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0), plain=True
-            )
+            arguments = (cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0))
+            cuda.combine(table, "gather", target, *arguments, plain=True, shared=16 * len(tasks))
         elif isinstance(method, Magmax):
             cuda.combine(table, "largest", target, given, plain=True, shared=4 * self.tasks)
         elif isinstance(method, LastTask):

@@ -55,6 +55,12 @@ class _Draw(ctypes.Structure):
     )
 
 
+class Sequel(ctypes.Structure):
+    """What a draw does for the next one: winners are no longer free, and the next plane's candidates are counted."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("free", "plane", "candidates"))
+
+
 class _Cut(ctypes.Structure):
     _fields_ = (
         ("task", ctypes.c_int64),
@@ -199,13 +205,13 @@ class CudaKernels:
         return torch.tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
 
     def planes(self, rows: int, slots: int) -> Tensor:
-        """Rows of bits [rows, words], all zero."""
-        return self.zeros(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32)
+        """Rows of bits [rows, words] that hold anything."""
+        return torch.empty(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32, device=self.device)
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def survey(
-        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Tensor, squares: Tensor
+        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Address, squares: Address
     ) -> None:
         """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector."""
         tasks = table.structure.tasks
@@ -229,7 +235,7 @@ class CudaKernels:
         for table in tables:
             self._launch("open_free", (table.tiles, 1), table.structure, free)
 
-    def count(self, tables: Sequence[Table], plane: Address, free: Address, won: Address, candidates: Tensor) -> None:
+    def count(self, tables: Sequence[Table], plane: Address, free: Address, won: Address, candidates: Address) -> None:
         """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
@@ -248,18 +254,19 @@ class CudaKernels:
 
     def pick(
         self, tables: Sequence[Table], plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
-        wanted: Address, candidates: Tensor, counts: Address,
+        wanted: Address, candidates: Address, counts: Address, sequel: Sequel | None = None,
     ) -> None:  # fmt: skip
         """won = of each group's free candidates the wanted number with the smallest lottery numbers.
 
         Resets `candidates`; writes to counts[group] how many were taken.
         """
         draw = drawing.structure(wanted, candidates)
+        sequel = sequel or Sequel()
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
-            self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw)
-        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest)
-        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, candidates, counts)
+            self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, sequel)
+        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest, sequel)
+        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, sequel, candidates, counts)
 
     # -- by magnitude --------------------------------------------------------------------------------------------------
 
@@ -334,9 +341,9 @@ class Drawing:
             groups=self.groups,
         )
 
-    def structure(self, wanted: Address, candidates: Tensor) -> _Draw:
+    def structure(self, wanted: Address, candidates: Address) -> _Draw:
         """What the kernels read; it changes with the next call."""
-        self._structure.wanted, self._structure.candidates = wanted, candidates.data_ptr()
+        self._structure.wanted, self._structure.candidates = wanted, candidates
         return self._structure
 
 

@@ -41,8 +41,8 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, working_dtype
 from tunable_magmax.merging.survey import Survey
 
-SPARE = 4
-"""Rows of the planes beyond the tasks': what is free, two that selection works in, and equal magnitudes."""
+SPARE = 2
+"""Rows of the planes beyond the tasks': what is free, and equal magnitudes."""
 TRIES = 4
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]
@@ -283,7 +283,7 @@ class DeviceMerge(Merge):
         cuda.count(tables, planes[0], free, 0, counted[0])
         for k, t in enumerate(bidders):
             drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
-            owned, sequel = self._row(self._owners[t]), Sequel(free, planes[k + 1], counted[k + 1])
+            owned, sequel = self._row(self._owners[t]), Sequel(False, free, planes[k + 1], counted[k + 1])
             wish, got = row_of(asked, t), row_of(told, t)
             cuda.pick(tables, planes[k], free, owned, drum, drawing, wish, counted[k], got, sequel)
 
@@ -293,20 +293,20 @@ class DeviceMerge(Merge):
     ) -> None:  # fmt: skip
         """Take the largest magnitudes for one task after the other."""
         cuda = self._cuda
-        free, level, drawn = (self._row(self._first_spare + k) for k in range(3))
+        free, level = (self._row(self._first_spare + k) for k in range(SPARE))
         candidates, won = cuda.zeros(asked.shape[1]), 0
         for t in bidders:
             drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
             plane, owned = self._row(method.rows[t]), self._row(self._owners[t])
             cuda.count(tables, plane, free, won, candidates.data_ptr())
             told[t] = torch.minimum(asked[t], candidates)
-            self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drawn, drum, drawing)
+            self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drum, drawing)
             won = owned
         cuda.count(tables, free, free, won, row_of(told, self.tasks))
 
     def _cut(
         self, tables: list[Table], task: int, plane: Address, free: Address, wanted: Tensor, candidates: Tensor,
-        owned: Address, level: Address, drawn: Address, drum: int, drawing: Drawing,
+        owned: Address, level: Address, drum: int, drawing: Drawing,
     ) -> None:  # fmt: skip
         """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
         cuda = self._cuda
@@ -317,8 +317,8 @@ class DeviceMerge(Merge):
         cuda.sever(walk, task, wide, plane, free, wanted, candidates, codes, owned, level)
         candidates.zero_()
         cuda.count(tables, level, free, 0, candidates.data_ptr())
-        cuda.pick(tables, level, free, drawn, drum, drawing, left.data_ptr(), candidates.data_ptr(), 0)
-        cuda.unite(tables, owned, drawn, 0)
+        counted = candidates.data_ptr()
+        cuda.pick(tables, level, free, owned, drum, drawing, left.data_ptr(), counted, 0, Sequel(True))
 
     def _values_by_group(self, tables: Sequence[Table]) -> Iterator[Table]:
         """Tables of values that know the groups of the auction."""
@@ -335,16 +335,17 @@ class DeviceMerge(Merge):
         drawing: Drawing,
     ) -> None:
         """Rule 6: what nobody owns, by lottery, to the tasks with budget left."""
-        free, drawn = self._row(self._first_spare), self._row(self._first_spare + 2)
-        for t in range(self.tasks):
-            more = np.minimum(left[t], unowned)
-            if more.any():
+        free = self._row(self._first_spare)
+        portions, remaining = [], [unowned]
+        for rest in left:
+            portions.append(np.minimum(rest, remaining[-1]))
+            remaining.append(remaining[-1] - portions[-1])
+        asked, candidates = self._cuda.numbers(portions), self._cuda.numbers(remaining)
+        for t, portion in enumerate(portions):
+            if portion.any():
                 drum = lottery.drum(method.options.seed, lottery.LEFTOVERS, t + 1)
-                asked, candidates = self._cuda.numbers(more), self._cuda.numbers(unowned)
-                wish, counted = asked.data_ptr(), candidates.data_ptr()
-                self._cuda.pick(tables, free, free, drawn, drum, drawing, wish, counted, 0)
-                self._cuda.unite(tables, self._row(self._owners[t]), drawn, free)
-                unowned = unowned - more
+                wish, counted, owned = row_of(asked, t), row_of(candidates, t), self._row(self._owners[t])
+                self._cuda.pick(tables, free, free, owned, drum, drawing, wish, counted, 0, Sequel(True, free))
 
     def _trim(self, method: Ties) -> None:
         """Keep each task's largest elements."""
@@ -352,7 +353,7 @@ class DeviceMerge(Merge):
             return
         elements = self.elements
         tables = self._geometry([range(len(self.stretches))])
-        free, level, drawn = (self._row(self._first_spare + k) for k in range(3))
+        free, level = (self._row(self._first_spare + k) for k in range(SPARE))
         wanted = self._cuda.numbers([int(method.options.density * elements)])
         for tries in range(TRIES):
             drawing = self._drawing([elements], tries)
@@ -360,7 +361,7 @@ class DeviceMerge(Merge):
             for t in method.voters:
                 drum = lottery.drum(method.options.seed, lottery.TIES_CUT, t + 1)
                 candidates = self._cuda.numbers([elements])
-                self._cut(tables, t, free, free, wanted, candidates, self._row(t), level, drawn, drum, drawing)
+                self._cut(tables, t, free, free, wanted, candidates, self._row(t), level, drum, drawing)
             if not bool(drawing.failed):
                 return
         raise ExactnessError("the lottery's threshold was not found; please report this")

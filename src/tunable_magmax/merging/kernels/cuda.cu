@@ -334,9 +334,11 @@ __device__ inline void append(const Draw &draw, i64 group, u64 at, u64 key, u64 
     }
 }
 
-// What becomes of winners: they are no longer free where `free` is given, and so no candidates of the next task, whose
-// plane and number of candidates [groups] are kept up to date where given. That plane may be the free elements.
+// What becomes of winners: they join what their row holds, or take its place; they are no longer free where `free` is
+// given, and so no candidates of the next task, whose plane and number of candidates [groups] are kept up to date where
+// given. That plane may be the free elements.
 struct Sequel {
+    i64 join;
     u32 *free;
     const u32 *plane;
     u64 *candidates;
@@ -386,7 +388,7 @@ extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, 
                     }
                 }
             }
-            won[word] = taken;
+            won[word] = sequel.join ? won[word] | taken : taken;
             if (sequel.free && taken) sequel.free[word] = open & ~taken;
             winners += __popc(taken);
             others += __popc(later & open & ~taken);
@@ -501,15 +503,6 @@ extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, Sequel sequel,
         draw.winners[group] = draw.undecided[group] = rest[group] = candidates[group] = 0;
         draw.close[group] = 0;
     }
-}
-
-// into |= more; more's elements are no longer free, if free is given.
-extern "C" __global__ void unite(Table table, u32 *into, const u32 *more, u32 *free) {
-    const Place place(table, blockIdx.x);
-    const i64 word = word_of(place);
-    if (word < 0) return;
-    into[word] |= more[word];
-    if (free) free[word] &= ~more[word];
 }
 
 // Elements of each row in each tensor: counts[tensor, k]. blockIdx.y is k.

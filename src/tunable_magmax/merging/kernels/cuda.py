@@ -56,9 +56,10 @@ class _Draw(ctypes.Structure):
 
 
 class Sequel(ctypes.Structure):
-    """What a draw does for the next one: winners are no longer free, and the next plane's candidates are counted."""
+    """What becomes of winners: whether they join what their row holds, which elements they are no longer free in, and
+    the next plane with the number of its candidates, to be counted along the way."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("free", "plane", "candidates"))
+    _fields_ = (("join", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("free", "plane", "candidates")))
 
 
 class _Cut(ctypes.Structure):
@@ -240,11 +241,6 @@ class CudaKernels:
         for table in tables:
             grid = (min(self._blocks, table.tiles), 1)
             self._launch("count", grid, table.structure, plane, free, won, candidates)
-
-    def unite(self, tables: Sequence[Table], into: Address, more: Address, free: Address) -> None:
-        """Add bits to a row, and take them from the free elements if those are given."""
-        for table in tables:
-            self._launch("unite", (table.tiles, 1), table.structure, into, more, free)
 
     def tally(self, tables: Sequence[Table], rows: Tensor, planes: Tensor, counts: Tensor) -> None:
         """counts[tensor, k] += elements of rows[k]."""

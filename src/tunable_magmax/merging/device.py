@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,18 +18,13 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.errors import ExactnessError
+from tunable_magmax.merging.device_auction import SPARE, Auctions, Floor, segment_of
 from tunable_magmax.merging.kernels.cuda import (
     ALIGNMENT,
-    Address,
     CudaKernels,
     Destination,
-    Drawing,
-    Segment,
-    Sequel,
     Table,
     Target,
-    row_of,
     signed,
 )
 from tunable_magmax.merging.kernels.portable import PortableKernels
@@ -40,10 +34,6 @@ from tunable_magmax.merging.ownership import Piece, Stretch
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, working_dtype
 from tunable_magmax.merging.survey import Survey
-
-SPARE = 2
-"""Rows of the planes beyond the tasks': what is free, and equal magnitudes."""
-TRIES = 4
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]
 """Pieces with the base's and all tasks' values on the device, flat and as they are stored."""
@@ -122,16 +112,15 @@ class DeviceMerge(Merge):
         self._bits = self._cuda.planes(0, 0)
         self._owners: dict[int, int] = {}
         self._tables: dict[tuple[int, ...], list[Tables]] = {}
-        self._places: dict[tuple[int, int], list[Table]] = {}
-        self._drawings: dict[tuple[int, ...], Drawing] = {}
+        self._auctions = Auctions(kernels)
         self._square = self._cuda.zeros(1, dtype=torch.float64)
         self._unfit = self._cuda.zeros(max(1, len(layout.mergeable)), dtype=torch.int32)
         self._given = self._cuda.zeros(max(1, len(layout.mergeable)), self.tasks)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        for kept in (self._tables, self._places, self._drawings):
-            kept.clear()
+        self._tables.clear()
+        self._auctions.clear()
         self._bits = self._cuda.planes(0, 0)
 
     # -- walking -------------------------------------------------------------------------------------------------------
@@ -154,7 +143,7 @@ class DeviceMerge(Merge):
         for dtype in (torch.float32, torch.float64):
             chosen = [(p, v) for p, v in block if self._working[p.stretch.tensor] == dtype]
             if chosen:
-                segments = [_segment(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
+                segments = [segment_of(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
                 found.append((Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
         return found
 
@@ -206,165 +195,19 @@ class DeviceMerge(Merge):
         self._given.zero_()
         self._square.zero_()
         if isinstance(self.method, TunableMagmax):
-            self._auction(self.method)
+            self._owners = self._auctions.hold(self.method, self._floor(), self._mark)
         elif isinstance(self.method, Ties):
-            self._trim(self.method)
+            self._auctions.trim(self.method, self._floor())
 
-    def _geometry(self, groups: Sequence[Sequence[int]]) -> list[Table]:
-        """Where the merged tensors lie, without their values, with the group of each."""
-        key = (len(groups), len(self.stretches))
-        if key not in self._places:
-            group_of = {k: g for g, members in enumerate(groups) for k in members}
-            segments = [
-                _segment(Piece(stretch, 0, stretch.size), (), group_of[k]) for k, stretch in enumerate(self.stretches)
-            ]
-            self._places[key] = [Table(segments, torch.float32, self._cuda.device)]
-        return self._places[key]
+    def _floor(self) -> Floor:
+        """What is auctioned: the merged tensors with their planes, and their values where these matter."""
 
-    def _drawing(self, sizes: Sequence[int], tries: int) -> Drawing:
-        key = (*sizes, tries)
-        if key not in self._drawings:
-            self._drawings[key] = Drawing(self._cuda, sizes, deviations=5.0 * 4**tries)
-        self._drawings[key].failed.zero_()
-        return self._drawings[key]
+        def walk(groups: Mapping[int, int]) -> Iterator[Table]:
+            for found in self._walk_tables(self.stretches, groups):
+                yield from (table for table, _ in found)
 
-    def _row(self, row: int) -> Address:
-        return row_of(self._bits, row)
-
-    def _auction(self, method: TunableMagmax) -> None:
-        """Rules 4 to 6 for all groups together."""
-        groups, budgets = method.groups(self.stretches)
-        method.leftovers = 0
-        self._owners = {}
-        if not self.stretches:
-            return
-        tables = self._geometry(groups)
-        sizes = [sum(self.stretches[k].size for k in group) for group in groups]
-        wanted = np.array(budgets, np.int64).T.copy()
-        for tries in range(TRIES):
-            drawing = self._drawing(sizes, tries)
-            counts, unowned, missed = self._bid(method, tables, wanted, drawing)
-            method.leftovers = int(unowned.sum())
-            if method.leftovers and not missed:
-                self._share_out(method, tables, wanted - counts, unowned, drawing)
-                missed = bool(drawing.failed)
-            if not missed:
-                return
-            self._mark()  # the auction may have written over the marks
-        raise ExactnessError("the lottery's threshold was not found; please report this")
-
-    def _bid(
-        self, method: TunableMagmax, tables: list[Table], wanted: NDArray[np.int64], drawing: Drawing
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-        """Rules 4 and 5: how many elements each task got [tasks, groups], how many nobody owns [groups], and a miss."""
-        free = self._row(self._first_spare)
-        asked = self._cuda.numbers(wanted)
-        # What the host looks at is in one table: the counts, what is left, and whether a draw has missed.
-        told = self._cuda.zeros(self.tasks + 2, wanted.shape[1])
-        bidders = [t for t in reversed(range(self.tasks)) if wanted[t].any()]
-        for t in bidders:
-            self._owners[t] = self._first_spare - self.tasks + t if method.reusable else method.rows[t]
-        self._cuda.open(tables, free)
-        bid = self._bid_largest if method.options.keep == "magnitude" else self._bid_lottery
-        bid(method, tables, bidders, asked, told, drawing)
-        told[-1] = drawing.failed
-        found = told.cpu().numpy()
-        return found[:-2], found[-2], bool(found[-1].any())
-
-    def _bid_lottery(
-        self, method: TunableMagmax, tables: list[Table], bidders: list[int], asked: Tensor, told: Tensor,
-        drawing: Drawing,
-    ) -> None:  # fmt: skip
-        """Draw for one task after the other; each draw also counts the next task's candidates, or what is left."""
-        cuda, free = self._cuda, self._row(self._first_spare)
-        planes = [*(self._row(method.rows[t]) for t in bidders), free]
-        candidates = cuda.zeros(2, asked.shape[1])
-        counted = [*(row_of(candidates, k % 2) for k in range(len(bidders))), row_of(told, self.tasks)]
-        cuda.count(tables, planes[0], free, 0, counted[0])
-        for k, t in enumerate(bidders):
-            drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
-            owned, sequel = self._row(self._owners[t]), Sequel(False, free, planes[k + 1], counted[k + 1])
-            wish, got = row_of(asked, t), row_of(told, t)
-            cuda.pick(tables, planes[k], free, owned, drum, drawing, wish, counted[k], got, sequel)
-
-    def _bid_largest(
-        self, method: TunableMagmax, tables: list[Table], bidders: list[int], asked: Tensor, told: Tensor,
-        drawing: Drawing,
-    ) -> None:  # fmt: skip
-        """Take the largest magnitudes for one task after the other."""
-        cuda = self._cuda
-        free, level = (self._row(self._first_spare + k) for k in range(SPARE))
-        candidates, won = cuda.zeros(asked.shape[1]), 0
-        for t in bidders:
-            drum = lottery.drum(method.options.seed, lottery.KEEP, t + 1)
-            plane, owned = self._row(method.rows[t]), self._row(self._owners[t])
-            cuda.count(tables, plane, free, won, candidates.data_ptr())
-            told[t] = torch.minimum(asked[t], candidates)
-            self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drum, drawing)
-            won = owned
-        cuda.count(tables, free, free, won, row_of(told, self.tasks))
-
-    def _cut(
-        self, tables: list[Table], task: int, plane: Address, free: Address, wanted: Tensor, candidates: Tensor,
-        owned: Address, level: Address, drum: int, drawing: Drawing,
-    ) -> None:  # fmt: skip
-        """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
-        cuda = self._cuda
         wide = any(self._working[stretch.tensor] == torch.float64 for stretch in self.stretches)
-        walk = partial(self._values_by_group, tables)
-        codes, left = cuda.threshold(walk, task, wide, plane, free, wanted, candidates)
-        left = torch.where(wanted >= candidates, 0, left)
-        cuda.sever(walk, task, wide, plane, free, wanted, candidates, codes, owned, level)
-        candidates.zero_()
-        cuda.count(tables, level, free, 0, candidates.data_ptr())
-        counted = candidates.data_ptr()
-        cuda.pick(tables, level, free, owned, drum, drawing, left.data_ptr(), counted, 0, Sequel(True))
-
-    def _values_by_group(self, tables: Sequence[Table]) -> Iterator[Table]:
-        """Tables of values that know the groups of the auction."""
-        groups = {segment.tensor: segment.group for table in tables for segment in table.segments}
-        for found in self._walk_tables(self.stretches, groups):
-            yield from (table for table, _ in found)
-
-    def _share_out(
-        self,
-        method: TunableMagmax,
-        tables: list[Table],
-        left: NDArray[np.int64],
-        unowned: NDArray[np.int64],
-        drawing: Drawing,
-    ) -> None:
-        """Rule 6: what nobody owns, by lottery, to the tasks with budget left."""
-        free = self._row(self._first_spare)
-        portions, remaining = [], [unowned]
-        for rest in left:
-            portions.append(np.minimum(rest, remaining[-1]))
-            remaining.append(remaining[-1] - portions[-1])
-        asked, candidates = self._cuda.numbers(portions), self._cuda.numbers(remaining)
-        for t, portion in enumerate(portions):
-            if portion.any():
-                drum = lottery.drum(method.options.seed, lottery.LEFTOVERS, t + 1)
-                wish, counted, owned = row_of(asked, t), row_of(candidates, t), self._row(self._owners[t])
-                self._cuda.pick(tables, free, free, owned, drum, drawing, wish, counted, 0, Sequel(True, free))
-
-    def _trim(self, method: Ties) -> None:
-        """Keep each task's largest elements."""
-        if not self.stretches:
-            return
-        elements = self.elements
-        tables = self._geometry([range(len(self.stretches))])
-        free, level = (self._row(self._first_spare + k) for k in range(SPARE))
-        wanted = self._cuda.numbers([int(method.options.density * elements)])
-        for tries in range(TRIES):
-            drawing = self._drawing([elements], tries)
-            self._cuda.open(tables, free)
-            for t in method.voters:
-                drum = lottery.drum(method.options.seed, lottery.TIES_CUT, t + 1)
-                candidates = self._cuda.numbers([elements])
-                self._cut(tables, t, free, free, wanted, candidates, self._row(t), level, drum, drawing)
-            if not bool(drawing.failed):
-                return
-        raise ExactnessError("the lottery's threshold was not found; please report this")
+        return Floor(self.stretches, self._bits, self._first_spare, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -477,7 +320,8 @@ class DeviceMerge(Merge):
             tasks = sorted(self._owners)
             given = self._cuda.zeros(len(given), len(tasks))
             rows = self._cuda.numbers([self._owners[t] for t in tasks])
-            self._cuda.tally(self._geometry([range(len(self.stretches))]), rows, self._bits, given)
+            table = self._auctions.geometry(self.stretches, [range(len(self.stretches))])
+            self._cuda.tally(table, rows, self._bits, given)
             wide = self._cuda.zeros(len(given), self.tasks)
             wide[:, tasks] = given
             given = wide
@@ -492,8 +336,3 @@ def plane_rows(method: Method) -> int:
     if isinstance(method, TunableMagmax):
         return max(method.rows) + 1 + (method.tasks if method.reusable else 0) + SPARE
     return method.tasks + SPARE
-
-
-def _segment(piece: Piece, values: Sequence[Tensor], group: int = 0) -> Segment:
-    stretch, start = piece.stretch, piece.start
-    return Segment(values, piece.stop - start, stretch.slot + start, stretch.element + start, stretch.tensor, group)

@@ -231,38 +231,36 @@ class CudaKernels:
 
     # -- the auction ---------------------------------------------------------------------------------------------------
 
-    def open(self, tables: Sequence[Table], free: Address) -> None:
+    def open(self, table: Table, free: Address) -> None:
         """Every element is free."""
-        for table in tables:
-            self._launch("open_free", (table.tiles, 1), table.structure, free)
+        self._launch("open_free", (table.tiles, 1), table.structure, free)
 
-    def count(self, tables: Sequence[Table], plane: Address, free: Address, won: Address, candidates: Address) -> None:
+    def count(self, table: Table, plane: Address, free: Address, won: Address, candidates: Address) -> None:
         """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), 1)
-            self._launch("count", grid, table.structure, plane, free, won, candidates)
+        self._launch("count", (self._shares(table), 1), table.structure, plane, free, won, candidates)
 
-    def tally(self, tables: Sequence[Table], rows: Tensor, planes: Tensor, counts: Tensor) -> None:
+    def tally(self, table: Table, rows: Tensor, planes: Tensor, counts: Tensor) -> None:
         """counts[tensor, k] += elements of rows[k]."""
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), len(rows))
-            self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
+        grid = (self._shares(table), len(rows))
+        self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
 
     def pick(
-        self, tables: Sequence[Table], plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
-        wanted: Address, candidates: Address, counts: Address, sequel: Sequel | None = None,
+        self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
+        wanted: Address, candidates: Address, counts: Address, then: Sequel,
     ) -> None:  # fmt: skip
         """won = of each group's free candidates the wanted number with the smallest lottery numbers.
 
         Resets `candidates`; writes to counts[group] how many were taken.
         """
         draw = drawing.structure(wanted, candidates)
-        sequel = sequel or Sequel()
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), 1)
-            self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, sequel)
-        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest, sequel)
-        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, sequel, candidates, counts)
+        grid = (self._shares(table), 1)
+        self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
+        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest, then)
+        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
+
+    def _shares(self, table: Table) -> int:
+        """Blocks that share a table's tiles."""
+        return min(self._blocks, table.tiles)
 
     # -- by magnitude --------------------------------------------------------------------------------------------------
 

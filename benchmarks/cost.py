@@ -44,7 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     tmx.merge_state_dicts({"w": torch.zeros(70)}, [{"w": torch.ones(70)}])  # loads the compiled kernels
     print(
-        "| elements | T | options | read | estimate | measured | ratio |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "| elements | T | options | read | estimate | measured | ratio | load |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for layers in options.layers:
         folder = Path(tempfile.mkdtemp(dir=options.folder))

@@ -22,6 +22,7 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ thread_local  // one block at a time, in one OS thread: what that keeps is the block's
 #define HALVES_SUPPLIED
 
@@ -174,7 +175,7 @@ template <class V> V of_lane(const Warp &warp, unsigned lane) {
 }  // namespace gpu
 
 // The memory that a launch asks for, under the name that cuda.cu gives it.
-thread_local unsigned noted[gpu::SHARED / sizeof(unsigned)];
+thread_local __align__(16) unsigned noted[gpu::SHARED / sizeof(unsigned)];
 
 namespace gpu {
 
@@ -235,6 +236,11 @@ template <class V> V __shfl_sync(unsigned mask, V value, int lane, int line = __
     return gpu::of_lane<V>(gpu::vote(mask, gpu::same_bits<uint64_t>(value), line), unsigned(lane) % gpu::WARP);
 }
 
+template <class V> V __shfl_xor_sync(unsigned mask, V value, unsigned other, int line = __builtin_LINE()) {
+    const gpu::Warp &warp = gpu::vote(mask, gpu::same_bits<uint64_t>(value), line);
+    return gpu::of_lane<V>(warp, (threadIdx.x ^ other) % gpu::WARP);
+}
+
 // Lanes that would read beyond the warp keep their own value.
 template <class V> V __shfl_down_sync(unsigned mask, V value, unsigned step, int line = __builtin_LINE()) {
     const gpu::Warp &warp = gpu::vote(mask, gpu::same_bits<uint64_t>(value), line);
@@ -262,8 +268,18 @@ template <class V> V atomicOr(V *place, V more) {
     return before;
 }
 
+template <class V> V atomicAnd(V *place, V mask) {
+    const V before = *place;
+    *place &= mask;
+    return before;
+}
+
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __ffs(unsigned word) { return __builtin_ffs(int(word)); }
+inline int __clz(unsigned word) { return word ? __builtin_clz(word) : 32; }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return unsigned(((uint64_t(high) << 32 | low) << by % 32) >> 32);
+}
 inline int __clzll(long long word) { return word ? __builtin_clzll(static_cast<unsigned long long>(word)) : 64; }
 inline unsigned __float_as_uint(float value) { return gpu::same_bits<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return gpu::same_bits<float>(bits); }

@@ -23,7 +23,7 @@ SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (
 
 @contextmanager
 def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **options: Any) -> Iterator[None]:
-    """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN."""
+    """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN, or odd bits."""
 
     def engine(layout, base, tasks, read, labels, threads, method=None):
         sources = blocks(layout, [base, *tasks], module.device)
@@ -32,10 +32,16 @@ def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **
     def poisoned(self, elements, dtype):
         return torch.full((elements,), torch.nan, dtype=dtype)
 
+    made = CudaKernels.planes
+
+    def noisy(self, rows, slots):
+        return made(self, rows, slots).fill_(0x5AA5C33C)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_dicts, "merge_in_memory", engine)
         patch.setattr(session, "merge_in_memory", engine)
         patch.setattr(PortableKernels, "empty", poisoned)
+        patch.setattr(CudaKernels, "planes", noisy)
         yield
 
 

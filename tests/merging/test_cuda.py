@@ -66,10 +66,10 @@ def test_a_large_tensor_with_few_leftovers_and_many() -> None:
 
 @needs_gpu
 def test_a_missed_threshold_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunable_magmax.merging import device
+    from tunable_magmax.merging import device_auction
 
-    drawings = MissesAtFirst(device.Drawing)
-    monkeypatch.setattr(device, "Drawing", drawings)
+    drawings = MissesAtFirst(device_auction.Drawing)
+    monkeypatch.setattr(device_auction, "Drawing", drawings)
     generator = torch.Generator().manual_seed(6)
     base = {"w": torch.zeros(2_000_000)}
     tasks = [{"w": torch.randn(2_000_000, generator=generator)} for _ in range(3)]

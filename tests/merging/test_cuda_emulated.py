@@ -14,7 +14,7 @@ from emulated.merges import SHAPES, check, on
 
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging import device
+from tunable_magmax.merging import device_auction
 from tunable_magmax.merging.device import Block, ResidentBlocks
 from tunable_magmax.merging.kernels import cuda
 from tunable_magmax.merging.kernels.cuda import kernel_source
@@ -98,8 +98,8 @@ def test_a_session_gives_the_bits_of_single_merges(library: Library) -> None:
 
 @pytest.mark.parametrize("keep", ["random", "magnitude"])
 def test_a_missed_threshold_is_drawn_again(library: Library, keep: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawings = MissesAtFirst(device.Drawing)
-    monkeypatch.setattr(device, "Drawing", drawings)
+    drawings = MissesAtFirst(device_auction.Drawing)
+    monkeypatch.setattr(device_auction, "Drawing", drawings)
     check(coarse(3, elements=40_000), EmulatedModule(library), [{"keep": keep}])
     assert len(drawings.made) == 2
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,17 +18,13 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.errors import ExactnessError
+from tunable_magmax.merging.device_auction import SPARE, Auctions, Floor, segment_of
 from tunable_magmax.merging.kernels.cuda import (
     ALIGNMENT,
-    Address,
     CudaKernels,
     Destination,
-    Drawing,
-    Segment,
     Table,
     Target,
-    row_of,
     signed,
 )
 from tunable_magmax.merging.kernels.portable import PortableKernels
@@ -39,10 +34,6 @@ from tunable_magmax.merging.ownership import Piece, Stretch
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, working_dtype
 from tunable_magmax.merging.survey import Survey
-
-SPARE = 4
-"""Rows of the planes beyond the tasks': what is free, two that selection works in, and equal magnitudes."""
-TRIES = 4
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]
 """Pieces with the base's and all tasks' values on the device, flat and as they are stored."""
@@ -121,16 +112,15 @@ class DeviceMerge(Merge):
         self._bits = self._cuda.planes(0, 0)
         self._owners: dict[int, int] = {}
         self._tables: dict[tuple[int, ...], list[Tables]] = {}
-        self._places: dict[tuple[int, int], list[Table]] = {}
-        self._drawings: dict[tuple[int, ...], Drawing] = {}
+        self._auctions = Auctions(kernels)
         self._square = self._cuda.zeros(1, dtype=torch.float64)
         self._unfit = self._cuda.zeros(max(1, len(layout.mergeable)), dtype=torch.int32)
         self._given = self._cuda.zeros(max(1, len(layout.mergeable)), self.tasks)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        for kept in (self._tables, self._places, self._drawings):
-            kept.clear()
+        self._tables.clear()
+        self._auctions.clear()
         self._bits = self._cuda.planes(0, 0)
 
     # -- walking -------------------------------------------------------------------------------------------------------
@@ -153,7 +143,7 @@ class DeviceMerge(Merge):
         for dtype in (torch.float32, torch.float64):
             chosen = [(p, v) for p, v in block if self._working[p.stretch.tensor] == dtype]
             if chosen:
-                segments = [_segment(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
+                segments = [segment_of(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
                 found.append((Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
         return found
 
@@ -167,20 +157,23 @@ class DeviceMerge(Merge):
             last = everything[-1] if everything else Stretch(0, 0, 0, 0)
             self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
-        flags, squares = self._marked(everything)
-        seen = flags.cpu().numpy()
+        seen = self._marked(everything).cpu().numpy()
+        flags = seen[: len(everything) * self.tasks].reshape(-1, self.tasks)
         found = Survey.nothing(len(everything), self.tasks)
-        found.changed[:] = seen & 1
-        found.squares[:] = squares.cpu().numpy()
-        self._settle_suspects(everything, (seen & 2).astype(np.bool_), found)
+        found.changed[:] = flags & 1
+        found.squares[:] = seen[flags.size :].view(np.float64)
+        self._settle_suspects(everything, (flags & 2).astype(np.bool_), found)
         self.progress("survey", self.layout.elements, self.layout.elements)
         return found
 
     def _mark(self) -> None:
         self._marked(self.stretches)
 
-    def _marked(self, stretches: Sequence[Stretch]) -> tuple[Tensor, Tensor]:
-        """Mark candidates; what changed and what is not finite [tensors, tasks], squares of the last vector."""
+    def _marked(self, stretches: Sequence[Stretch]) -> Tensor:
+        """Mark candidates; flags [tensors, tasks] for what changed or is not finite, then squares of the last vector.
+
+        All are 64-bit words in one row, so that they travel together.
+        """
         tensors = len(self.layout.mergeable)
         if self.options.compare == "active" and self.options.scope == "tensor":
             marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
@@ -188,12 +181,12 @@ class DeviceMerge(Merge):
             marks = [self.method.marks(0, 0)] * tensors
         compared = self._cuda.numbers([row for row, _ in marks], torch.uint8)
         rows = self._cuda.numbers([row for _, row in marks])
-        flags = self._cuda.zeros(tensors, self.tasks, dtype=torch.int32)
-        squares = self._cuda.zeros(tensors, dtype=torch.float64)
+        found = self._cuda.zeros(tensors * (self.tasks + 1))
+        squares = found.data_ptr() + 8 * tensors * self.tasks
         for tables in self._walk_tables(stretches):
             for table, _ in tables:
-                self._cuda.survey(table, compared, rows, self._bits, flags, squares)
-        return flags, squares
+                self._cuda.survey(table, compared, rows, self._bits, found.data_ptr(), squares)
+        return found
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
@@ -202,141 +195,19 @@ class DeviceMerge(Merge):
         self._given.zero_()
         self._square.zero_()
         if isinstance(self.method, TunableMagmax):
-            self._auction(self.method)
+            self._owners = self._auctions.hold(self.method, self._floor(), self._mark)
         elif isinstance(self.method, Ties):
-            self._trim(self.method)
+            self._auctions.trim(self.method, self._floor())
 
-    def _geometry(self, groups: Sequence[Sequence[int]]) -> list[Table]:
-        """Where the merged tensors lie, without their values, with the group of each."""
-        key = (len(groups), len(self.stretches))
-        if key not in self._places:
-            group_of = {k: g for g, members in enumerate(groups) for k in members}
-            segments = [
-                _segment(Piece(stretch, 0, stretch.size), (), group_of[k]) for k, stretch in enumerate(self.stretches)
-            ]
-            self._places[key] = [Table(segments, torch.float32, self._cuda.device)]
-        return self._places[key]
+    def _floor(self) -> Floor:
+        """What is auctioned: the merged tensors with their planes, and their values where these matter."""
 
-    def _drawing(self, sizes: Sequence[int], tries: int) -> Drawing:
-        key = (*sizes, tries)
-        if key not in self._drawings:
-            self._drawings[key] = Drawing(self._cuda, sizes, deviations=5.0 * 4**tries)
-        self._drawings[key].failed.zero_()
-        return self._drawings[key]
+        def walk(groups: Mapping[int, int]) -> Iterator[Table]:
+            for found in self._walk_tables(self.stretches, groups):
+                yield from (table for table, _ in found)
 
-    def _row(self, row: int) -> Address:
-        return row_of(self._bits, row)
-
-    def _auction(self, method: TunableMagmax) -> None:
-        """Rules 4 to 6 for all groups together."""
-        groups, budgets = method.groups(self.stretches)
-        method.leftovers = 0
-        self._owners = {}
-        if not self.stretches:
-            return
-        tables = self._geometry(groups)
-        sizes = [sum(self.stretches[k].size for k in group) for group in groups]
-        wanted = np.array(budgets, np.int64).T.copy()
-        for tries in range(TRIES):
-            drawing = self._drawing(sizes, tries)
-            counts, unowned = self._bid(method, tables, wanted, drawing)
-            method.leftovers = int(unowned.sum())
-            self._share_out(method, tables, wanted - counts, unowned, drawing)
-            if not bool(drawing.failed):
-                return
-            self._mark()  # the auction may have written over the marks
-        raise ExactnessError("the lottery's threshold was not found; please report this")
-
-    def _bid(
-        self, method: TunableMagmax, tables: list[Table], wanted: NDArray[np.int64], drawing: Drawing
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rules 4 and 5; how many elements each task got [tasks, groups], and how many nobody owns [groups]."""
-        cuda, options = self._cuda, method.options
-        free, level, drawn = (self._row(self._first_spare + k) for k in range(3))
-        marked = method.rows
-        asked = cuda.numbers(wanted)
-        counts = cuda.zeros(*wanted.shape)
-        candidates = cuda.zeros(wanted.shape[1])
-        won = 0
-        cuda.open(tables, free)
-        for t in reversed(range(self.tasks)):
-            if not wanted[t].any():
-                continue
-            self._owners[t] = self._first_spare - self.tasks + t if method.reusable else marked[t]
-            plane, owned = self._row(marked[t]), self._row(self._owners[t])
-            drum = lottery.drum(options.seed, lottery.KEEP, t + 1)
-            cuda.count(tables, plane, free, won, candidates)
-            if options.keep == "magnitude":
-                counts[t] = torch.minimum(asked[t], candidates)
-                self._cut(tables, t, plane, free, asked[t], candidates, owned, level, drawn, drum, drawing)
-            else:
-                wish, got = row_of(asked, t), row_of(counts, t)
-                cuda.pick(tables, plane, free, owned, drum, drawing, wish, candidates, got)
-            won = owned
-        unowned = cuda.zeros(wanted.shape[1])
-        cuda.count(tables, free, free, won, unowned)
-        both = torch.cat([counts, unowned[None]]).cpu().numpy()
-        return both[:-1], both[-1]
-
-    def _cut(
-        self, tables: list[Table], task: int, plane: Address, free: Address, wanted: Tensor, candidates: Tensor,
-        owned: Address, level: Address, drawn: Address, drum: int, drawing: Drawing,
-    ) -> None:  # fmt: skip
-        """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
-        cuda = self._cuda
         wide = any(self._working[stretch.tensor] == torch.float64 for stretch in self.stretches)
-        walk = partial(self._values_by_group, tables)
-        codes, left = cuda.threshold(walk, task, wide, plane, free, wanted, candidates)
-        left = torch.where(wanted >= candidates, 0, left)
-        cuda.sever(walk, task, wide, plane, free, wanted, candidates, codes, owned, level)
-        candidates.zero_()
-        cuda.count(tables, level, free, 0, candidates)
-        cuda.pick(tables, level, free, drawn, drum, drawing, left.data_ptr(), candidates, 0)
-        cuda.unite(tables, owned, drawn, 0)
-
-    def _values_by_group(self, tables: Sequence[Table]) -> Iterator[Table]:
-        """Tables of values that know the groups of the auction."""
-        groups = {segment.tensor: segment.group for table in tables for segment in table.segments}
-        for found in self._walk_tables(self.stretches, groups):
-            yield from (table for table, _ in found)
-
-    def _share_out(
-        self,
-        method: TunableMagmax,
-        tables: list[Table],
-        left: NDArray[np.int64],
-        unowned: NDArray[np.int64],
-        drawing: Drawing,
-    ) -> None:
-        """Rule 6: what nobody owns, by lottery, to the tasks with budget left."""
-        free, drawn = self._row(self._first_spare), self._row(self._first_spare + 2)
-        for t in range(self.tasks):
-            more = np.minimum(left[t], unowned)
-            if more.any():
-                drum = lottery.drum(method.options.seed, lottery.LEFTOVERS, t + 1)
-                asked, candidates = self._cuda.numbers(more), self._cuda.numbers(unowned)
-                self._cuda.pick(tables, free, free, drawn, drum, drawing, asked.data_ptr(), candidates, 0)
-                self._cuda.unite(tables, self._row(self._owners[t]), drawn, free)
-                unowned = unowned - more
-
-    def _trim(self, method: Ties) -> None:
-        """Keep each task's largest elements."""
-        if not self.stretches:
-            return
-        elements = self.elements
-        tables = self._geometry([range(len(self.stretches))])
-        free, level, drawn = (self._row(self._first_spare + k) for k in range(3))
-        wanted = self._cuda.numbers([int(method.options.density * elements)])
-        for tries in range(TRIES):
-            drawing = self._drawing([elements], tries)
-            self._cuda.open(tables, free)
-            for t in method.voters:
-                drum = lottery.drum(method.options.seed, lottery.TIES_CUT, t + 1)
-                candidates = self._cuda.numbers([elements])
-                self._cut(tables, t, free, free, wanted, candidates, self._row(t), level, drawn, drum, drawing)
-            if not bool(drawing.failed):
-                return
-        raise ExactnessError("the lottery's threshold was not found; please report this")
+        return Floor(self.stretches, self._bits, self._first_spare, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -396,7 +267,7 @@ class DeviceMerge(Merge):
         return self.kernels.empty(piece.stop - piece.start, dtype)
 
     def _check_fit(self) -> None:
-        for k in self._unfit.nonzero().flatten().tolist():
+        for k in self._unfit.cpu().numpy().nonzero()[0]:
             tensor = self.layout.mergeable[k]
             dtype = torch_dtype(self.out_dtype(tensor))
             assert dtype is not None
@@ -412,9 +283,8 @@ class DeviceMerge(Merge):
         if isinstance(method, TunableMagmax):
             tasks = sorted(self._owners)
             rows = cuda.numbers([self._owners[t] for t in tasks])
-            cuda.combine(
-                table, "gather", target, cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0), plain=True
-            )
+            arguments = (cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0))
+            cuda.combine(table, "gather", target, *arguments, plain=True, shared=16 * len(tasks))
         elif isinstance(method, Magmax):
             cuda.combine(table, "largest", target, given, plain=True, shared=4 * self.tasks)
         elif isinstance(method, LastTask):
@@ -450,7 +320,8 @@ class DeviceMerge(Merge):
             tasks = sorted(self._owners)
             given = self._cuda.zeros(len(given), len(tasks))
             rows = self._cuda.numbers([self._owners[t] for t in tasks])
-            self._cuda.tally(self._geometry([range(len(self.stretches))]), rows, self._bits, given)
+            table = self._auctions.geometry(self.stretches, [range(len(self.stretches))])
+            self._cuda.tally(table, rows, self._bits, given)
             wide = self._cuda.zeros(len(given), self.tasks)
             wide[:, tasks] = given
             given = wide
@@ -465,8 +336,3 @@ def plane_rows(method: Method) -> int:
     if isinstance(method, TunableMagmax):
         return max(method.rows) + 1 + (method.tasks if method.reusable else 0) + SPARE
     return method.tasks + SPARE
-
-
-def _segment(piece: Piece, values: Sequence[Tensor], group: int = 0) -> Segment:
-    stretch, start = piece.stretch, piece.start
-    return Segment(values, piece.stop - start, stretch.slot + start, stretch.element + start, stretch.tensor, group)

@@ -15,9 +15,9 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 8192;        // elements of a tile
 constexpr int ROW = 128;          // elements that a warp looks at together: four words of a plane
-constexpr int BATCH = 4;          // tasks whose values, or rows, are fetched together
+constexpr int BATCH = 4;          // tasks whose values are fetched together
 constexpr int HELD_BYTES = 32;    // of one task's values that a thread of the survey fetches together
-constexpr int SURVEY_BLOCKS = 4;  // of the survey that share a multiprocessor: up to 64 registers a thread
+constexpr int SURVEY_BLOCKS = 3;  // of the survey that share a multiprocessor: up to 80 registers a thread
 constexpr int BINS = 4096;        // of the histogram of undecided lottery numbers
 constexpr int CLOSE = 4096;       // undecided numbers that may share one bin
 constexpr int KEPT = 512;         // undecided numbers that a block collects before it appends them
@@ -48,6 +48,8 @@ template <> struct Largest<double> { static constexpr double value = 1.797693134
 
 __device__ inline float magnitude(float x) { return fabsf(x); }
 __device__ inline double magnitude(double x) { return fabs(x); }
+__device__ inline float larger(float x, float y) { return fmaxf(x, y); }
+__device__ inline double larger(double x, double y) { return fmax(x, y); }
 
 // Half floats go by instructions of the device; what emulates one supplies these two.
 #ifndef HALVES_SUPPLIED
@@ -101,12 +103,15 @@ template <class R> __device__ inline bool store(i64 address, u8 kind, i64 p, R v
     return number && (bits & 0x7f80) != 0x7f80;
 }
 
-__device__ inline u64 ticket(u64 drum, u64 element) {
-    u64 x = drum + GOLDEN * (element + 1);
+// A lottery number in two halves of work: stirring is most of it, and the upper bits of the number need little more.
+__device__ inline u64 stirred(u64 x) {
     x = (x ^ (x >> 30)) * MIX_A;
-    x = (x ^ (x >> 27)) * MIX_B;
-    return x ^ (x >> 31);
+    return (x ^ (x >> 27)) * MIX_B;
 }
+__device__ inline u64 settled(u64 x) { return x ^ (x >> 31); }
+__device__ inline u32 upper(u64 x) { return u32(x >> 32) ^ u32(x >> 63); }  // settled(x) >> 32
+__device__ inline u64 seat(u64 drum, u64 element) { return drum + GOLDEN * (element + 1); }
+__device__ inline u64 ticket(u64 drum, u64 element) { return settled(stirred(seat(drum, element))); }
 
 template <class V> __device__ inline V block_sum(V value) {
     __shared__ V parts[WARPS];
@@ -131,32 +136,43 @@ struct Place {
 
 // -- survey: who is a candidate where, what changed, what is not finite ---------------------------------------------
 
-// Values of one kind, 32 elements apart: those that are left, and zeros.
-template <class R, u8 KIND, int N> __device__ inline void fetch_as(R (&values)[N], i64 address, i64 p, int left) {
-    const i64 from = address + p * (KIND == F64 ? 8 : KIND == F32 ? 4 : 2);
+// A warp's values of one kind, 32 elements apart in each lane: `rest` of them, and zeros.
+template <class R, u8 KIND, int N> __device__ inline void fetch_as(R (&values)[N], i64 address, i64 first, int rest) {
+    const int lane = threadIdx.x % 32;
+    const i64 from = address + (first + lane) * (KIND == F64 ? 8 : KIND == F32 ? 4 : 2);
+    if (rest >= N * 32) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) values[j] = j * 32 < left ? fetch<R, false>(from, KIND, j * 32) : R(0);
+        for (int j = 0; j < N; ++j) values[j] = fetch<R, false>(from, KIND, j * 32);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) values[j] = lane + j * 32 < rest ? fetch<R, false>(from, KIND, j * 32) : R(0);
+    }
 }
 
 // Looks at the kind once, so that all loads are under way together.
 template <class R, bool PLAIN, int N>
-__device__ inline void fetch_all(R (&values)[N], i64 address, const u8 *kind, i64 p, int left) {
-    if (PLAIN) return fetch_as<R, sizeof(R) == 8 ? F64 : F32>(values, address, p, left);
+__device__ inline void fetch_all(R (&values)[N], i64 address, const u8 *kind, i64 first, int rest) {
+    if (PLAIN) return fetch_as<R, sizeof(R) == 8 ? F64 : F32>(values, address, first, rest);
     switch (*kind) {
-        case F32: return fetch_as<R, F32>(values, address, p, left);
-        case F64: return fetch_as<R, F64>(values, address, p, left);
-        case F16: return fetch_as<R, F16>(values, address, p, left);
-        default: return fetch_as<R, BF16>(values, address, p, left);
+        case F32: return fetch_as<R, F32>(values, address, first, rest);
+        case F64: return fetch_as<R, F64>(values, address, first, rest);
+        case F16: return fetch_as<R, F16>(values, address, first, rest);
+        default: return fetch_as<R, BF16>(values, address, first, rest);
     }
 }
 
-// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 not finite. A warp holds what it knows of its
-// elements in registers, as many as these allow, and goes through the tasks: what belongs to a task is fetched once.
+// The lowest bits of a word: all, some or none of them.
+__device__ inline u32 lowest(int bits) { return bits >= 32 ? ALL : bits > 0 ? (1u << bits) - 1u : 0u; }
+
+// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 perhaps not finite. A warp holds what it knows of
+// its elements in registers, as many as these allow, and goes through the tasks: what belongs to a task is fetched once,
+// and the next task's values are on their way while one's are looked at.
 template <class R, bool PLAIN>
-__device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,
+__device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,
                        double *squares) {
-    extern __shared__ u32 noted[];
+    extern __shared__ __align__(16) u32 noted[];
     constexpr int HELD = HELD_BYTES / sizeof(R);  // elements of a lane, and words of a plane
+    static_assert(HELD % 4 == 0, "words are written by fours");
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
@@ -168,65 +184,76 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
     rows += tensor * table.tasks;
     double square = 0;
     for (i64 first = place.start + warp * HELD * 32; first < place.stop; first += WARPS * HELD * 32) {
-        const int left = int(place.stop - first) - lane;
-        R origin[HELD], most[HELD];
-        fetch_all<R, PLAIN>(origin, addresses[0], kinds, first + lane, left);
+        const int rest = int(place.stop - first);
+        R origin[HELD], most[HELD], ahead[HELD];
+        fetch_all<R, PLAIN>(origin, addresses[0], kinds, first, rest);
+        fetch_all<R, PLAIN>(ahead, addresses[table.segments], kinds + table.segments, first, rest);
 #pragma unroll
         for (int j = 0; j < HELD; ++j) most[j] = 0;
-        // Lane j writes the j-th word. Elements beyond the end are zeros that look like candidates: they are cut off.
-        const int bits = lane < HELD ? int(place.stop - first) - lane * 32 : 0;
-        const u32 real = bits >= 32 ? ALL : bits > 0 ? (1u << bits) - 1u : 0u;
-        u32 *words = planes + (table.slot[place.segment] + first) / 32 + lane;
-#pragma unroll 1
+        u32 *words = planes + (table.slot[place.segment] + first) / 32;
+#pragma unroll 2
         for (int k = 0; k < table.tasks; ++k) {
-            const i64 at = (k + 1) * table.segments;
             R values[HELD];
-            fetch_all<R, PLAIN>(values, addresses[at], kinds + at, first + lane, left);
+#pragma unroll
+            for (int j = 0; j < HELD; ++j) values[j] = ahead[j];
+            if (k + 1 < table.tasks) {
+                const i64 next = (k + 2) * table.segments;
+                fetch_all<R, PLAIN>(ahead, addresses[next], kinds + next, first, rest);
+            }
             const bool takes_part = compared[k];
             const i64 row = rows[k];
-            bool moved = false, odd = false;
-            u32 mine = 0;
+            R length = 0;  // of the vector, in a way: zero if nothing changed, not finite if something is not
+            u32 found[HELD];
 #pragma unroll
             for (int j = 0; j < HELD; ++j) {
-                const R size = magnitude(values[j] - origin[j]);
-                moved |= !(size == R(0));
-                odd |= !(size <= Largest<R>::value);
-                const bool reached = size >= most[j];
-                const u32 word = __ballot_sync(ALL, reached);
-                if (lane == j) mine = word;
-                if (takes_part && reached) most[j] = size;
+                values[j] -= origin[j];
+                const R size = magnitude(values[j]);
+                length += size;
+                found[j] = __ballot_sync(ALL, size >= most[j]);
+                if (takes_part) most[j] = larger(most[j], size);
             }
-            if (k == table.tasks - 1) {
+            if (row >= 0 && lane == 0) {
 #pragma unroll
-                for (int j = 0; j < HELD; ++j) {
-                    const double difference = double(values[j] - origin[j]);
-                    square += difference * difference;
-                }
+                for (int j = 0; j < HELD; j += 4)
+                    if (j * 32 < rest)  // elements beyond the end look like candidates: they are cut off
+                        *reinterpret_cast<uint4 *>(words + row * stride + j) =
+                            uint4{found[j] & lowest(rest - j * 32), found[j + 1] & lowest(rest - j * 32 - 32),
+                                  found[j + 2] & lowest(rest - j * 32 - 64), found[j + 3] & lowest(rest - j * 32 - 96)};
             }
-            if (row >= 0 && real) words[row * stride] = mine & real;
-            const u32 found = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
-            if (lane == 0 && (noted[k] & found) != found) atomicOr(&noted[k], found);
+            if (k == table.tasks - 1)
+#pragma unroll
+                for (int j = 0; j < HELD; ++j) square += double(values[j]) * double(values[j]);
+            const bool moved = !(length == R(0)), odd = !(length <= Largest<R>::value);
+            const u32 seen = (__any_sync(ALL, moved) ? 1u : 0u) | (__any_sync(ALL, odd) ? 2u : 0u);
+            if (lane == 0 && (noted[k] & seen) != seen) atomicOr(&noted[k], seen);
         }
     }
     square = block_sum(square);
     if (threadIdx.x == 0) atomicAdd(&squares[tensor], square);
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) {
-        u32 *flag = &flags[tensor * table.tasks + k];
-        if ((*flag & noted[k]) != noted[k]) atomicOr(flag, noted[k]);
+        u64 *flag = &flags[tensor * table.tasks + k];
+        if ((*flag & noted[k]) != noted[k]) atomicOr(flag, u64(noted[k]));
     }
 }
 
 // -- the auction, on planes alone -----------------------------------------------------------------------------------
 
-// Blocks share the tiles in stretches, so that sums are added up once a block and group.
-struct Share {
-    i64 begin, end;
-    __device__ Share(const Table &table) {
-        const i64 each = (table.tiles + gridDim.x - 1) / gridDim.x;
-        begin = blockIdx.x * each;
-        end = begin + each < table.tiles ? begin + each : table.tiles;
+// Blocks share the tiles in stretches, so that sums are added up once a block and kind (a group or tensor). Where the
+// next tile lies is asked before this one is worked on. `work` hears whether the next tile is of another kind.
+template <class Work> __device__ inline void each_tile(const Table &table, const i64 *kind_of, Work work) {
+    const i64 each = (table.tiles + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
+    const i64 end = begin + each < table.tiles ? begin + each : table.tiles;
+    if (begin >= end) return;
+    Place place(table, begin);
+    i64 kind = kind_of[place.segment];
+    for (i64 tile = begin; tile < end; ++tile) {
+        const Place next(table, tile + 1 < end ? tile + 1 : tile);
+        const i64 next_kind = kind_of[next.segment];
+        work(place, kind, tile + 1 == end || next_kind != kind);
+        place = next;
+        kind = next_kind;
     }
-};
+}
 
 __device__ inline i64 word_of(const Place &place) {
     const i64 word = place.slot / 32 + threadIdx.x;
@@ -239,15 +266,13 @@ extern "C" __global__ void open_free(Table table, u32 *free) {
     const i64 word = word_of(place);
     if (word < 0) return;
     const i64 left = place.stop - (place.start + i64(threadIdx.x) * 32);
-    free[word] = left >= 32 ? ALL : (1u << left) - 1u;
+    free[word] = lowest(left >= 32 ? 32 : int(left));
 }
 
 // The winners of the task before are no longer free; counts the candidates of the next.
 extern "C" __global__ void count(Table table, const u32 *plane, u32 *free, const u32 *won, u64 *candidates) {
-    const Share share(table);
     u64 mine = 0;
-    for (i64 tile = share.begin; tile < share.end; ++tile) {
-        const Place place(table, tile);
+    each_tile(table, table.group, [&](const Place &place, i64 group, bool last) {
         const i64 word = word_of(place);
         if (word >= 0) {
             u32 open = free[word];
@@ -257,13 +282,12 @@ extern "C" __global__ void count(Table table, const u32 *plane, u32 *free, const
             }
             mine += __popc(plane[word] & open);
         }
-        const i64 group = table.group[place.segment];
-        if (tile + 1 == share.end || table.group[table.tile_segment[tile + 1]] != group) {
+        if (last) {
             const u64 total = block_sum(mine);
             if (threadIdx.x == 0 && total) atomicAdd(&candidates[group], total);
             mine = 0;
         }
-    }
+    });
 }
 
 // Numbers below `low` win, those up to `high` need a closer look. Five deviations: a miss is told and drawn again.
@@ -279,8 +303,9 @@ struct Window {
         if (everyone || nobody) return;
         const double share = double(wanted) / double(candidates);
         const double half = (deviations * sqrt(double(candidates) * share * (1 - share)) + 16) / double(candidates);
-        low = share > half ? u64((share - half) * 18446744073709551616.0) : 0;
-        high = share + half < 1 ? u64((share + half) * 18446744073709551616.0) : ~0ull;
+        // Whole steps of the upper 32 bits, so that these decide.
+        low = share > half ? u64((share - half) * 4294967296.0) << 32 : 0;
+        high = share + half < 1 ? u64((share + half) * 4294967296.0) << 32 | ALL : ~0ull;
         const int bits = 64 - __clzll(static_cast<i64>(high - low));
         shift = bits > 12 ? bits - 12 : 0;
     }
@@ -309,39 +334,50 @@ __device__ inline void append(const Draw &draw, i64 group, u64 at, u64 key, u64 
     }
 }
 
-extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw) {
+// What becomes of winners: they join what their row holds, or take its place; they are no longer free where `free` is
+// given, and so no candidates of the next task, whose plane and number of candidates [groups] are kept up to date where
+// given. That plane may be the free elements.
+struct Sequel {
+    i64 join;
+    u32 *free;
+    const u32 *plane;
+    u64 *candidates;
+};
+
+extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw,
+                                Sequel sequel) {
     __shared__ u64 keys[KEPT], places[KEPT];
     __shared__ u32 kept;
     __shared__ u64 offset;
-    const Share share(table);
-    u64 winners = 0;
+    u64 winners = 0, others = 0;
     if (threadIdx.x == 0) kept = 0;
     __syncthreads();
     i64 known = -1;
     Window window(0, 0, 0);
-    for (i64 tile = share.begin; tile < share.end; ++tile) {
-        const Place place(table, tile);
-        const i64 group = table.group[place.segment];
+    each_tile(table, table.group, [&](const Place &place, i64 group, bool last) {
         if (group != known) {
             window = Window(draw.wanted[group], draw.candidates[group], draw.deviations);
             known = group;
         }
         const i64 word = word_of(place);
         if (word >= 0) {
-            u32 left = plane[word] & free[word], taken = 0;
+            const u32 open = free[word], later = sequel.plane ? sequel.plane[word] : 0;
+            u32 left = plane[word] & open, taken = 0;
             if (window.everyone) {
                 taken = left;
             } else if (!window.nobody) {
                 const i64 inside = place.start + i64(threadIdx.x) * 32;
-                const u64 element = u64(table.element[place.segment] + inside);
+                const u64 start = seat(u64(drum), u64(table.element[place.segment] + inside));
+                const u32 low = u32(window.low >> 32), high = u32(window.high >> 32);
                 while (left) {
-                    const int j = __ffs(left) - 1;
-                    left &= left - 1;
-                    const u64 key = ticket(u64(drum), element + j);
-                    if (key < window.low) {
-                        taken |= 1u << j;
-                    } else if (key <= window.high) {
-                        const u64 spot = u64(word) * 32 + j;
+                    const u32 j = 31 - __clz(left), bit = 1u << j;
+                    left ^= bit;
+                    const u64 stir = stirred(start + GOLDEN * j);
+                    const u32 lead = upper(stir);
+                    if (lead < low) {
+                        taken |= bit;
+                    } else if (lead <= high) {
+                        const u64 key = settled(stir), spot = u64(word) * 32 + j;
                         const u32 at = atomicAdd(&kept, 1u);
                         if (at < KEPT) {
                             keys[at] = key;
@@ -352,15 +388,18 @@ extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, 
                     }
                 }
             }
-            won[word] = taken;
+            won[word] = sequel.join ? won[word] | taken : taken;
+            if (sequel.free && taken) sequel.free[word] = open & ~taken;
             winners += __popc(taken);
+            others += __popc(later & open & ~taken);
         }
-        if (tile + 1 == share.end || table.group[table.tile_segment[tile + 1]] != group) {
-            const u64 total = block_sum(winners);
-            winners = 0;
+        if (last) {
+            const u64 total = block_sum(winners), further = block_sum(others);
+            winners = others = 0;
             const u32 found = kept < KEPT ? kept : KEPT;
             if (threadIdx.x == 0) {
                 if (total) atomicAdd(&draw.winners[group], total);
+                if (further) atomicAdd(&sequel.candidates[group], further);
                 if (found) offset = atomicAdd(&draw.undecided[group], u64(found));
             }
             __syncthreads();
@@ -370,13 +409,25 @@ extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, 
             if (threadIdx.x == 0) kept = 0;
             __syncthreads();
         }
-    }
+    });
 }
 
-__device__ inline void give(u32 *won, u64 place) { atomicOr(&won[place / 32], 1u << (place % 32)); }
+// A late winner; returns whether the next task loses it as a candidate.
+__device__ inline bool give(u32 *won, const Sequel &sequel, u64 place) {
+    const u32 bit = 1u << (place % 32);
+    const bool lost = sequel.plane && sequel.plane[place / 32] & bit;
+    atomicOr(&won[place / 32], bit);
+    if (sequel.free) atomicAnd(&sequel.free[place / 32], ~bit);
+    return lost;
+}
+
+__device__ inline void forget(const Sequel &sequel, i64 group, u64 lost) {
+    lost = block_sum(lost);
+    if (threadIdx.x == 0 && lost) atomicAdd(&sequel.candidates[group], ~lost + 1);
+}
 
 // Undecided numbers in bins below the decisive one win; those in it are listed for `finish`. blockIdx.y is the group.
-extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest) {
+extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel) {
     __shared__ u32 sums[THREADS];
     __shared__ u32 decisive, before;
     const i64 group = blockIdx.y;
@@ -410,11 +461,12 @@ extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest) {
     }
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) rest[group] = u64(wanted) - before;
+    u64 lost = 0;
     for (i64 i = blockIdx.x * i64(THREADS) + threadIdx.x; i < undecided; i += i64(gridDim.x) * THREADS) {
         const u64 key = draw.keys[draw.first[group] + i], place = draw.places[draw.first[group] + i];
         const u32 bin = u32((key - window.low) >> window.shift);
         if (bin < decisive) {
-            give(won, place);
+            lost += give(won, sequel, place);
         } else if (bin == decisive) {
             const u32 at = atomicAdd(&draw.close[group], 1u);
             if (at < CLOSE) {
@@ -425,21 +477,23 @@ extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest) {
             }
         }
     }
+    forget(sequel, group, lost);
 }
 
 // The smallest of the listed numbers win, of equal ones the earlier element; then everything is made ready for the next
 // draw. A block a group.
-extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, u64 *candidates, i64 *counts) {
+extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, Sequel sequel, u64 *candidates, i64 *counts) {
     const i64 group = blockIdx.x;
     const u32 listed = draw.close[group] < CLOSE ? draw.close[group] : CLOSE;
     const u64 *keys = draw.close_keys + group * CLOSE, *places = draw.close_places + group * CLOSE;
+    u64 lost = 0;
     for (u32 i = threadIdx.x; i < listed; i += THREADS) {
         u64 smaller = 0;
         for (u32 j = 0; j < listed; ++j)
             smaller += keys[j] < keys[i] || (keys[j] == keys[i] && places[j] < places[i]);
-        if (smaller < rest[group]) give(won, places[i]);
+        if (smaller < rest[group]) lost += give(won, sequel, places[i]);
     }
-    __syncthreads();
+    forget(sequel, group, lost);
     for (int b = threadIdx.x; b < BINS; b += THREADS) draw.histogram[group * BINS + b] = 0;
     if (threadIdx.x == 0) {
         if (counts) {
@@ -451,32 +505,20 @@ extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, u64 *candidate
     }
 }
 
-// into |= more; more's elements are no longer free, if free is given.
-extern "C" __global__ void unite(Table table, u32 *into, const u32 *more, u32 *free) {
-    const Place place(table, blockIdx.x);
-    const i64 word = word_of(place);
-    if (word < 0) return;
-    into[word] |= more[word];
-    if (free) free[word] &= ~more[word];
-}
-
 // Elements of each row in each tensor: counts[tensor, k]. blockIdx.y is k.
 extern "C" __global__ void tally(Table table, const i64 *rows, const u32 *planes, i64 stride, u64 *counts) {
-    const Share share(table);
     const i64 row = rows[blockIdx.y];
     if (row < 0) return;
     u64 mine = 0;
-    for (i64 tile = share.begin; tile < share.end; ++tile) {
-        const Place place(table, tile);
+    each_tile(table, table.tensor, [&](const Place &place, i64 tensor, bool last) {
         const i64 word = word_of(place);
         if (word >= 0) mine += __popc(planes[row * stride + word]);
-        const i64 tensor = table.tensor[place.segment];
-        if (tile + 1 == share.end || table.tensor[table.tile_segment[tile + 1]] != tensor) {
+        if (last) {
             const u64 total = block_sum(mine);
             if (threadIdx.x == 0 && total) atomicAdd(&counts[tensor * gridDim.y + blockIdx.y], total);
             mine = 0;
         }
-    }
+    });
 }
 
 // -- choosing by magnitude ------------------------------------------------------------------------------------------
@@ -565,46 +607,61 @@ template <class R> struct Emitter {
     }
 };
 
+// Lane i brings row i of a square of bits, and gets column i: squares of half the size change places, again and again.
+__device__ inline u32 turned(u32 row) {
+    const int lane = threadIdx.x % 32;
+    u32 low = 0x0000ffffu;
+#pragma unroll
+    for (int half = 16; half; half >>= 1) {
+        const bool below = lane & half;
+        const u32 kept = below ? ~low : low;
+        const u32 other = __shfl_xor_sync(ALL, row, half);
+        row = (row & kept) | (__funnelshift_l(other, other, below ? 32 - half : half) & ~kept);
+        low ^= low << (half / 2);
+    }
+    return row;
+}
+
 // Each element from its owner; rows[k] is the plane of what task tasks[k] owns.
 template <class R, bool PLAIN>
 __device__ void gather(const Table &table, const Target &target, const i64 *tasks, const i64 *rows, i64 owners,
                        const u32 *planes, i64 stride) {
+    extern __shared__ __align__(16) u32 noted[];
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i64 *sources = reinterpret_cast<i64 *>(noted);  // of each owner: where its values are listed in the table
+    i64 *addresses = sources + owners;
+    for (int k = threadIdx.x; k < owners; k += THREADS) {
+        sources[k] = (tasks[k] + 1) * table.segments + place.segment;
+        addresses[k] = table.address[sources[k]];
+    }
+    __syncthreads();
     Emitter<R> emit(target, place.segment);
     const i64 base = table.address[place.segment];
     const u8 base_kind = table.kind[place.segment];
     for (i64 first = place.start + warp * ROW; first < place.stop; first += WARPS * ROW) {
-        int owner[4] = {0, 0, 0, 0};
-        R origin[4];
+        R origin[4], value[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const i64 p = first + j * 32 + lane;
             origin[j] = p < place.stop ? fetch<R, PLAIN>(base, base_kind, p) : R(0);
         }
         const i64 word = (table.slot[place.segment] + first) / 32;
-        for (int k0 = 0; k0 < owners; k0 += BATCH) {
-            uint4 words[BATCH];
+        u32 owner[4] = {0, 0, 0, 0};
+        for (int k0 = 0; k0 < owners; k0 += 32) {
+            uint4 words = {0, 0, 0, 0};
+            if (k0 + lane < owners)
+                words = __ldg(reinterpret_cast<const uint4 *>(planes + __ldg(rows + k0 + lane) * stride + word));
+            const u32 owning[4] = {turned(words.x), turned(words.y), turned(words.z), turned(words.w)};
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                words[i] = uint4{0, 0, 0, 0};
-                if (k0 + i < owners)
-                    words[i] = __ldg(reinterpret_cast<const uint4 *>(planes + __ldg(rows + k0 + i) * stride + word));
-            }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (words[i].x >> lane & 1u) owner[0] = k0 + i;
-                if (words[i].y >> lane & 1u) owner[1] = k0 + i;
-                if (words[i].z >> lane & 1u) owner[2] = k0 + i;
-                if (words[i].w >> lane & 1u) owner[3] = k0 + i;
-            }
+            for (int j = 0; j < 4; ++j)
+                if (owning[j]) owner[j] = k0 + __ffs(owning[j]) - 1;
         }
-        R value[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const i64 p = first + j * 32 + lane;
-            const i64 at = (tasks[owner[j]] + 1) * table.segments + place.segment;
-            value[j] = p < place.stop ? fetch<R, PLAIN>(table.address[at], PLAIN ? u8(0) : table.kind[at], p) : R(0);
+            const u8 kind = PLAIN || p >= place.stop ? u8(0) : table.kind[sources[owner[j]]];
+            value[j] = p < place.stop ? fetch<R, PLAIN>(addresses[owner[j]], kind, p) : R(0);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -635,7 +692,7 @@ __device__ inline void note_owner(u32 *found, int owner, bool inside) {
 
 // MAGMAX: the difference of largest magnitude, the later task's on a tie.
 template <class R, bool PLAIN> __device__ void largest(const Table &table, const Target &target, u64 *counts) {
-    extern __shared__ u32 noted[];
+    extern __shared__ __align__(16) u32 noted[];
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
@@ -693,7 +750,7 @@ template <class R, bool PLAIN> __device__ void largest(const Table &table, const
 template <class R>
 __device__ void mixed(const Table &table, const Target &target, const i64 *tasks, const i64 *tops, i64 drum,
                       u64 *counts) {
-    extern __shared__ u32 noted[];
+    extern __shared__ __align__(16) u32 noted[];
     const Place place(table, blockIdx.x);
     for (int k = threadIdx.x; k < table.tasks; k += THREADS) noted[k] = 0;
     __syncthreads();
@@ -809,12 +866,12 @@ template <class R, bool PLAIN> __device__ void step(const Table &table, const Ta
 
 #define ENTRIES(R, REAL)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
-        survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,            \
+        survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,            \
                          double *squares) {                                                                            \
         survey<REAL, true>(t, compared, rows, planes, stride, flags, squares);                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
-        survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u32 *flags,                  \
+        survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,                  \
                    double *squares) {                                                                                  \
         survey<REAL, false>(t, compared, rows, planes, stride, flags, squares);                                        \
     }                                                                                                                  \

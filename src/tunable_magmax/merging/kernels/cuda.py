@@ -55,6 +55,13 @@ class _Draw(ctypes.Structure):
     )
 
 
+class Sequel(ctypes.Structure):
+    """What becomes of winners: whether they join what their row holds, which elements they are no longer free in, and
+    the next plane with the number of its candidates, to be counted along the way."""
+
+    _fields_ = (("join", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("free", "plane", "candidates")))
+
+
 class _Cut(ctypes.Structure):
     _fields_ = (
         ("task", ctypes.c_int64),
@@ -199,13 +206,13 @@ class CudaKernels:
         return torch.tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
 
     def planes(self, rows: int, slots: int) -> Tensor:
-        """Rows of bits [rows, words], all zero."""
-        return self.zeros(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32)
+        """Rows of bits [rows, words] that hold anything."""
+        return torch.empty(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32, device=self.device)
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def survey(
-        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Tensor, squares: Tensor
+        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Address, squares: Address
     ) -> None:
         """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector."""
         tasks = table.structure.tasks
@@ -224,42 +231,36 @@ class CudaKernels:
 
     # -- the auction ---------------------------------------------------------------------------------------------------
 
-    def open(self, tables: Sequence[Table], free: Address) -> None:
+    def open(self, table: Table, free: Address) -> None:
         """Every element is free."""
-        for table in tables:
-            self._launch("open_free", (table.tiles, 1), table.structure, free)
+        self._launch("open_free", (table.tiles, 1), table.structure, free)
 
-    def count(self, tables: Sequence[Table], plane: Address, free: Address, won: Address, candidates: Tensor) -> None:
+    def count(self, table: Table, plane: Address, free: Address, won: Address, candidates: Address) -> None:
         """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), 1)
-            self._launch("count", grid, table.structure, plane, free, won, candidates)
+        self._launch("count", (self._shares(table), 1), table.structure, plane, free, won, candidates)
 
-    def unite(self, tables: Sequence[Table], into: Address, more: Address, free: Address) -> None:
-        """Add bits to a row, and take them from the free elements if those are given."""
-        for table in tables:
-            self._launch("unite", (table.tiles, 1), table.structure, into, more, free)
-
-    def tally(self, tables: Sequence[Table], rows: Tensor, planes: Tensor, counts: Tensor) -> None:
+    def tally(self, table: Table, rows: Tensor, planes: Tensor, counts: Tensor) -> None:
         """counts[tensor, k] += elements of rows[k]."""
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), len(rows))
-            self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
+        grid = (self._shares(table), len(rows))
+        self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
 
     def pick(
-        self, tables: Sequence[Table], plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
-        wanted: Address, candidates: Tensor, counts: Address,
+        self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
+        wanted: Address, candidates: Address, counts: Address, then: Sequel,
     ) -> None:  # fmt: skip
         """won = of each group's free candidates the wanted number with the smallest lottery numbers.
 
         Resets `candidates`; writes to counts[group] how many were taken.
         """
         draw = drawing.structure(wanted, candidates)
-        for table in tables:
-            grid = (min(self._blocks, table.tiles), 1)
-            self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw)
-        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest)
-        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, candidates, counts)
+        grid = (self._shares(table), 1)
+        self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
+        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest, then)
+        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
+
+    def _shares(self, table: Table) -> int:
+        """Blocks that share a table's tiles."""
+        return min(self._blocks, table.tiles)
 
     # -- by magnitude --------------------------------------------------------------------------------------------------
 
@@ -334,9 +335,9 @@ class Drawing:
             groups=self.groups,
         )
 
-    def structure(self, wanted: Address, candidates: Tensor) -> _Draw:
+    def structure(self, wanted: Address, candidates: Address) -> _Draw:
         """What the kernels read; it changes with the next call."""
-        self._structure.wanted, self._structure.candidates = wanted, candidates.data_ptr()
+        self._structure.wanted, self._structure.candidates = wanted, candidates
         return self._structure
 
 

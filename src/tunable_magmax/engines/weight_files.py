@@ -14,9 +14,10 @@ from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.ownership import Piece
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, cast_copied
+from tunable_magmax.merging.stream import Merge
 
 COPY_BLOCK = 1 << 20
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
+from tunable_magmax.merging.casting import does_not_fit
 from tunable_magmax.merging.device_auction import SPARE, Auctions, Floor, segment_of
 from tunable_magmax.merging.kernels.cuda import (
     ALIGNMENT,
@@ -32,7 +33,7 @@ from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, 
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, Vectors, does_not_fit, working_dtype
+from tunable_magmax.merging.stream import Merge, Progress, Vectors, working_dtype
 from tunable_magmax.merging.survey import Survey
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]
@@ -217,7 +218,7 @@ class DeviceMerge(Merge):
         for tables in self._walk_tables(todo):
             for table, found in tables:
                 self._combine_block(table, Destination(self._taus(table, found), self._cuda.device), None, self._given)
-        self._merged_squares.append(float(self._square))
+        self.squares.append(float(self._square))
         self._square.zero_()
         self._measured.update(stretch.tensor for stretch in todo)
 
@@ -309,8 +310,8 @@ class DeviceMerge(Merge):
 
     def report(self) -> MergeReport:
         if self.options.scale is not None:
-            self._merged_squares.append(float(self._square))
-        self._counts = self._owned() if self.method.owns else {}
+            self.squares.append(float(self._square))
+        self.counts = self._owned() if self.method.owns else {}
         return super().report()
 
     def _owned(self) -> dict[int, NDArray[np.int64]]:

@@ -13,11 +13,12 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, cast_copied
+from tunable_magmax.merging.stream import Merge
 
 StateDict = Mapping[str, Tensor]
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,26 +24,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
-from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.casting import before_cast, does_not_fit
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, working_threads
 from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.reading import Buffers, ChunkReader, Vectors, working_dtype
-from tunable_magmax.merging.report import MergeReport, TensorReport
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.summary import significant, summarize
 from tunable_magmax.merging.survey import Survey
 
-__all__ = ["Merge", "Progress", "Vectors", "cast_copied", "does_not_fit", "matched_scale", "working_dtype"]
+__all__ = ["Merge", "Progress", "Vectors", "matched_scale", "working_dtype"]
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
 
 
 Work = Callable[[Piece, Chunk], Any]
-
-STRETCHED = 2.0
-"""A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Merge:
         self.memory: MemoryPlan = plan_memory(layout, options, kernels, self.threads, memory, vectors.borrows)
         self.progress = progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
-        self._notes = notes
+        self.notes = notes
         self._spill = spill if self.memory.spill else None
         self._pool = ThreadPoolExecutor(self.memory.pool) if self.memory.pool > 1 else None
         self._turn = threading.Semaphore(self.threads)
@@ -93,12 +91,12 @@ class Merge:
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
         self.scale = 1.0
-        self._last_square = 0.0
-        self._merged_squares: list[float] = []
+        self.last_square = 0.0
+        self.squares: list[float] = []
         self._measured: set[int] = set()
         self._early: dict[int, list[tuple[Piece, Counts, float]]] = {}
-        self._counts: dict[int, NDArray[np.int64]] = {}
-        self._unchanged: list[int] = []
+        self.counts: dict[int, NDArray[np.int64]] = {}
+        self.unchanged: list[int] = []
 
     def __enter__(self) -> Merge:
         return self
@@ -198,8 +196,8 @@ class Merge:
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(found.changed.any(axis=1))
         self.stretches = tuple(stretch for stretch in self._everything if merged[stretch.tensor])
-        self._unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
-        self._last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
+        self.unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
+        self.last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
         if self._early:
             self._take()
         if self.method.assume(self.elements):
@@ -230,7 +228,7 @@ class Merge:
     def restart(self, options: Options, method: Method, mark: bool) -> None:
         """Take up another merge of what was surveyed; `mark` says that other tasks are compared than before."""
         self.options, self.method = options, method
-        self._counts, self._merged_squares, self._measured, self._stash = {}, [], set(), {}
+        self.counts, self.squares, self._measured, self._stash = {}, [], set(), {}
         self.method.assume(self.elements)
         if mark:
             self._mark()
@@ -276,7 +274,7 @@ class Merge:
             return
         self.make_stash(self.stretches)
         self.measure(self.stretches)
-        self.scale = matched_scale(self._last_square, math.fsum(self._merged_squares))
+        self.scale = matched_scale(self.last_square, math.fsum(self.squares))
 
     def make_stash(self, stretches: Sequence[Stretch]) -> None:
         """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
@@ -315,22 +313,22 @@ class Merge:
         return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, self._planes, tau)
 
     def _note(self, piece: Piece, counts: Counts, square: float) -> None:
-        self._merged_squares.append(square)
+        self.squares.append(square)
         if counts is not None:
             k = piece.stretch.tensor
-            self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+            self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     def findings(self) -> Findings:
         """What was counted and measured since the last call, for a report that is made elsewhere."""
-        found = Findings(self._counts, self._merged_squares)
-        self._counts, self._merged_squares = {}, []
+        found = Findings(self.counts, self.squares)
+        self.counts, self.squares = {}, []
         return found
 
     def add(self, found: Findings) -> None:
         """Count what was found elsewhere."""
-        self._merged_squares += found.squares
+        self.squares += found.squares
         for k, counts in found.counts.items():
-            self._counts[k] = self._counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+            self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     # -- render -------------------------------------------------------------------------------------------------------
 
@@ -364,10 +362,10 @@ class Merge:
         target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
         finite = self.kernels.step(base, tau, self.scale, target)
         if not direct:
-            out.copy_(_before_cast(target, out.dtype))
+            out.copy_(before_cast(target, out.dtype))
             # Rounding keeps order: all values fit if the smallest and the largest do.
             ends = torch.stack(target.aminmax())
-            finite = finite and bool(_before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
+            finite = finite and bool(before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
         if not finite:
             raise does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
         return out, counts, square
@@ -387,85 +385,7 @@ class Merge:
 
     def report(self) -> MergeReport:
         """What was done. Call it after rendering."""
-        merged = {stretch.tensor for stretch in self.stretches}
-        counts = _integers(sum(self._counts.values(), np.zeros(self.tasks, np.int64))) if self.method.owns else None
-        budget = self.method.budget
-        if budget is not None and counts != budget:
-            raise ExactnessError(f"the tasks own {counts} elements, their budget is {budget}; please report this")
-        copied = [tensor.name for k, tensor in enumerate(self.layout.mergeable) if k not in merged]
-        return MergeReport(
-            method=self.options.method,
-            tasks=self.tasks,
-            elements=self.elements,
-            budget=budget,
-            counts=counts,
-            leftovers=self.method.leftovers,
-            scale=self.scale,
-            seed=self.options.seed,
-            options=self._options_used(),
-            last_length=_significant(math.sqrt(self._last_square)),
-            merged_length=_significant(math.sqrt(math.fsum(self._merged_squares))),
-            tensors={self.layout.mergeable[k].name: self._tensor_report(k) for k in sorted(merged)},
-            copied=tuple(sorted(copied + [info.name for info in self.layout.copied])),
-            warnings=tuple(self._warnings()),
-        )
-
-    def _tensor_report(self, k: int) -> TensorReport:
-        tensor = self.layout.mergeable[k]
-        counts = self._counts.get(k)
-        return TensorReport(tensor.shape, self.out_dtype(tensor), None if counts is None else _integers(counts))
-
-    def _options_used(self) -> dict[str, Any]:
-        options = self.options
-        used: dict[str, Any] = {
-            "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
-            "budget": options.budget,
-            "scale": "matched" if options.scale is None else options.scale,
-            "out_dtype": options.out_dtype,
-            "include": options.include,
-            "exclude": options.exclude,
-        }
-        for name in self.method.reads:
-            value = getattr(options, name)
-            used[name] = _decimal(value) if isinstance(value, Fraction) else value
-        return used
-
-    def _warnings(self) -> Iterator[str]:
-        yield from self._notes
-        yield from self.layout.warnings
-        if not self.stretches:
-            yield "no task changed any mergeable tensor: the result is a copy of the base"
-            return
-        for t in self._unchanged:
-            yield f"{self.labels[t]} is identical to the base"
-        if self.tasks in self._unchanged and self.options.scale is None:
-            yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
-        if self.options.scale is None and self.scale > STRETCHED:
-            yield (
-                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their "
-                "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
-                "samples, and if it is poor, give 1 as scale"
-            )
-
-
-def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
-    cast = _before_cast(values, dtype).to(dtype, copy=True)
-    if bool((values.isfinite() & ~cast.isfinite()).any()):
-        raise does_not_fit(name, "copied", dtype)
-    return cast
-
-
-def _before_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 goes to 16-bit types through float32 on every device, as the specification says."""
-    return values.float() if values.dtype == torch.float64 and dtype.itemsize == 2 else values
-
-
-def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
-    """The error for a value that the output type cannot hold."""
-    return InputError(
-        f"{name!r}: a {kind} value does not fit in {str(dtype).removeprefix('torch.')}; choose a wider out_dtype"
-    )
+        return summarize(self)
 
 
 def matched_scale(last_square: float, merged_square: float) -> float:
@@ -478,18 +398,4 @@ def matched_scale(last_square: float, merged_square: float) -> float:
         raise InputError(
             "the task vectors are too long to measure in float64; give a number as scale instead of matched"
         )
-    return _significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
-
-
-def _integers(counts: NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(n) for n in counts)
-
-
-def _significant(value: float) -> float:
-    return float(f"{value:.5e}")
-
-
-def _decimal(value: Fraction) -> str:
-    """A number that reads back as exactly this value: short if it can be, else as a fraction."""
-    short = str(int(value) if value.denominator == 1 else float(value))
-    return short if Fraction(short) == value else str(value)
+    return significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0

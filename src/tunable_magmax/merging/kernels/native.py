@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -143,7 +144,9 @@ class NativeKernels:
     def split(
         self, plane: Words, free: Words, won: Words, runs: Runs, drum: int, low: int, high: int
     ) -> tuple[int, Words, Words]:
-        room = 1 << 12
+        # Room for what chance can bring: a second look costs as much as the first.
+        expected = len(plane) * loops.WORD * (high - low + 1) / 2**64
+        room = int(expected + 8 * math.sqrt(expected)) + 64
         while True:
             keys, places = np.empty(room, np.uint64), np.empty(room, np.uint64)
             winners, undecided = loops.split(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError, closest
@@ -25,29 +26,28 @@ class Signature:
         return name if name in self.tensors else self.aliases.get(name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is worked out once and asked for with every chunk
 class Mergeable:
     """A tensor that may be merged: `infos` are the base's and the tasks' own, `element` its first element's index."""
 
     name: str
     infos: tuple[TensorInfo, ...]
     element: int
-    working: str = field(init=False, repr=False, compare=False)
-    """The type of the arithmetic (rule 9)."""
-
-    def __post_init__(self) -> None:
-        wide = any(info.dtype == "F64" for info in self.infos)
-        object.__setattr__(self, "working", "F64" if wide else "F32")  # asked for with every chunk
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.infos[0].shape
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.infos[0].numel
 
-    @property
+    @cached_property
+    def working(self) -> str:
+        """The type of the arithmetic (rule 9)."""
+        return "F64" if any(info.dtype == "F64" for info in self.infos) else "F32"
+
+    @cached_property
     def widest(self) -> str:
         """The narrowest type that holds every input exactly: the output's, unless one is asked for."""
         kinds = {info.dtype for info in self.infos}

@@ -177,11 +177,10 @@ class DeviceMerge(Merge):
         """
         tensors = len(self.layout.mergeable)
         if self.options.compare == "active" and self.options.scope == "tensor":
-            marks = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
+            marks = np.array([self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)])
         else:  # the same for all
-            marks = [self.method.marks(0, 0)] * tensors
-        compared = self._cuda.numbers([row for row, _ in marks], torch.uint8)
-        rows = self._cuda.numbers([row for _, row in marks])
+            marks = np.broadcast_to(np.array(self.method.marks(0, 0)), (tensors, 2, self.tasks))
+        compared, rows = self._cuda.numbers(marks[:, 0], torch.uint8), self._cuda.numbers(marks[:, 1])
         found = self._cuda.zeros(tensors * (self.tasks + 1))
         squares = found.data_ptr() + 8 * tensors * self.tasks
         for tables in self._walk_tables(stretches):

@@ -17,6 +17,7 @@ from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.ownership import Piece
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
 
@@ -165,7 +166,12 @@ def render(merge: Merge) -> dict[str, Tensor]:
         dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[stretch.tensor]))
         assert dtype is not None
         out[stretch.tensor] = merge.reuse(stretch.tensor, dtype)
-    for _ in merge.render(lambda piece: out[piece.stretch.tensor][piece.start : piece.stop]):
+
+    def part(piece: Piece) -> Tensor:
+        whole = out[piece.stretch.tensor]
+        return whole if piece.stop - piece.start == len(whole) else whole[piece.start : piece.stop]
+
+    for _ in merge.render(part):
         pass
     mergeable = merge.layout.mergeable
     return {mergeable[k].name: tensor.reshape(mergeable[k].shape) for k, tensor in out.items()}

@@ -244,12 +244,9 @@ class Merge:
 
     def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
         """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
-        for stretch in everything:
-            k = stretch.tensor
-            if not suspect[k].any():
-                continue
+        for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             found.changed[k] = False
-            for piece in pieces([stretch], self.memory.chunk):
+            for piece in pieces([everything[k]], self.memory.chunk):
                 chunk = self._reader.chunk(piece, self._all_tasks(piece))
                 for t, values in enumerate(chunk.tasks):
                     same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())

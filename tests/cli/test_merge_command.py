@@ -207,7 +207,17 @@ def test_patterns(tmx, sequence, tmp_path):
     assert_equal(tmp_path / "out.safetensors", expected.state_dict)
 
 
-def test_a_pattern_that_matches_nothing_is_a_warning(tmx, sequence, tmp_path):
+def test_a_pattern_to_include_that_matches_nothing_is_refused_before_anything_is_written(tmx, sequence, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    given = [*sequence.arguments, "--include", "layer.*", "--include", "head.*", "-o", tmp_path / "out"]
+    words = "include pattern 'layer.*' matches no tensor (did you mean 'layers.0.bias'?)"
+    assert_refused(tmx("merge", *given), words)
+    planned = tmx("plan", *given)
+    assert (planned.code, planned.err) == (2, f"problem: {words}\n")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_pattern_to_exclude_that_matches_nothing_is_a_warning(tmx, sequence, tmp_path):
     result = tmx("merge", *sequence.arguments, "--exclude", "heads.*", "-o", tmp_path / "out")
     assert result.code == 0
     assert result.err.startswith("warning: exclude pattern 'heads.*' matches no tensor")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from tunable_magmax.checkpoints.mismatch import HAS, LACKS, SHAPE, TYPE, Hints, Problem, prefixed, told
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
@@ -92,9 +94,12 @@ def build_layout(
     exclude: Sequence[str] | None = None,
 ) -> Layout:
     """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`."""
+    if idle := list(_idle_patterns(signatures, include, "include")):
+        # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
+        raise InputError("; ".join(idle))
     base = signatures[0]
     problems: list[Problem] = []
-    unmatched = _unmatched_patterns(signatures, include, exclude)
+    unmatched = _idle_patterns(signatures, exclude, "exclude")
     hints = Hints()
     ties = _shared_ties(signatures)
     differing = {
@@ -139,14 +144,26 @@ def build_layout(
     return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, tuple(unmatched))
 
 
-def _unmatched_patterns(
-    signatures: Sequence[Signature], include: Sequence[str] | None, exclude: Sequence[str] | None
-) -> Iterable[str]:
-    names = {name for signature in signatures for name in [*signature.tensors, *signature.aliases]}
-    for option, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns or ():
-            if not any(fnmatchcase(name, pattern) for name in names):
-                yield f"{option} pattern {pattern!r} matches no tensor{closest(pattern, sorted(names))}"
+def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
+    """The patterns that match no name of any checkpoint, each with a name that may have been meant."""
+    names = sorted({name for signature in signatures for name in [*signature.tensors, *signature.aliases]})
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield f"{option} pattern {pattern!r} matches no tensor{_meant(pattern, names)}"
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    """A hint to what a pattern was to match.
+
+    >>> _meant("head", ["head.weight"]), _meant("haed.*", ["head.weight"])
+    (" (patterns are of whole names: did you mean 'head.*'?)", " (did you mean 'head.weight'?)")
+    """
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f" (patterns are of whole names: did you mean '{pattern}.*'?)"
+    first = {name[: dot.start()]: name for name in reversed(names) for dot in re.finditer(r"\.", name)}
+    near = get_close_matches(pattern.strip("*."), [*names, *first], n=1)
+    like = f" (did you mean {first.get(near[0], near[0])!r}?)" if near else ""
+    return like or (f"; tensors have names like {names[0]!r}" if names else "")
 
 
 def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:

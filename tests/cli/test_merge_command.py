@@ -217,6 +217,28 @@ def test_a_pattern_to_include_that_matches_nothing_is_refused_before_anything_is
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_an_option_without_effect_is_a_warning(tmx, sequence, tmp_path):
+    given = [
+        *sequence.arguments,
+        "--method",
+        "magmax",
+        "--keep",
+        "magnitude",
+        "--density",
+        "0.3",
+        "-o",
+        tmp_path / "out",
+    ]
+    words = [
+        "keep has no effect with magmax; it is for tunable_magmax",
+        "density has no effect with magmax; it is for ties",
+    ]
+    assert json.loads(tmx("plan", *given, "--json").out)["warnings"] == words
+    result = tmx("merge", *given)
+    assert (result.code, result.err) == (0, "".join(f"warning: {word}\n" for word in words))
+    assert MergeReport.from_json((tmp_path / "out" / "tmx-report.json").read_text()).warnings == tuple(words)
+
+
 def test_a_pattern_to_exclude_that_matches_nothing_is_a_warning(tmx, sequence, tmp_path):
     result = tmx("merge", *sequence.arguments, "--exclude", "heads.*", "-o", tmp_path / "out")
     assert result.code == 0

@@ -92,14 +92,17 @@ def build_layout(
     labels: Sequence[str],
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    warnings: Iterable[str] = (),
 ) -> Layout:
-    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`."""
+    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`.
+
+    `warnings` are what is known before, and go along with those about patterns.
+    """
     if idle := list(_idle_patterns(signatures, include, "include")):
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
     base = signatures[0]
     problems: list[Problem] = []
-    unmatched = _idle_patterns(signatures, exclude, "exclude")
     hints = Hints()
     ties = _shared_ties(signatures)
     differing = {
@@ -141,7 +144,8 @@ def build_layout(
     for name, matched in sorted(candidates):
         mergeable.append(Mergeable(name, matched, element))
         element += matched[0].numel
-    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, tuple(unmatched))
+    attention = (*warnings, *_idle_patterns(signatures, exclude, "exclude"))
+    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, attention)
 
 
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:

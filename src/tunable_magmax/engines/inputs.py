@@ -39,7 +39,7 @@ class Inputs:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
             signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
             names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
-            layout = build_layout(signatures, names, options.include, options.exclude)
+            layout = build_layout(signatures, names, options.include, options.exclude, options.idle())
             self.layout = self._with_adapters(layout)
         except BaseException:
             self._stack.close()

@@ -15,7 +15,8 @@ from tunable_magmax.cli.convert import convert
 from tunable_magmax.cli.demo import demo
 from tunable_magmax.cli.eval import eval as measure
 from tunable_magmax.cli.inspect import inspect
-from tunable_magmax.cli.merge import merge, plan
+from tunable_magmax.cli.merge import merge
+from tunable_magmax.cli.plan import plan
 from tunable_magmax.cli.prefer import prefer
 from tunable_magmax.cli.profile import profile
 from tunable_magmax.cli.reproduce import reproduce

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -74,9 +75,12 @@ def tell_plan(
     where: Where = WHERE,
 ) -> int:
     """Say what a merge would do, and what stands in its way; the exit code."""
+    began = time.perf_counter()
     from tunable_magmax.engines.plan import plan_merge, plan_place
 
-    planned = plan_merge(recipe.base, recipe.tasks, out, estimate=estimate, workers=workers, **settings_of(recipe, how))
+    start = time.perf_counter() - began  # a merge has the same to import
+    asked: dict[str, Any] = {"estimate": estimate, "workers": workers, "start": start}
+    planned = plan_merge(recipe.base, recipe.tasks, out, **asked, **settings_of(recipe, how))
     planned = plan_place(planned, where.engine, where.workers, where.ray_address, where.device)
     if as_json:
         sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")

@@ -96,6 +96,11 @@ class Options:
             exclude=_read_patterns(exclude, "exclude"),
         )
 
+    def takes_part(self, task: int) -> bool:
+        """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
+        given = self.weights if self.budget is None else self.budget
+        return given is None or given[task] > 0
+
     def idle(self) -> Iterator[str]:
         """Warnings about options that were set and that the method does not read.
 

@@ -19,9 +19,8 @@ from tunable_magmax.merging.options import Options
 UNCERTAINTY = 3.0
 """The factor either side that an estimate states: what a busy machine and its caches did in docs/scale.md."""
 
-RAY_START = 10.0
-"""Seconds to join a Ray cluster or start one, until its workers have imported what they need: fewer on a cluster that
-is up and at rest; 23 for two workers on two busy cores."""
+RAY_START = 20.0
+"""Seconds to start Ray and its workers with what they import: 17 to 24 in docs/cluster.md, on busy cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -183,10 +184,10 @@ def merges(draw, method: str, **kind) -> Merge:
     if method == "ties":
         options["density"] = draw(st.sampled_from([0.2, 0, 1, 1.0, 0.1, 0.35, 0.5, 0.9]))
     if "budget" not in options:
-        pattern = st.sampled_from(["*", "w", "[bB]*", "?", "b.?", "*.weight", "[!w]"])
-        patterns = st.lists(pattern, min_size=1, max_size=2)
+        patterns = ["*", "w", "[bB]*", "?", "b.?", "*.weight", "[!w]"]
+        matching = [pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in drawn.base)]
+        if draw(st.integers(0, 4)) == 0 and matching:
+            options["include"] = draw(st.lists(st.sampled_from(matching), min_size=1, max_size=2))
         if draw(st.integers(0, 4)) == 0:
-            options["include"] = draw(patterns)
-        if draw(st.integers(0, 4)) == 0:
-            options["exclude"] = draw(patterns)
+            options["exclude"] = draw(st.lists(st.sampled_from(patterns), min_size=1, max_size=2))
     return Merge(drawn.base, drawn.tasks, options)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, closest
 from tunable_magmax.sizes import parse_size
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
@@ -47,6 +47,7 @@ def convert_checkpoint(
     out: str | Path,
     *,
     shard_size: int | str | None = None,
+    strip_prefix: str = "",
     overwrite: bool = False,
     fresh: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
@@ -55,6 +56,7 @@ def convert_checkpoint(
 
     Values and types stay as they are; tied tensors are written once. From directory to directory, configuration and
     tokenizer files go along. The output appears whole or not at all; interrupted work goes on from `<out>.partial`.
+    `strip_prefix` is taken off the names that begin with it: so a model with a head gets the names of the bare one.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file
@@ -73,24 +75,48 @@ def convert_checkpoint(
             raise InputError(
                 f"the output {target} would replace the checkpoint that is converted; choose another output"
             )
+        stripped = _stripped(checkpoint, strip_prefix)
+        tied = {stripped[alias]: stripped[kept] for alias, kept in checkpoint.aliases.items()}
         # Widest types first, so that all data is aligned.
-        tensors = sorted(checkpoint.tensors.values(), key=lambda info: (-BITS[info.dtype], info.name))
-        shards = plan_shards(tensors, None if single else limit, aliases=checkpoint.aliases)
+        tensors = sorted(
+            (replace(info, name=stripped[info.name]) for info in checkpoint.tensors.values()),
+            key=lambda info: (-BITS[info.dtype], info.name),
+        )
+        shards = plan_shards(tensors, None if single else limit, aliases=tied)
         stats = [(file, file.stat()) for file in checkpoint.files]
         fingerprint = {
             "version": tunable_magmax.__version__,
             "convert": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats],
             "shard_size": 0 if single else limit,
+            "strip_prefix": strip_prefix,
         }
         total = sum(info.nbytes for info in tensors)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
-            files = _write(checkpoint, output, shards, total, progress)
+            stored = {new: name for name, new in stripped.items()}
+            files = _write(checkpoint, stored, output, shards, total, progress)
             if not single:
                 files |= {name: output.copy_file(name, path) for name, path in tag_along(source)}
             output.commit()
     elements = sum(info.numel for info in tensors)
     notes = () if single or CONFIG in files else (_without_config(source, target),)
-    return Conversion(str(source), str(target), len(tensors), elements, total, dict(checkpoint.aliases), files, notes)
+    return Conversion(str(source), str(target), len(tensors), elements, total, tied, files, notes)
+
+
+def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
+    """What each name of a checkpoint becomes; two that would become one are refused, as is a prefix that none has."""
+    names = [*checkpoint.tensors, *checkpoint.aliases]
+    if prefix and not any(name.startswith(prefix) for name in names):
+        raise InputError(f"{checkpoint.path}: no name has the prefix {prefix!r}{closest(prefix, _prefixes(names))}")
+    stripped = {name: name.removeprefix(prefix) for name in names}
+    for name, new in stripped.items():
+        if not new or (new != name and new in stripped):
+            problem = "there is a tensor of that name already" if new else "nothing is left of it"
+            raise InputError(f"{checkpoint.path}: {name!r} can't become {new!r}, {problem}; strip another prefix")
+    return stripped
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(f"{name.split('.')[0]}." for name in names if "." in name))
 
 
 def _without_config(source: Path, target: Path) -> str:
@@ -103,6 +129,7 @@ def _without_config(source: Path, target: Path) -> str:
 
 def _write(
     checkpoint: Checkpoint,
+    stored: Mapping[str, str],
     output: Output,
     shards: tuple[Shard, ...],
     total: int,
@@ -112,7 +139,7 @@ def _write(
     written = 0
     for shard in shards:
         files[shard.name] = output.finished(shard) or output.write_shard(
-            shard, _data(checkpoint, shard, written, total, progress)
+            shard, _data(checkpoint, stored, shard, written, total, progress)
         )
         written += shard.data_size
     if len(shards) > 1:
@@ -122,6 +149,7 @@ def _write(
 
 def _data(
     checkpoint: Checkpoint,
+    stored: Mapping[str, str],
     shard: Shard,
     written: int,
     total: int,
@@ -130,7 +158,7 @@ def _data(
     for info in shard.tensors:
         for start in range(0, info.nbytes, _BLOCK):
             block = memoryview(bytearray(min(_BLOCK, info.nbytes - start)))
-            checkpoint.read_into(info.name, start, block)
+            checkpoint.read_into(stored[info.name], start, block)
             yield block
             written += block.nbytes
             if progress is not None:

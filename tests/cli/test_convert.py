@@ -139,3 +139,30 @@ def test_progress_ends_at_the_total(sequence):
         sequence.base, sequence.folder / "out", shard_size=100, progress=lambda *call: calls.append(call)
     )
     assert calls[-1] == ("convert", 492, 492)
+
+
+def test_a_prefix_is_stripped_from_names_and_ties(tmx, tmp_path):
+    shared = torch.randn(3, 2)
+    named = {"model.embed": shared, "model.out": shared, "head": torch.randn(2)}
+    torch.save(named, tmp_path / "old.pt")
+    result = tmx("convert", tmp_path / "old.pt", "--strip-prefix", "model.", "-o", tmp_path / "new")
+    assert result.code == 0, result.err
+    assert_same(load_file(tmp_path / "new" / "model.safetensors"), {"embed": shared, "head": named["head"]})
+    with open_checkpoint(tmp_path / "new") as checkpoint:
+        assert checkpoint.aliases == {"out": "embed"}
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix", "words"),
+    [
+        (["model.a"], "modle.", "no name has the prefix 'modle.' (did you mean 'model.'?)"),
+        (["model.a", "a"], "model.", "'model.a' can't become 'a', there is a tensor of that name already"),
+        (["model.a"], "model.a", "'model.a' can't become '', nothing is left of it"),
+    ],
+)
+def test_prefixes_that_can_not_be_stripped(tmx, tmp_path, names, prefix, words):
+    torch.save({name: torch.zeros(1) + k for k, name in enumerate(names)}, tmp_path / "old.pt")
+    result = tmx("convert", tmp_path / "old.pt", "--strip-prefix", prefix, "-o", tmp_path / "new")
+    assert result.code == 2
+    assert words in result.err
+    assert not (tmp_path / "new").exists()

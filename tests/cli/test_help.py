@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -31,7 +32,7 @@ OPTIONS = {
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
-    "convert": "SOURCE --out -o --shard-size --overwrite --fresh --quiet -q --json",
+    "convert": "SOURCE --out -o --shard-size --strip-prefix --overwrite --fresh --quiet -q --json",
     "demo": "--out -o --seed --json",
 }
 
@@ -87,3 +88,30 @@ print("heavy:", *sorted(heavy & sys.modules.keys()))
 
 def test_no_command_is_without_a_test():
     assert {name for name in app if not name.startswith("-")} == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_errors_are_json_where_json_is_asked_for(tmx, tmp_path, command):
+    """On stdout an object, on stderr the same line as ever, and the same exit code."""
+    nowhere = {"UsageError": ["--bogus"]}
+    if command != "demo":  # which takes nothing that could be missing
+        nowhere["InputError"] = [tmp_path / "nowhere.json", "-o", tmp_path / "out"]
+        if command in ("inspect", "verify", "eval"):
+            del nowhere["InputError"][1:]
+    for kind, arguments in nowhere.items():
+        plain, told = tmx(command, *arguments), tmx(command, *arguments, "--json")
+        error = json.loads(told.out)["error"]
+        assert error["kind"] == kind
+        assert f"error: {error['message']}\n" == told.err == plain.err
+        assert told.code == plain.code == 2
+        assert plain.out == ""
+
+
+def test_what_should_not_happen_is_json_too(tmx, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("tunable_magmax.conversion.convert_checkpoint", broken)
+    result = tmx("convert", tmp_path, "-o", tmp_path / "out", "--json")
+    assert json.loads(result.out)["error"]["kind"] == "ZeroDivisionError"
+    assert (result.code, "ZeroDivisionError: oh" in result.err) == (1, True)

@@ -420,3 +420,45 @@ def test_adapters_are_opened_without_values(files) -> None:
     base, tasks, _ = files
     with open_checkpoint(base) as checkpoint, open_task(tasks[0], checkpoint) as task:
         assert {name: info.shape for name, info in task.tensors.items()} == SHAPES
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "warned"),
+    [
+        (["small"], ["small", "large"], {}, [1]),
+        (["small"], None, {"weights": [1, 3]}, [1]),
+        (None, ["small"], {"method": "random_mix"}, [2]),
+        (["small"], ["small"], {}, []),  # what nobody changes is not merged
+        (["large"], ["small", "large"], {}, []),
+        (["small"], ["large"], {}, [1]),  # of the large one, little is left alone
+        (["small"], None, {"weights": [0, 1]}, []),
+        (["small"], None, {"budget": [0, 20 * 30 + 8 * 9]}, []),
+        (["small"], None, {"method": "average"}, []),  # nothing is shared out
+        (["small"], None, {"include": ["small.*"]}, []),
+    ],
+)
+def test_adapters_that_leave_most_elements_alone_are_told(tmp_path, first, second, options, warned) -> None:
+    """The warning goes by headers; the merge shows what it is about: elements given where nothing was changed."""
+    shapes = {"small": (8, 9), "large": (20, 30)}
+    random = torch.Generator().manual_seed(8)
+    base = {f"{name}.weight": torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    save_file(base, tmp_path / "base.safetensors")
+    tasks = []
+    for t, modules in enumerate((first, second), start=1):
+        if modules is None:
+            tasks.append(tmp_path / f"{t}.safetensors")
+            save_file({name: value + 0.1 for name, value in base.items()}, tasks[-1])
+        else:
+            layers = {name: factors(*shapes[name], 2, seed=t) for name in modules}
+            tasks.append(save_adapter(tmp_path / str(t), layers))
+    report = merge_checkpoints(tmp_path / "base.safetensors", tasks, tmp_path / "out", **options)
+    planned = plan_merge(tmp_path / "base.safetensors", tasks, **options)
+    assert planned.warnings == tuple(text for text in report.warnings if "adapter" in text)
+    assert [text.split(" is an adapter of few modules")[0] for text in planned.warnings] == [
+        f"task {t}" for t in warned
+    ]
+    for t in warned:
+        given = report.tensors["large.weight"].counts
+        assert given is not None
+        assert given[t - 1] > 0
+        assert f"leaves {600 / 672:.0%} of the merged elements" in planned.warnings[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,20 @@ from hypothesis import strategies as st
 from sequences import SMALL, save_sequence, sequence
 
 from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.engines import calibration
-from tunable_magmax.engines.cost import Cluster, Load, Speeds, estimate, estimate_cluster, most_speedup, speedup
+from tunable_magmax.engines.cost import (
+    RAY_START,
+    Cluster,
+    Load,
+    Speeds,
+    estimate,
+    estimate_cluster,
+    most_speedup,
+    speedup,
+)
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.plan import plan_cluster, plan_merge
+from tunable_magmax.engines.plan import MergePlan, plan_cluster, plan_merge
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.native import NativeKernels
 
@@ -210,15 +221,30 @@ def test_where_the_speedup_stops() -> None:
     assert slower[0] < 1  # a cluster of one only adds questions
 
 
-@given(loads.filter(lambda load: load.elements), machines)
-def test_what_a_plan_says_of_a_cluster(load, speeds) -> None:
-    found = [plan_cluster(load, speeds, n) for n in (1, 2, 4, 64)]
+@given(loads.filter(lambda load: load.elements), machines, st.floats(0, 30))
+def test_what_a_plan_says_of_a_cluster(load, speeds, start) -> None:
+    found = [plan_cluster(load, speeds, n, start) for n in (1, 2, 4, 64)]
     for one in found:
         assert one.shared_speedup <= one.speedup * (1 + 1e-9)
         assert one.speedup <= min(one.workers, one.most_speedup) * (1 + 1e-9)
     assert all(a.speedup <= b.speedup * (1 + 1e-9) for a, b in pairwise(found))
+    # What comes before the merge is paid in both places, and Ray's own start on top.
+    assert found[0].speedup < 1
+    assert found[0].scaling.seconds >= estimate(load, speeds).seconds + start + RAY_START - 1e-9
     with pytest.raises(InputError, match="workers is 0, expected at least 1"):
         plan_cluster(load, speeds, 0)
+
+
+@given(loads, machines, st.floats(0, 30))
+def test_what_is_told_of_time_is_never_nothing(load, speeds, start) -> None:
+    cluster = plan_cluster(load, speeds, 4, start)
+    counts = {"passes": 0, "bytes_to_read": 0, "bytes_to_write": 0, "shards": 0, "peak_memory": 0, "spilled": 0}
+    time = estimate(load, speeds).after(start)
+    plan = MergePlan("magmax", 1, (), (), 0, None, **counts, problems=(), warnings=(), speeds=speeds, time=time)
+    text = "\n".join(time_lines(replace(plan, cluster=cluster)))
+    assert not re.search(r"(?<![\d.])0(\.0+)? (s|min|h|times)\b|e-\d", text)
+    assert ("about a second or less" in text) == (time.seconds < 1)
+    assert ("not worth it" in text) == (cluster.speedup < 1.1)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def row_record(
         "preference": preference,
         "scale": "matched",
         "options": {},
-        "seconds": {"prefer": 2.5 if preference else 0.0, "merge": 1.25, "evaluate": 25.0},
+        "seconds": {"embed": 0.75, "prefer": 2.5 if preference else 0.0, "merge": 1.25, "evaluate": 25.0},
         "environments": found,
     }
 

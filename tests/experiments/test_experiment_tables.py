@@ -165,8 +165,10 @@ def test_known_time_scale_ownership_and_meta() -> None:
     known = lines(known_table(RESULTS, SETTING, "D"))["magmax@best"]
     assert known[3].value == pytest.approx(10)
     time = lines(time_table(RESULTS, SETTING))
-    assert [cell.value for cell in time["magmax@best"][1:]] == pytest.approx([0, 0.05, 1, 1.05, 100 / 21])
-    assert time["tunable:label@0.5"][1].value == pytest.approx(0.1)
+    assert [cell.value for cell in time["magmax@best"][1:]] == pytest.approx([0.03, 0, 0.05, 1, 1.08, 100 / 21.6])
+    assert time["tunable:label@0.5"][2].value == pytest.approx(0.1)
+    for _, *parts, together, _ in time.values():  # no work is left out
+        assert sum(cell.value or 0.0 for cell in parts) == pytest.approx(together.value)
     records = [scale_record(3), scale_record(4, best=1.0)]
     scale = scale_table(results_of(records))
     assert scale is not None

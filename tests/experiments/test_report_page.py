@@ -21,7 +21,7 @@ from tunable_magmax.experiments.names import meanings
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import results_of, row_parts
 from tunable_magmax.experiments.rows import BASELINES, PREFERENCES, plan_rows
-from tunable_magmax.experiments.words import findings
+from tunable_magmax.experiments.words import findings, headlines
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 
@@ -119,6 +119,31 @@ def test_words_say_who_leads_and_who_loses() -> None:
     assert "`tunable:search@matched`" in text
     assert "in 15 of 75 pairs only" in text
     assert "alpha steers" in text
+
+
+@pytest.mark.parametrize(("lead", "words"), [(0.2, "Ahead of"), (-0.2, "Behind")])
+def test_words_compare_the_single_best_task_as_well(lead: float, words: str) -> None:
+    """It is tailored to the environment too, and a reader who has labels would try it first."""
+    above = {**ABOVE_MAGMAX, "single-best": lead}
+    rows = ("magmax@best", "single-best", "tunable:label@matched")
+    text = said([row_record(row, seed, above=above) for row in rows for seed in (3, 4, 5)])
+    assert re.search(rf"{words} `magmax@best`: [^.]*`single-best` \([+−]\d+\.\d points", text), text
+
+
+def test_the_headline_names_the_best_row_and_the_recommended_one() -> None:
+    rows = ("magmax@best", "tunable:label@matched", "tunable:auto@matched")
+    records = [row_record(row, seed) for row in rows for seed in (3, 4, 5)]
+    (line,) = headlines(results_of(records))
+    number = r"\d\d\.\d %"
+    lead = r"\(\+\d\.\d points, \+\d\.\d to \+\d\.\d\)"
+    assert re.fullmatch(
+        rf"mini-clip/cifar100-20: best tunable:label@matched {number} {lead}; "
+        rf"recommended tunable:auto@matched {number} {lead}; magmax@best {number}",
+        line,
+    )
+    (line,) = headlines(results_of([row_record("magmax@best", seed) for seed in (3, 4)]))
+    assert re.fullmatch(rf"mini-clip/cifar100-20: best magmax@best {number}; magmax@best {number}", line)
+    assert headlines(results_of([row_record("tunable:label@matched", 3)])) == []
 
 
 def test_words_do_not_hide_that_nothing_helps() -> None:

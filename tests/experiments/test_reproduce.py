@@ -240,3 +240,44 @@ def test_a_configuration_that_extends_itself(tmp_path):
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     with pytest.raises(InputError, match="extends itself"):
         read_experiment(tmp_path / "a.yaml")
+
+
+def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp_path):
+    path = written(tmp_path)
+    given = yaml.safe_load(path.read_text())
+    given["run"] |= {"model": "../gone/model", "head": {"source": "file", "file": "gone/head.safetensors"}}
+    given["run"]["benchmark"] |= {"data": "sub/../gone/data", "order": {"file": "orders.json"}}
+    path.write_text(yaml.safe_dump(given))
+    out = ["-o", tmp_path / "results", "--work", tmp_path / "work"]
+    places = {
+        "run.benchmark.data": tmp_path / "gone" / "data",
+        "run.benchmark.order.file": tmp_path / "orders.json",
+        "run.model": tmp_path.parent / "gone" / "model",
+        "run.head.file": tmp_path / "gone" / "head.safetensors",
+    }
+    words = [f"{place} does not exist; say where it is with --set {key}=PATH" for key, place in places.items()]
+    planned = tmx("reproduce", path, *out, "--dry-run")
+    assert planned.code == 2
+    assert [line.partition(": ")[2].partition(": ")[2] for line in planned.err.splitlines()] == words
+    found = json.loads(tmx("reproduce", path, *out, "--dry-run", "--json").out)
+    assert len(found["problems"]) == 4
+    assert sum(row["missing"] for row in found["jobs"]) == len(plan_jobs(read_experiment(path)))
+    run = tmx("reproduce", path, *out)
+    assert run.code == 2
+    assert all(word in run.err for word in words)
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_not_needed_any_more_is_not_missed(done, tmx):
+    """Records that are complete are shown without data and weights, and the last lines say what they hold and where."""
+    root, _, _ = done
+    gone = ["--set", "run.benchmark.data=gone", "--set", "run.model=gone/gone/gone"]
+    command = ["reproduce", root / "toy.yaml", "-o", root / "results", "--work", root / "nowhere", *gone]
+    assert tmx(*command, "--dry-run").code == 0
+    shown = tmx(*command)
+    assert shown.code == 0, shown.err
+    *_, headline, page = shown.out.splitlines()
+    assert headline.startswith("toy/colours-2: best ")
+    assert page.startswith("all of it on one page: ")
+    assert Path(page.rpartition(": ")[2]).is_file()

@@ -363,10 +363,26 @@ def test_include_and_exclude():
     assert merged_names() == set(names)
     assert merged_names(include=["enc.*"]) == {"enc.0.weight", "enc.1.weight", "enc.1.bias"}
     assert merged_names(include=["enc.?.weight"]) == {"enc.0.weight", "enc.1.weight"}
-    assert merged_names(include=["enc"]) == set()  # whole names, not substrings
+    assert merged_names(exclude=["enc"]) == set(names)  # whole names, not substrings
     assert merged_names(include=["[eE]nc.0.*"]) == {"enc.0.weight", "Enc.0.weight"}
     assert merged_names(include=["*.weight"], exclude=["enc.1*", "head*"]) == {"enc.0.weight", "Enc.0.weight"}
     assert merged_names(exclude=["*.weight"]) == {"enc.1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("enc", r" \(patterns are of whole names: did you mean 'enc\.\*'\?\)"),
+        ("endc.*", r" \(did you mean 'enc\.0\.weight'\?\)"),
+        ("zzz", r"; tensors have names like 'enc\.0\.weight'"),
+    ],
+)
+def test_an_include_pattern_that_matches_nothing_is_refused(pattern, meant):
+    base, task = {"enc.0.weight": torch.zeros(2)}, {"enc.0.weight": torch.ones(2)}
+    with pytest.raises(InputError, match=rf"^include pattern '{re.escape(pattern)}' matches no tensor{meant}$"):
+        merge(base, [task], include=["enc.*", pattern])
+    # One that matches tensors which nobody changed is none of this.
+    assert merge(base, [base], include=["enc.*"]).report.elements == 0
 
 
 def test_what_is_excluded_is_not_looked_at_in_the_tasks():

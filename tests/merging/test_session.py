@@ -41,3 +41,24 @@ def test_patterns_are_fixed():
         pytest.raises(InputError, match="fixed"),
     ):
         session.merge(exclude=["w"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_options_that_a_method_does_not_read_change_nothing_and_are_told(method):
+    """Set each option away from its default: the method may read it, or the bytes are the same and it says so."""
+    noise = torch.Generator().manual_seed(3)
+    base = {"w": torch.zeros(40)}
+    tasks = [{"w": torch.randn(40, generator=noise)} for _ in range(3)]
+    plain = merge_state_dicts(base, tasks, method=method)
+    assert plain.report.warnings == ()
+    others = {"scope": "tensor", "compare": "active", "keep": "magnitude", "density": 0.4, "seed": 9}
+    with MergeSession(base, tasks) as session:
+        for name, value in others.items():
+            merged = merge_state_dicts(base, tasks, method=method, **{name: value})
+            assert session.merge(method=method, **{name: value}).report == merged.report
+            if name in merged.report.options:
+                assert merged.report.warnings == ()
+            else:
+                assert torch.equal(merged.state_dict["w"], plain.state_dict["w"])
+                (warning,) = merged.report.warnings
+                assert warning.startswith(f"{name} has no effect with {method}; it is for ")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from tunable_magmax.checkpoints.mismatch import HAS, LACKS, SHAPE, TYPE, Hints, Problem, prefixed, told
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 
-HINTS = 12
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
@@ -91,19 +93,24 @@ def build_layout(
     labels: Sequence[str],
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    warnings: Iterable[str] = (),
 ) -> Layout:
-    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`."""
+    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`.
+
+    `warnings` are what is known before, and go along with those about patterns.
+    """
+    if idle := list(_idle_patterns(signatures, include, "include")):
+        # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
+        raise InputError("; ".join(idle))
     base = signatures[0]
-    problems: list[str] = []
-    unmatched = _unmatched_patterns(signatures, include, exclude)
-    hints = _Hints()
+    problems: list[Problem] = []
+    hints = Hints()
     ties = _shared_ties(signatures)
-    prefixed = {
-        label: prefix
+    differing = {
+        label: difference
         for label, signature in zip(labels[1:], signatures[1:], strict=True)
-        if (prefix := _common_prefix(base, signature))
+        if (difference := prefixed(base, signature, lambda name: allowed(name, include, exclude)))
     }
-    problems += [f"{label}: {difference}" for label, difference in prefixed.items()]
     candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
     copied: list[TensorInfo] = []
     for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
@@ -115,8 +122,9 @@ def build_layout(
         for label, signature in zip(labels[1:], signatures[1:], strict=True):
             stored = _stored(signature, name, ties)
             if stored is None:
-                if label not in prefixed:
-                    problems.append(f"{label} lacks {name!r}{hints.partner(name, signature, base)}")
+                if label not in differing:
+                    hint = hints.partner(name, signature, base)
+                    problems.append(Problem(label, LACKS, f"{label} lacks {name!r}{hint}"))
             else:
                 held.append((label, signature.tensors[stored]))
         problems.extend(_mismatches(name, held))
@@ -125,30 +133,42 @@ def build_layout(
         else:
             copied.append(TensorInfo(name, info.dtype, info.shape))
     for label, signature in zip(labels[1:], signatures[1:], strict=True):
-        for name in [*signature.tensors, *signature.aliases] if label not in prefixed else ():
+        for name in [*signature.tensors, *signature.aliases] if label not in differing else ():
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
-                problems.append(
-                    f"{label} has {name!r}, which the base lacks{hints.partner(name, base, signature, anyone=True)}"
-                )
-    if problems:
-        raise InputError(_all_problems(problems))
+                hint = hints.partner(name, base, signature, anyone=True)
+                problems.append(Problem(label, HAS, f"{label} has {name!r}, which the base lacks{hint}"))
+    if differing or problems:
+        raise InputError(told(differing, problems))
     mergeable: list[Mergeable] = []
     element = 0
     for name, matched in sorted(candidates):
         mergeable.append(Mergeable(name, matched, element))
         element += matched[0].numel
-    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, tuple(unmatched))
+    attention = (*warnings, *_idle_patterns(signatures, exclude, "exclude"))
+    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, attention)
 
 
-def _unmatched_patterns(
-    signatures: Sequence[Signature], include: Sequence[str] | None, exclude: Sequence[str] | None
-) -> Iterable[str]:
-    names = {name for signature in signatures for name in [*signature.tensors, *signature.aliases]}
-    for option, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns or ():
-            if not any(fnmatchcase(name, pattern) for name in names):
-                yield f"{option} pattern {pattern!r} matches no tensor{closest(pattern, sorted(names))}"
+def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
+    """The patterns that match no name of any checkpoint, each with a name that may have been meant."""
+    names = sorted({name for signature in signatures for name in [*signature.tensors, *signature.aliases]})
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield f"{option} pattern {pattern!r} matches no tensor{_meant(pattern, names)}"
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    """A hint to what a pattern was to match.
+
+    >>> _meant("head", ["head.weight"]), _meant("haed.*", ["head.weight"])
+    (" (patterns are of whole names: did you mean 'head.*'?)", " (did you mean 'head.weight'?)")
+    """
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f" (patterns are of whole names: did you mean '{pattern}.*'?)"
+    first = {name[: dot.start()]: name for name in reversed(names) for dot in re.finditer(r"\.", name)}
+    near = get_close_matches(pattern.strip("*."), [*names, *first], n=1)
+    like = f" (did you mean {first.get(near[0], near[0])!r}?)" if near else ""
+    return like or (f"; tensors have names like {names[0]!r}" if names else "")
 
 
 def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
@@ -180,54 +200,14 @@ def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
     return any(member is not None and base.name_of(member) is not None for member in group)
 
 
-def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:
+def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[Problem]:
     base = held[0][1]
     for label, info in held:
+        found = f"{label}: {name!r} has"
         if info.is_unsupported_float:
-            yield f"{label}: {name!r} has type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+            refused = f"{found} type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+            yield Problem(label, TYPE, refused)
         elif info.is_float != base.is_float and not base.is_unsupported_float:
-            yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
+            yield Problem(label, TYPE, f"{found} type {info.dtype}, the base {base.dtype}")
         if info.shape != base.shape:
-            yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
-
-
-def _common_prefix(base: Signature, task: Signature) -> str | None:
-    """The difference in words, if all names of a task differ from the base's by the same prefix."""
-    ours, theirs = sorted(base.tensors), sorted(task.tensors)
-    if not ours or len(ours) != len(theirs) or ours == theirs:
-        return None
-    for shorter, longer, owner in ((ours, theirs, "this task's"), (theirs, ours, "the base's")):
-        prefix = longer[0].removesuffix(shorter[0])
-        if prefix and longer == [prefix + name for name in shorter]:
-            return (
-                f"all {len(ours)} names of {owner} tensors have the prefix {prefix!r}, the other's do not; rename them"
-            )
-    return None
-
-
-class _Hints:
-    """The likely partners of names that do not match, for the first few: finding one takes a look at all names."""
-
-    def __init__(self) -> None:
-        self._left = HINTS
-
-    def partner(self, name: str, there: Signature, here: Signature, anyone: bool = False) -> str:
-        """The closest name of the other side that has no partner here (or `anyone`), or nothing."""
-        if not self._left:
-            return ""
-        self._left -= 1
-        alone = [other for other in there.tensors if here.name_of(other) is None]
-        for other in alone:  # a prefix added or taken away
-            if other.endswith(f".{name}") or name.endswith(f".{other}"):
-                return f" (did you mean {other!r}?)"
-        return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
-
-
-def _all_problems(problems: Sequence[str]) -> str:
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    noun = "problem" if len(problems) == 1 else "problems"
-    return (
-        f"these checkpoints can't be merged, {len(problems)} {noun}:\n{lines}\n"
-        "Every task must hold the base's tensors with the same names and shapes. "
-        "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
-    )
+            yield Problem(label, SHAPE, f"{found} shape {list(info.shape)}, the base {list(base.shape)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from tunable_magmax.cli.convert import convert
 from tunable_magmax.cli.demo import demo
 from tunable_magmax.cli.eval import eval as measure
 from tunable_magmax.cli.inspect import inspect
-from tunable_magmax.cli.merge import merge, plan
+from tunable_magmax.cli.merge import merge
+from tunable_magmax.cli.plan import plan
 from tunable_magmax.cli.prefer import prefer
 from tunable_magmax.cli.profile import profile
 from tunable_magmax.cli.reproduce import reproduce
@@ -59,28 +61,31 @@ for _place, _command in enumerate(COMMANDS):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in tokens
+    debug, as_json = "--debug" in tokens, "--json" in tokens
     tokens = [token for token in tokens if token != "--debug"]
+
+    def fail(kind: str, message: str, code: int) -> int:
+        sys.stderr.write(f"error: {message.strip()}\n")
+        if as_json:
+            sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message.strip()}}, indent=1) + "\n")
+        return code
+
     try:
         sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
     except CycloptsError as error:
         command = next((f"{c.__name__} " for c in COMMANDS if tokens[:1] == [c.__name__]), "")
-        sys.exit(_fail(f"{error} See tmx {command}--help.", 2))
+        sys.exit(fail("UsageError", f"{error} See tmx {command}--help.", 2))
     except TmxError as error:
         if debug:
             raise
-        sys.exit(_fail(str(error), error.exit_code))
+        sys.exit(fail(type(error).__name__, str(error), error.exit_code))
     except KeyboardInterrupt:
-        sys.exit(_fail("interrupted; run the same command again to go on", 1))
+        sys.exit(fail("Interrupted", "interrupted; run the same command again to go on", 1))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left; nothing more to say
         sys.exit(1)
     except Exception as error:
         if debug:
             raise
-        sys.exit(_fail(f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where.", 1))
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {message.strip()}\n")
-    return code
+        kind = type(error).__name__
+        sys.exit(fail(kind, f"{kind}: {error}\nThis should not happen; --debug shows where.", 1))

@@ -21,6 +21,7 @@ def convert(
     *,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     shard_size: str = "5GB",
+    strip_prefix: str = "",
     overwrite: bool = False,
     fresh: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
@@ -39,6 +40,8 @@ def convert(
         A directory, or one file if it ends in .safetensors.
     shard_size
         Largest file of an output directory.
+    strip_prefix
+        Take this off the names that begin with it, such as model. where a model with a head meets a bare one.
     overwrite
         Replace an existing output.
     fresh
@@ -54,7 +57,13 @@ def convert(
 
     with progress_bars(quiet or as_json) as progress:
         done = convert_checkpoint(
-            source, out, shard_size=shard_size, overwrite=overwrite, fresh=fresh, progress=progress
+            source,
+            out,
+            shard_size=shard_size,
+            strip_prefix=strip_prefix,
+            overwrite=overwrite,
+            fresh=fresh,
+            progress=progress,
         )
     if as_json:
         sys.stdout.write(json.dumps(done.to_dict(), indent=1) + "\n")

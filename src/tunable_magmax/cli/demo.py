@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.merge import Json
+from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.demo_sites import slug
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.eval_summary import evaluation_lines, matrix_lines, run_lines
-from tunable_magmax.cli.merge import What, recipe_of
+from tunable_magmax.cli.merge_options import What, recipe_of
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
 

@@ -31,7 +31,7 @@ def reproduce(
     dry_run: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> None:
+) -> int:
     """Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, figures and a page.
 
     tmx reproduce configs/paper/cifar100-20.yaml --set run.benchmark.data=DIR
@@ -56,7 +56,7 @@ def reproduce(
     ray_address
         HOST:PORT of the cluster's head. Default: a cluster on this machine.
     dry_run
-        Only say what would be done.
+        Only say what would be done, and which data and weights are missing for it.
     quiet
         No progress bars, no summary.
     as_json
@@ -64,13 +64,12 @@ def reproduce(
     """
     from tunable_magmax.engines.choice import check_jobs
     from tunable_magmax.experiments.config import read_experiment
-    from tunable_magmax.experiments.reproduce import reproduce_all
+    from tunable_magmax.experiments.reproduce import headlines_of, reproduce_all
 
     check_jobs(engine, ray_address, device)
     experiment = read_experiment(config, change or ())
     if dry_run:
-        sys.stdout.write(_planned(experiment, out, as_json))
-        return
+        return _tell_plan(experiment, out, work, as_json)
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
     with training_bars(quiet or as_json) as (progress, watch), redirect_stdout(sys.stderr):
         written = reproduce_all(
@@ -83,26 +82,39 @@ def reproduce(
             progress=progress,
             watch=watch,
         )
+    said = headlines_of(experiment, out)
     if as_json:
-        sys.stdout.write(json.dumps({"written": [str(path) for path in written]}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"written": [str(path) for path in written], "headlines": said}, indent=1) + "\n")
     elif not quiet:
-        sys.stdout.write("".join(f"{path}\n" for path in written))
+        page = next(path for path in written if path.suffix == ".html")
+        sys.stdout.write("".join(f"{line}\n" for line in (*written, *said, f"all of it on one page: {page}")))
+    return 0
 
 
-def _planned(experiment: Experiment, out: Path, as_json: bool) -> str:
+def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool) -> int:
+    from tunable_magmax.experiments.reproduce import lacking
+
+    missing = lacking(experiment, out, work)
+    rows = _rows(experiment, out)
+    if as_json:
+        sys.stdout.write(json.dumps({"jobs": rows, "problems": missing}, indent=1) + "\n")
+    else:
+        cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
+        total = sum(row["missing"] for row in rows)
+        lines = [f"{experiment.name}: {number(total, 'job')} to do"]
+        lines += table([["setting", "kind", "jobs", "missing"], *cells])
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.write("".join(f"problem: {text}\n" for text in missing))
+    return 2 if missing else 0
+
+
+def _rows(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
     from tunable_magmax.experiments.reproduce import results_folder
     from tunable_magmax.experiments.run import missing_jobs, plan_jobs
 
     rows: list[dict[str, Any]] = []
     for part in experiment.parts or (experiment,):
-        jobs = plan_jobs(part)
         missing = Counter(job.kind for job in missing_jobs(part, results_folder(part, out)))
-        for kind, planned in Counter(job.kind for job in jobs).items():
+        for kind, planned in Counter(job.kind for job in plan_jobs(part)).items():
             rows.append({"setting": part.setting, "kind": kind, "jobs": planned, "missing": missing[kind]})
-    if as_json:
-        return json.dumps(rows, indent=1) + "\n"
-    cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
-    total = sum(row["missing"] for row in rows)
-    head = ["setting", "kind", "jobs", "missing"]
-    lines = [f"{experiment.name}: {number(total, 'job')} to do", *table([head, *cells])]
-    return "\n".join(lines) + "\n"
+    return rows

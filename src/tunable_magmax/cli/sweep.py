@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tunable_magmax.cli.loose import Loose, refuse_loose
-from tunable_magmax.cli.merge import Json, Merging, Quiet, What, numbers, recipe_of, weights_of
+from tunable_magmax.cli.merge_options import Json, Merging, Quiet, What, numbers, recipe_of, weights_of
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError

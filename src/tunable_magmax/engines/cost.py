@@ -19,6 +19,9 @@ from tunable_magmax.merging.options import Options
 UNCERTAINTY = 3.0
 """The factor either side that an estimate states: what a busy machine and its caches did in docs/scale.md."""
 
+RAY_START = 20.0
+"""Seconds to start Ray and its workers with what they import: 17 to 24 in docs/cluster.md, on busy cores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -129,7 +132,7 @@ class Phase:
     """On all cores, with the work of reading."""
     writing: float = 0.0
     waiting: float = 0.0
-    """Round trips on a cluster; nothing overlaps with them."""
+    """Round trips on a cluster, or the start of a program; nothing overlaps with them."""
 
     @property
     def seconds(self) -> float:
@@ -138,10 +141,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The time of a merge, by phase. It does not count the start of the interpreter and its imports.
+    """The time of a merge, by phase. The start of a program counts only where `after` puts it in front.
 
-    >>> Estimate((Phase("survey", 3.0, 2.0), Phase("render", 2.0, 1.0, 4.0))).seconds
-    7.0
+    >>> found = Estimate((Phase("survey", 3.0, 2.0), Phase("render", 2.0, 1.0, 4.0)))
+    >>> found.seconds, found.after(2.5).seconds
+    (7.0, 9.5)
     """
 
     phases: tuple[Phase, ...]
@@ -149,6 +153,10 @@ class Estimate:
     @property
     def seconds(self) -> float:
         return sum(phase.seconds for phase in self.phases)
+
+    def after(self, start: float) -> Estimate:
+        """The same with `start` seconds before it, in which nothing is read, computed or written."""
+        return Estimate((Phase("start", 0.0, 0.0, waiting=start), *self.phases)) if start else self
 
     @property
     def low(self) -> float:

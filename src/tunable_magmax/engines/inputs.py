@@ -21,6 +21,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import widen
 from tunable_magmax.sizes import show_size
@@ -35,11 +36,12 @@ class Inputs:
         self._stack = ExitStack()
         self.labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
         self.paths = [Path(base), *map(Path, tasks)]
+        self._options = options
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
             signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
             names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
-            layout = build_layout(signatures, names, options.include, options.exclude)
+            layout = build_layout(signatures, names, options.include, options.exclude, options.idle())
             self.layout = self._with_adapters(layout)
         except BaseException:
             self._stack.close()
@@ -104,6 +106,35 @@ class Inputs:
         for label, path in zip(self.labels[1:], self.paths[1:], strict=True):
             if first.setdefault(path.resolve(), label) != label:
                 yield f"{label} is the same checkpoint as {first[path.resolve()]}"
+        yield from self._narrow_adapters()
+
+    def _narrow_adapters(self) -> Iterator[str]:
+        """Adapters whose share of the elements falls mostly on tensors that others change and they do not."""
+        method = METHODS[self._options.method]
+        if not (method.owns and method.weights == "shares"):
+            return  # nobody has a share of the elements to spend
+        touched = {k: self._touched(k) for k in range(1, len(self.checkpoints))}
+        merged = set().union(*touched.values())
+        size = {tensor.name: tensor.size for tensor in self.layout.mergeable}
+        elements = sum(size[name] for name in merged)
+        for k in self.adapters:
+            left = sum(size[name] for name in merged - touched[k])
+            if self._options.takes_part(k - 1) and 2 * left > elements:
+                yield (
+                    f"{self.labels[k]} is an adapter of few modules: it leaves {left / elements:.0%} of the merged "
+                    "elements as they are, and what it gives of those is the base's value, at the cost of other tasks' "
+                    "steps; name its modules with --include, give it less weight, or merge adapters of the same "
+                    "modules with each other (docs/lora.md)"
+                )
+
+    def _touched(self, source: int) -> set[str]:
+        """The mergeable tensors that a task may change, as far as headers tell: of a whole checkpoint all."""
+        task = self.checkpoints[source]
+        return {
+            tensor.name
+            for tensor in self.layout.mergeable
+            if not isinstance(task, Adapter) or tensor.infos[source].name in task.parts
+        }
 
     def notes(self) -> Iterator[str]:
         """What is worth knowing before a merge begins."""

@@ -15,16 +15,7 @@ from tunable_magmax.checkpoints.output_name import is_one_file, looks_like_torch
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.choice import check_merge, check_workers
-from tunable_magmax.engines.cost import (
-    Cluster,
-    Estimate,
-    Load,
-    Speeds,
-    estimate_cluster,
-    load_of,
-    most_speedup,
-    speedup,
-)
+from tunable_magmax.engines.cost import RAY_START, Cluster, Estimate, Load, Speeds, estimate_cluster, load_of
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
 from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, fingerprint_of
@@ -104,13 +95,15 @@ def plan_merge(
     names: Sequence[str] | None = None,
     estimate: bool = False,
     workers: int | None = None,
+    start: float = 0.0,
     **given: Any,
 ) -> MergePlan:
     """Plan a merge without reading values or writing anything; what stands in its way is in `problems`.
 
     The options are those of `merge_checkpoints`, and the same ones find its unfinished work.
     With `estimate`, measure for about a second how fast this machine reads these files, computes, and writes beside
-    `out`, and estimate the merge's time; with `workers`, also on a cluster of so many machines like this one.
+    `out`, and estimate the merge's time; with `workers`, also on a cluster of so many machines like this one. `start`:
+    seconds that the program which merges takes before it does, to be counted in.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
@@ -139,7 +132,7 @@ def plan_merge(
                 fingerprint = fingerprint_of(inputs, options, shard, base_model, read_names(names, len(tasks)))
                 problems += _complaints(Output.check_unfinished, target, fingerprint, fresh)
             plan, load = _planned(inputs, options, bound, limit, threads, target, problems)
-            return _timed(plan, load, inputs, options, threads, target, workers) if estimate else plan
+            return _timed(plan, load, inputs, options, threads, target, workers, start) if estimate else plan
     except InputError as error:
         problems.append(str(error))
     method = str(given.get("method", "tunable_magmax"))
@@ -196,6 +189,7 @@ def _timed(
     threads: int | None,
     out: Path | None,
     workers: int | None,
+    start: float,
 ) -> MergePlan:
     """The plan with what was measured for it; none of it if something stands in the way of the merge."""
     if plan.problems:
@@ -206,22 +200,26 @@ def _timed(
     kernels = kernels_for(torch.device("cpu"))
     speeds = measure_speeds(inputs, options, kernels, working_threads(kernels, threads), folder)
     notes = plan.notes if out is not None else (*plan.notes, "without -o, the time to write is not estimated")
-    cluster = None if workers is None else plan_cluster(load, speeds, workers)
-    return replace(plan, speeds=speeds, time=estimate_time(load, speeds), cluster=cluster, notes=notes)
+    cluster = None if workers is None else plan_cluster(load, speeds, workers, start)
+    here = estimate_time(load, speeds).after(start)
+    return replace(plan, speeds=speeds, time=here, cluster=cluster, notes=notes)
 
 
-def plan_cluster(load: Load, speeds: Speeds, workers: int) -> ClusterPlan:
-    """Both ends of what `workers` machines like the measured one can do."""
+def plan_cluster(load: Load, speeds: Speeds, workers: int, start: float = 0.0) -> ClusterPlan:
+    """Both ends of what `workers` machines like the measured one can do, after `start` seconds and Ray's own."""
     check_workers(workers)
-    scaling = Cluster(workers, math.inf)
-    shared = Cluster(workers, speeds.read)
+    here = estimate_time(load, speeds).after(start).seconds
+    scaling, shared, endless = (
+        estimate_cluster(load, speeds, cluster).after(start + RAY_START)
+        for cluster in (Cluster(workers, math.inf), Cluster(workers, speeds.read), Cluster(math.inf, math.inf))
+    )
     return ClusterPlan(
         workers=workers,
-        scaling=estimate_cluster(load, speeds, scaling),
-        shared=estimate_cluster(load, speeds, shared),
-        speedup=speedup(load, speeds, scaling),
-        shared_speedup=speedup(load, speeds, shared),
-        most_speedup=most_speedup(load, speeds, scaling),
+        scaling=scaling,
+        shared=shared,
+        speedup=here / scaling.seconds,
+        shared_speedup=here / shared.seconds,
+        most_speedup=here / endless.seconds,
     )
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.report import render
-from tunable_magmax.experiments.run import Progress, reproduce
+from tunable_magmax.experiments.results import load_results
+from tunable_magmax.experiments.run import Progress, missing_jobs, reproduce
 from tunable_magmax.experiments.summary import write_summary
+from tunable_magmax.experiments.supplies import missing_supplies, refuse_missing
+from tunable_magmax.experiments.words import headlines
 from tunable_magmax.training.trainer import Watch
 
 
@@ -29,6 +32,8 @@ def reproduce_all(
     """
     out, work = Path(out), Path(work)
     parts = experiment.parts or (experiment,)
+    if engine == "local":  # nodes of a cluster may see what this one does not
+        refuse_missing(experiment.name, lacking(experiment, out, work))
     for part in parts:
         reproduce(
             part,
@@ -50,6 +55,21 @@ def reproduce_all(
         rows=parts[0].only,
     )
     return [*written, write_summary(out)]
+
+
+def lacking(experiment: Experiment, out: Path, work: Path) -> list[str]:
+    """Data and weights that the missing jobs of an experiment need and that are not there; nothing if none is."""
+    found: dict[str, None] = {}
+    for part in experiment.parts or (experiment,):
+        seeds = sorted({job.seed for job in missing_jobs(part, results_folder(part, out))})
+        found |= dict.fromkeys(missing_supplies(part, seeds, work / part.setting))
+    return list(found)
+
+
+def headlines_of(experiment: Experiment, out: Path) -> list[str]:
+    """What the records of an experiment say, a line for each setting."""
+    parts = experiment.parts or (experiment,)
+    return headlines(load_results([results_folder(part, out) for part in parts], parts[0].kinds, parts[0].only))
 
 
 def results_folder(experiment: Experiment, out: Path) -> Path:

@@ -12,6 +12,8 @@ from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES, grouped, partial_rows
 
 CHOSEN = "matched"
+SOURCES = ("auto", "label", "ot")
+"""Preferences to recommend, the first that was measured."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,29 @@ def findings(results: Results, chosen: str = CHOSEN) -> list[Finding]:
         )
     found["What the paper says of random elements and of the last task"] = _leftovers(results) + _ownership(results)
     return [Finding(about, tuple(sentences)) for about, sentences in found.items() if sentences]
+
+
+def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
+    """A line for each setting: the best row, and the recommended one, against MAGMAX at its best scale.
+
+    Recommended is Tunable MAGMAX at the chosen scale, with the preference that needs no labels if it was measured.
+    """
+    lines = []
+    for setting in results.settings:
+        by_row = grouped(results.of(setting, results.main_family(setting)))
+        reference = next((name for name in REFERENCES if name in by_row), None)
+        whole = [row for row in by_row if row not in partial_rows(by_row)]
+        shares = {row: mean.mean for row in whole if (mean := averaged(by_row[row])) is not None}
+        if reference is None or reference not in shares:
+            continue
+        named = [("best", max(shares, key=lambda row: shares[row]))]
+        named += [("recommended", row) for row in (f"tunable:{name}@{chosen}" for name in SOURCES) if row in shares][:1]
+        told = []
+        for what, row in named:
+            lead = paired(by_row[row], by_row[reference]) if row != reference else None
+            told.append(f"{what} {row} {100 * shares[row]:.1f} %{f' ({_points(lead)})' if lead else ''}")
+        lines.append(f"{setting}: {'; '.join(told)}; {reference} {100 * shares[reference]:.1f} %")
+    return lines
 
 
 def _overview(results: Results, settings: Sequence[str], chosen: str) -> list[str]:
@@ -72,6 +97,7 @@ def _setting(results: Results, setting: str, chosen: str) -> list[str]:
         sentences[0] += " No method beats it."
     shown = [row for row in by_row if row_parts(row)[0] == "tunable" and row_parts(row)[2:] == (chosen, "")]
     shown = shown or [row for row in by_row if row_parts(row)[0] == "tunable" and not row_parts(row)[3]]
+    shown += [row for row in by_row if row == "single-best"]  # tailored to the environment as well
     leads = {row: paired(by_row[row], by_row[reference]) for row in shown}
     sentences += _against(reference, {row: lead for row, lead in leads.items() if lead is not None})
     return sentences + _unlabelled(by_row, reference, chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,6 +15,8 @@ MATCHED = "matched"
 SCOPES = ("model", "tensor")
 COMPARISONS = ("all", "active")
 KEEPS = ("random", "magnitude")
+USUAL = {"scope": "model", "compare": "all", "keep": "random", "density": Fraction(1, 5), "seed": 0}
+"""What options are that some methods read and others do not, if nobody sets them."""
 OUT_DTYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -93,6 +95,24 @@ class Options:
             include=_read_patterns(include, "include"),
             exclude=_read_patterns(exclude, "exclude"),
         )
+
+    def takes_part(self, task: int) -> bool:
+        """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
+        given = self.weights if self.budget is None else self.budget
+        return given is None or given[task] > 0
+
+    def idle(self) -> Iterator[str]:
+        """Warnings about options that were set and that the method does not read.
+
+        >>> list(Options.read(2, method="magmax", density=0.3).idle())
+        ['density has no effect with magmax; it is for ties']
+        """
+        from tunable_magmax.merging.methods import METHODS
+
+        for name, usual in USUAL.items():
+            if getattr(self, name) != usual and name not in METHODS[self.method].reads:
+                readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
+                yield f"{name} has no effect with {self.method}; it is for {readers}"
 
 
 def _one_of(value: Any, option: str, known: Sequence[str]) -> str:

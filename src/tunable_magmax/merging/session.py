@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,7 +84,9 @@ class MergeSession:
         self._merge.restart(options, method, mark=self._needs_marks(method))
         self._merge.decide()
         values = render(self._merge)
-        return Merged(assemble(self._base, self._merge.layout, values, options), self._merge.report())
+        report = self._merge.report()
+        report = replace(report, warnings=(*options.idle(), *report.warnings))
+        return Merged(assemble(self._base, self._merge.layout, values, options), report)
 
     def _method(self, options: Options) -> Method:
         if options.method == "tunable_magmax":

@@ -79,7 +79,7 @@ def merge_state_dicts(
     )
     labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
     signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
-    layout = build_layout(signatures, labels, options.include, options.exclude)
+    layout = build_layout(signatures, labels, options.include, options.exclude, options.idle())
     with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
         merge.survey()
         merge.decide()

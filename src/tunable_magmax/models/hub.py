@@ -19,6 +19,15 @@ _REFUSALS = {
 }
 
 
+def is_hub_name(name: str) -> bool:
+    """Whether a text may be a name on the hub; a path that leads upwards or deep is none.
+
+    >>> is_hub_name("openai/clip-vit-base-patch16"), is_hub_name("../models/clip")
+    (True, False)
+    """
+    return _HUB_NAME.fullmatch(name) is not None
+
+
 def resolve_model(name: str | Path, root: Path) -> Path:
     """The checkpoint that `name` means: a path, where relative ones count from `root`, else a name on the hub.
 
@@ -32,7 +41,7 @@ def resolve_model(name: str | Path, root: Path) -> Path:
     local = root / Path(text).expanduser()
     if local.exists():
         return local
-    if isinstance(name, Path) or not _HUB_NAME.fullmatch(text):
+    if isinstance(name, Path) or not is_hub_name(text):
         raise InputError(f"{local} does not exist: give a directory with config.json and weights, or a hub name")
     folder = _fetch(text, (*_SMALL, *_SAFETENSORS), local)
     if not _holds(folder, _SAFETENSORS):

@@ -1,0 +1,139 @@
+"""Why checkpoints do not match, in words: a prefix as one problem, long lists of names cut to their beginning."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tunable_magmax.checkpoints.renaming import Renaming, find_renaming
+from tunable_magmax.errors import closest
+
+if TYPE_CHECKING:
+    from tunable_magmax.checkpoints.layout import Signature
+
+FEW = 6
+HINTS = 12
+LACKS, HAS, TYPE, SHAPE = "that it lacks", "that the base lacks", "of another type", "of another shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with one tensor of one checkpoint; `kind` says what others like it are."""
+
+    label: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """A task whose names are the base's but for a prefix, and for the names that the other side lacks even so."""
+
+    renaming: Renaming
+    more: tuple[str, ...]
+    less: tuple[str, ...]
+    exclude: tuple[str, ...]
+    """Patterns that leave those out, when the prefix is off."""
+
+    def words(self) -> str:
+        side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
+        sides = (("and", "more tensor", self.more), ("but not", "tensor", self.less))
+        rest = ", ".join(f"{word} {_number(len(names), what)}: {few(names)}" for word, what, names in sides if names)
+        return f"the names are the base's {side} the prefix {prefix!r}{rest and f' ({rest})'}"
+
+
+def prefixed(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
+    """The difference, if a prefix explains most of it. `allowed` tells names that may be merged from the others."""
+    names = [*task.tensors, *task.aliases]
+    renaming = find_renaming(names, base)
+    known = {renaming(name) for name in names}
+    known |= {base.aliases[name] for name in known if name in base.aliases}
+    found = [name for name in base.tensors if name in known]
+    explained = 2 * len(found) >= min(len(base.tensors), len(task.tensors))
+    if not renaming or not explained or not any(map(allowed, base.tensors)):
+        return None
+    more = tuple(name for name in task.tensors if allowed(name) and base.name_of(renaming(name)) is None)
+    less = tuple(name for name in base.tensors if allowed(name) and name not in known)
+    bare = [name.removeprefix(renaming.drop or renaming.add) for name in (*more, *less)]
+    shared = {name.removeprefix(renaming.add).split(".")[0] for name in found}
+    tops = {name: name.split(".")[0] for name in bare}
+    # A module at the top goes by one pattern, unless that would leave out what both sides have.
+    patterns = (name if top == name or top in shared else f"{top}.*" for name, top in tops.items())
+    return Prefixed(renaming, more, less, tuple(dict.fromkeys(patterns)))
+
+
+class Hints:
+    """The likely partners of names that do not match, for the first few: finding one takes a look at all names."""
+
+    def __init__(self) -> None:
+        self._left = HINTS
+
+    def partner(self, name: str, there: Signature, here: Signature, anyone: bool = False) -> str:
+        """The closest name of the other side that has no partner here (or `anyone`), or nothing."""
+        if not self._left:
+            return ""
+        self._left -= 1
+        alone = [other for other in there.tensors if here.name_of(other) is None]
+        for other in alone:  # a prefix added or taken away
+            if other.endswith(f".{name}") or name.endswith(f".{other}"):
+                return f" (did you mean {other!r}?)"
+        return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
+
+
+def told(differing: Mapping[str, Prefixed], problems: Sequence[Problem]) -> str:
+    """Everything that is wrong, as one text: each checkpoint is named, and of long lists of tensors the first few."""
+    alike: dict[str, list[str]] = {}
+    for label, difference in differing.items():
+        alike.setdefault(difference.words(), []).append(label)
+    lines = [f"{few(labels)}: {words}" for words, labels in alike.items()]
+    count = len(lines) + len(problems)
+    lines += _cut(problems)
+    advice = [
+        _advice(renaming, [each for each in differing.values() if each.renaming == renaming])
+        for renaming in dict.fromkeys(difference.renaming for difference in differing.values())
+    ]
+    if problems:
+        advice.append(
+            "Every task must hold the base's tensors with the same names and shapes. "
+            "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
+        )
+    listed = "".join(f"  - {line}\n" for line in lines)
+    return f"these checkpoints can't be merged, {_number(count, 'problem')}:\n{listed}" + "\n".join(advice)
+
+
+def few(names: Sequence[str], between: str = ", ") -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> few(["a", "b"]), few([str(k) for k in range(318)])
+    ('a, b', '0, 1, 2, 3, 4, 5 and 312 more')
+    """
+    more = f" and {len(names) - FEW:,} more" if len(names) > FEW else ""
+    return between.join(names[:FEW]) + more
+
+
+def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
+    """What to do next: strip whoever has the prefix, and leave out what only one side has."""
+    whose = "each of these tasks" if renaming.drop else "the base"
+    command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
+    patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
+    then = f", and merge with --exclude {few(list(patterns), ' --exclude ')}" if patterns else ""
+    return f"Take the prefix off {whose} first: {command}{then}."
+
+
+def _cut(problems: Sequence[Problem]) -> Iterator[str]:
+    totals = Counter((problem.label, problem.kind) for problem in problems)
+    seen: Counter[tuple[str, str]] = Counter()
+    for problem in problems:
+        key = problem.label, problem.kind
+        seen[key] += 1
+        if seen[key] <= FEW:
+            yield problem.text
+        elif seen[key] == totals[key]:
+            yield f"{problem.label}: {_number(totals[key] - FEW, 'more tensor')} {problem.kind}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,66 @@
+"""Data and weights that an experiment still needs, and which of them are not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.training.config import GLYPHS, TrainConfig
+from tunable_magmax.training.run_directory import RunDirectory
+
+
+def missing_supplies(experiment: Experiment, seeds: Sequence[int], work: Path) -> list[str]:
+    """What is missing for some seeds of an experiment, each thing once, with the key that says where it is.
+
+    Only places are looked at. A seed whose run directory holds base and head needs neither model nor head's file, and a
+    model with a hub's name may still be fetched.
+    """
+    found: dict[str, None] = {}
+    for seed in seeds:
+        config = experiment.training(seed)
+        begun = RunDirectory(work / f"seed-{seed}")
+        found |= dict.fromkeys(_data(config))
+        if not begun.base.exists() or not begun.head.exists():
+            found |= dict.fromkeys(_weights(config))
+    return list(found)
+
+
+def refuse_missing(name: str, missing: Sequence[str]) -> None:
+    """Say everything that is missing, before anything is made."""
+    if missing:
+        listed = "\n".join(f"  - {text}" for text in missing)
+        raise InputError(f"{name} needs what is not there:\n{listed}")
+
+
+def _data(config: TrainConfig) -> Iterator[str]:
+    benchmark = config.benchmark
+    for path, what, key in (
+        (benchmark.data, f"the data of {benchmark.name}", "data"),
+        (benchmark.class_names, "the class names", "class_names"),
+        (benchmark.order.file, "the order of classes", "order.file"),
+    ):
+        if path is not None and not path.exists():
+            yield _absent(what, path, f"run.benchmark.{key}")
+
+
+def _weights(config: TrainConfig) -> Iterator[str]:
+    from tunable_magmax.models.hub import is_hub_name
+
+    place = config.root / Path(config.model).expanduser()
+    if place.exists():
+        try:
+            open_checkpoint(place).close()
+        except InputError as error:
+            yield f"the model: {error}; give another one with --set run.model=PATH"
+    elif config.model != GLYPHS and not is_hub_name(config.model):
+        yield _absent("the model", place, "run.model")
+    if config.head.file is not None and not Path(config.head.file).exists():
+        yield _absent("the head", Path(config.head.file), "run.head.file")
+
+
+def _absent(what: str, path: Path, key: str) -> str:
+    return f"{what}: {os.path.normpath(path)} does not exist; say where it is with --set {key}=PATH"

@@ -553,22 +553,20 @@ def test_an_input_behind_a_link_is_not_replaced(tmp_path) -> None:
     assert (snapshot / "model.safetensors").is_symlink()
 
 
-def test_of_many_wrong_names_the_first_are_listed_and_the_others_counted(tmp_path) -> None:
+def test_all_wrong_names_are_listed(tmp_path) -> None:
     shared = {"shared": torch.zeros(1)}  # so it is no prefix
-    save_file({f"layer.{k}.weight": torch.zeros(1) for k in range(400)} | shared, tmp_path / "base.safetensors")
-    renamed = {f"{k}.kernel": torch.zeros(1) for k in range(300)}
+    save_file({f"layer.{k}.weight": torch.zeros(1) for k in range(40)} | shared, tmp_path / "base.safetensors")
+    renamed = {f"{k}.kernel": torch.zeros(1) for k in range(30)}
     for task in ("one", "two"):
         save_file(renamed | shared, tmp_path / f"{task}.safetensors")
     tasks = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     with pytest.raises(InputError) as caught:
         merge_checkpoints(tmp_path / "base.safetensors", tasks, tmp_path / "out")
     message = str(caught.value)
-    assert "1,400 problems" in message
+    assert "140 problems" in message
     for label in (f"task {t} ({path})" for t, path in enumerate(tasks, 1)):
-        assert f"{label} lacks 'layer." in message
-        assert f"{label}: 394 more tensors that it lacks" in message
-        assert f"{label}: 294 more tensors that the base lacks" in message
-    assert message.count("\n") < 40
+        assert all(f"{label} lacks 'layer.{k}.weight'" in message for k in range(40))
+        assert all(f"{label} has '{k}.kernel', which the base lacks" in message for k in range(30))
 
 
 def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> None:

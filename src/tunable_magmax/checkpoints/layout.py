@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from tunable_magmax.checkpoints.mismatch import HAS, LACKS, SHAPE, TYPE, Hints, Problem, prefixed, told
+from tunable_magmax.checkpoints.mismatch import Hints, prefixed, told
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 
@@ -103,7 +103,7 @@ def build_layout(
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
     base = signatures[0]
-    problems: list[Problem] = []
+    problems: list[str] = []
     hints = Hints()
     ties = _shared_ties(signatures)
     differing = {
@@ -124,7 +124,7 @@ def build_layout(
             if stored is None:
                 if label not in differing:
                     hint = hints.partner(name, signature, base)
-                    problems.append(Problem(label, LACKS, f"{label} lacks {name!r}{hint}"))
+                    problems.append(f"{label} lacks {name!r}{hint}")
             else:
                 held.append((label, signature.tensors[stored]))
         problems.extend(_mismatches(name, held))
@@ -137,7 +137,7 @@ def build_layout(
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
                 hint = hints.partner(name, base, signature, anyone=True)
-                problems.append(Problem(label, HAS, f"{label} has {name!r}, which the base lacks{hint}"))
+                problems.append(f"{label} has {name!r}, which the base lacks{hint}")
     if differing or problems:
         raise InputError(told(differing, problems))
     mergeable: list[Mergeable] = []
@@ -200,14 +200,13 @@ def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
     return any(member is not None and base.name_of(member) is not None for member in group)
 
 
-def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[Problem]:
+def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:
     base = held[0][1]
     for label, info in held:
         found = f"{label}: {name!r} has"
         if info.is_unsupported_float:
-            refused = f"{found} type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
-            yield Problem(label, TYPE, refused)
+            yield f"{found} type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
         elif info.is_float != base.is_float and not base.is_unsupported_float:
-            yield Problem(label, TYPE, f"{found} type {info.dtype}, the base {base.dtype}")
+            yield f"{found} type {info.dtype}, the base {base.dtype}"
         if info.shape != base.shape:
-            yield Problem(label, SHAPE, f"{found} shape {list(info.shape)}, the base {list(base.shape)}")
+            yield f"{found} shape {list(info.shape)}, the base {list(base.shape)}"

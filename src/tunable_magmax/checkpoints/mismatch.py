@@ -1,10 +1,9 @@
-"""Why checkpoints do not match, in words: a prefix as one problem, long lists of names cut to their beginning."""
+"""Why checkpoints do not match, in words: a prefix is one problem, everything else is named one by one."""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,18 +13,7 @@ from tunable_magmax.errors import closest
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.layout import Signature
 
-FEW = 6
 HINTS = 12
-LACKS, HAS, TYPE, SHAPE = "that it lacks", "that the base lacks", "of another type", "of another shape"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something wrong with one tensor of one checkpoint; `kind` says what others like it are."""
-
-    label: str
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +29,8 @@ class Prefixed:
     def words(self) -> str:
         side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
         sides = (("and", "more tensor", self.more), ("but not", "tensor", self.less))
-        rest = ", ".join(f"{word} {_number(len(names), what)}: {few(names)}" for word, what, names in sides if names)
+        named = [(word, _number(len(names), what), ", ".join(names)) for word, what, names in sides if names]
+        rest = ", ".join(f"{word} {number}: {names}" for word, number, names in named)
         return f"the names are the base's {side} the prefix {prefix!r}{rest and f' ({rest})'}"
 
 
@@ -83,14 +72,14 @@ class Hints:
         return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
 
 
-def told(differing: Mapping[str, Prefixed], problems: Sequence[Problem]) -> str:
-    """Everything that is wrong, as one text: each checkpoint is named, and of long lists of tensors the first few."""
+def told(differing: Mapping[str, Prefixed], problems: Sequence[str]) -> str:
+    """Everything that is wrong, as one text."""
     alike: dict[str, list[str]] = {}
     for label, difference in differing.items():
         alike.setdefault(difference.words(), []).append(label)
-    lines = [f"{few(labels)}: {words}" for words, labels in alike.items()]
+    lines = [f"{', '.join(labels)}: {words}" for words, labels in alike.items()]
     count = len(lines) + len(problems)
-    lines += _cut(problems)
+    lines += problems
     advice = [
         _advice(renaming, [each for each in differing.values() if each.renaming == renaming])
         for renaming in dict.fromkeys(difference.renaming for difference in differing.values())
@@ -104,35 +93,13 @@ def told(differing: Mapping[str, Prefixed], problems: Sequence[Problem]) -> str:
     return f"these checkpoints can't be merged, {_number(count, 'problem')}:\n{listed}" + "\n".join(advice)
 
 
-def few(names: Sequence[str], between: str = ", ") -> str:
-    """The first names of a list, and how many more there are.
-
-    >>> few(["a", "b"]), few([str(k) for k in range(318)])
-    ('a, b', '0, 1, 2, 3, 4, 5 and 312 more')
-    """
-    more = f" and {len(names) - FEW:,} more" if len(names) > FEW else ""
-    return between.join(names[:FEW]) + more
-
-
 def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
     """What to do next: strip whoever has the prefix, and leave out what only one side has."""
     whose = "each of these tasks" if renaming.drop else "the base"
     command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
     patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
-    then = f", and merge with --exclude {few(list(patterns), ' --exclude ')}" if patterns else ""
+    then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
     return f"Take the prefix off {whose} first: {command}{then}."
-
-
-def _cut(problems: Sequence[Problem]) -> Iterator[str]:
-    totals = Counter((problem.label, problem.kind) for problem in problems)
-    seen: Counter[tuple[str, str]] = Counter()
-    for problem in problems:
-        key = problem.label, problem.kind
-        seen[key] += 1
-        if seen[key] <= FEW:
-            yield problem.text
-        elif seen[key] == totals[key]:
-            yield f"{problem.label}: {_number(totals[key] - FEW, 'more tensor')} {problem.kind}"
 
 
 def _number(count: int, what: str) -> str:

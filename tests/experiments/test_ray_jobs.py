@@ -15,8 +15,9 @@ from tunable_magmax.engines import ray_session
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.experiments import on_ray
 from tunable_magmax.experiments.config import read_experiment
+from tunable_magmax.experiments.jobs import plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
-from tunable_magmax.experiments.run import plan_jobs, reproduce
+from tunable_magmax.experiments.run import reproduce
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
 

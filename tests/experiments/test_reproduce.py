@@ -14,9 +14,9 @@ from training import toy
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import PAPER, VARIANTS
+from tunable_magmax.experiments.jobs import missing_jobs, plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
 from tunable_magmax.experiments.reproduce import reproduce_all, results_folder
-from tunable_magmax.experiments.run import missing_jobs, plan_jobs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
@@ -88,7 +88,7 @@ def test_tables_figures_page_and_summary_are_there(done):
 def test_a_second_call_measures_nothing(done, monkeypatch):
     root, experiment, _ = done
     assert missing_jobs(experiment, results_folder(experiment, root / "results")) == []
-    monkeypatch.setattr("tunable_magmax.experiments.run.train_sequence", None)  # calling it would fail
+    monkeypatch.setattr("tunable_magmax.experiments.seed.train_sequence", None)  # calling it would fail
     reproduce_all(experiment, root / "results", root / "work", device="cpu")
 
 

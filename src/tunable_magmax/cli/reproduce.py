@@ -109,8 +109,8 @@ def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool) -> 
 
 
 def _rows(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    from tunable_magmax.experiments.jobs import missing_jobs, plan_jobs
     from tunable_magmax.experiments.reproduce import results_folder
-    from tunable_magmax.experiments.run import missing_jobs, plan_jobs
 
     rows: list[dict[str, Any]] = []
     for part in experiment.parts or (experiment,):

@@ -11,7 +11,7 @@ import torch
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.experiments.records import Record
-from tunable_magmax.experiments.run import SeedWork, records_of
+from tunable_magmax.experiments.seed import SeedWork, records_of
 
 RETRIES = 3
 """How many times a seed whose machine died is begun again; its training goes on where it was."""

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
+from tunable_magmax.experiments.jobs import missing_jobs
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results
-from tunable_magmax.experiments.run import Progress, missing_jobs, reproduce
+from tunable_magmax.experiments.run import reproduce
+from tunable_magmax.experiments.seed import Progress
 from tunable_magmax.experiments.summary import write_summary
 from tunable_magmax.experiments.supplies import missing_supplies, refuse_missing
 from tunable_magmax.experiments.words import headlines

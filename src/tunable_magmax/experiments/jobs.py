@@ -1,0 +1,61 @@
+"""The jobs of an experiment: what is to be measured, and which of it is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.experiments.consistency import refuse_other_settings
+from tunable_magmax.experiments.records import read_records, record_key
+from tunable_magmax.experiments.rows import MERGED, Row
+
+RECORDS = "records.jsonl"
+META_ROWS = ("label", "auto", "ot")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to do for one seed, and the key of the record that it leaves."""
+
+    kind: str
+    seed: int
+    name: str
+    row: Row | None = None
+
+
+def plan_jobs(experiment: Experiment) -> list[Job]:
+    """All jobs of an experiment, seed by seed, in the order in which they are done.
+
+    Rows at their best scale bring the search for it along, also if `kinds` does not name it.
+    """
+    if experiment.parts:
+        return [job for part in experiment.parts for job in plan_jobs(part)]
+    jobs: list[Job] = []
+    for seed in experiment.seeds:
+        jobs.append(Job("sequence", seed, "sequence"))
+        if "best" in experiment.scales:
+            jobs += [Job("scale", seed, name) for name in experiment.baselines if name in MERGED]
+        jobs += [Job("row", seed, row.name, row) for row in experiment.rows]
+        if experiment.alphas:
+            jobs += [
+                Job("alpha", seed, f"{method}@{scale}")
+                for method in ("magmax", "tunable")
+                for scale in experiment.scales
+                if scale != "best"
+            ]
+        if experiment.meta_sizes:
+            sources = [name for name in META_ROWS if name in experiment.preferences]
+            jobs += [Job("meta-size", seed, f"tunable:{name}@matched") for name in sources]
+    kinds = set(experiment.kinds)
+    scaled = {row.base for row in experiment.rows if row.scale == "best"} if "row" in kinds else set()
+    return [job for job in jobs if job.kind in kinds or (job.kind == "scale" and job.name in scaled)]
+
+
+def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
+    """Those whose records are not there yet. Records of other settings are an `InputError`."""
+    file = results / RECORDS
+    records = read_records(file) if file.exists() else []
+    refuse_other_settings(experiment, records, file)
+    known = {record_key(record) for record in records}
+    return [job for job in plan_jobs(experiment) if (experiment.setting, job.kind, job.seed, job.name) not in known]

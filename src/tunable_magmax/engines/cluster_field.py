@@ -83,7 +83,7 @@ class ClusterFloor:
     """A `Floor` on several workers. What has no result is noted down and goes with the next question."""
 
     room = LEAST_ROOM
-    """In all: 2.7 MB that travel, and what each worker has memory for, should they all be its own."""
+    """In all: 2.4 MB that travel, and what each worker has memory for, should they all be its own."""
 
     def __init__(self, crew: Workers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool) -> None:
         self._crew, self._holders, self._tensors, self.wide = crew, holders, tensors, wide

@@ -26,7 +26,7 @@ BATCH = 8
 BATCH_BYTES = 2 * BATCH << 19
 """What a selection by magnitude needs for them."""
 
-LISTED_BYTES = 48
+LISTED_BYTES = 56
 """What an element takes whose magnitude is listed: code, lottery number and place, and copies while they are sorted."""
 
 LEAST_ROOM = BATCH_BYTES // LISTED_BYTES

@@ -169,9 +169,9 @@ def weighted_sum(base, addresses, factors, out):
 def _vote(values, origin, factor, kept, ballots, sums):
     for j in range(origin.shape[0]):
         ballot = factor * np.float64(values[j] - origin[j])
-        ballots[j] = ballot if kept[j] else 0.0
-    for j in range(origin.shape[0]):
-        sums[j] += ballots[j]
+        ballot = ballot if kept[j] else 0.0
+        ballots[j] = ballot
+        sums[j] += ballot
 
 
 @compiled()
@@ -185,9 +185,9 @@ def _signs(sums, signs):
 def _agree(ballots, signs, agreed, votes):
     for j in range(ballots.shape[0]):
         ballot = ballots[j] * signs[j]
-        agreed[j] += ballot if ballot > 0.0 else 0.0
-    for j in range(ballots.shape[0]):
-        votes[j] += 1.0 if ballots[j] * signs[j] > 0.0 else 0.0
+        agrees = ballot > 0.0
+        agreed[j] += ballot if agrees else 0.0
+        votes[j] += 1.0 if agrees else 0.0
 
 
 @compiled()

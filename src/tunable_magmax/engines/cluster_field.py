@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.parts import Share
 from tunable_magmax.engines.worker import Step
+from tunable_magmax.merging.floor import LEAST_ROOM
 from tunable_magmax.merging.methods import Lot, Terms
 from tunable_magmax.merging.ownership import Ownership, Selection, SpareRows, Stretch, auction
 
@@ -81,6 +82,9 @@ class ClusterField:
 class ClusterFloor:
     """A `Floor` on several workers. What has no result is noted down and goes with the next question."""
 
+    room = LEAST_ROOM
+    """In all: 2.4 MB that travel, and what each worker has memory for, should they all be its own."""
+
     def __init__(self, crew: Workers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool) -> None:
         self._crew, self._holders, self._tensors, self.wide = crew, holders, tensors, wide
         self._noted: list[Step] = []
@@ -104,8 +108,25 @@ class ClusterFloor:
         counts: NDArray[np.int64] = np.sum(self._ask("histogram", task, row, free, shift, bits, prefix), axis=0)
         return counts
 
-    def cut(self, task: int, row: int, free: int, threshold: int, won: int, level: int) -> None:
-        self._noted.append(("cut", (task, row, free, threshold, won, level)))
+    def cut(self, task: int, row: int, free: int, low: int, high: int, won: int, level: int) -> None:
+        self._noted.append(("cut", (task, row, free, low, high, won, level)))
+
+    def narrow(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, shift: int, bits: int
+    ) -> NDArray[np.int64]:
+        counts: NDArray[np.int64] = np.sum(
+            self._ask("narrow", task, row, free, low, high, won, level, shift, bits), axis=0
+        )
+        return counts
+
+    def sift(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, drum: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        found = self._ask("sift", task, row, free, low, high, won, level, drum)
+        return np.concatenate([codes for codes, _ in found]), np.concatenate([numbers for _, numbers in found])
+
+    def award_listed(self, won: int, code: int, highest: int) -> None:
+        self._noted.append(("award_listed", (won, code, highest)))
 
     def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
         found = self._ask("look", row, free, won, drum, low, high)

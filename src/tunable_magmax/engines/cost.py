@@ -67,9 +67,9 @@ def load_of(
     combined = sum(size(tensor, t + 1) for tensor, own in taken for t in own)
     pairs = combined + sum(size(tensor, 0) * len(own) for tensor, own in taken)
     copied = sum(info.nbytes for info in layout.copied)
-    wide = any(tensor.working == "F64" for tensor in layout.mergeable)
-    # A cut by magnitude looks at base and task once for each digit of the histogram, and once to cut.
-    looks = ((4 if wide else 2) + 1) if method.cuts_by_magnitude else 0
+    largest = max((tensor.size for tensor in layout.mergeable), default=0)
+    looks = cut_looks(layout.elements if options.scope == "model" else largest, memory.room)
+    looks = looks if method.cuts_by_magnitude else 0
     measures = options.scale is None and method.plane_rows > 0
     taking_part = max((len(own) for _, own in taken), default=0)
     return Load(
@@ -81,22 +81,35 @@ def load_of(
         written=written,
         passes=2 + looks + measures,
         rounds=auction_rounds(taking_part, looks) if method.plane_rows and options.scope == "model" else 0,
-        largest=max((tensor.size for tensor in layout.mergeable), default=0) if options.scope == "tensor" else 0,
+        largest=largest if options.scope == "tensor" else 0,
         stashed=memory.stash > 0,
         measured_early=options.scale is None and not method.plane_rows,
     )
+
+
+def cut_looks(elements: int, room: int) -> int:
+    """How often a cut by magnitude looks at base and task, if `room` elements can be listed.
+
+    Once for a histogram of magnitudes and once to cut. The bins are 1/256 of a magnitude wide, so about one element in
+    256 is in the one that matters; if these are too many to list, they are counted more closely, and then cut. Only
+    magnitudes that crowd in one bin and still differ take more.
+
+    >>> cut_looks(10**8, room=500_000), cut_looks(10**9, room=500_000)
+    (2, 3)
+    """
+    return 2 if elements // 256 <= room else 3
 
 
 def auction_rounds(tasks: int, looks: int) -> int:
     """Questions that an auction asks about all elements: each is a round trip on a cluster.
 
     For each task: count its candidates, draw, award, retire; for leftovers, draw, award, retire and unite; then count
-    what it holds. A cut by magnitude adds its looks, a count of equals and a draw among them.
+    what it holds. A cut by magnitude adds its looks, and a draw if equals are too many to list.
 
     >>> auction_rounds(tasks=4, looks=0)
     38
     """
-    return 2 + tasks * (9 + (looks + 2 if looks else 0))
+    return 2 + tasks * (9 + (looks + 1 if looks else 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.floor import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.kernels import SLOTS, Kernels
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import BATCH_BYTES
 
 SMALLEST_CHUNK = 1 << 12
 AHEAD = 2
 """Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
+LIST_SHARE = 32
+"""A list of magnitudes takes at most this part of the memory, or what histograms need anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class MemoryPlan:
     """Pieces that are begun and not yet taken."""
     pool: int
     """Threads, each with a piece of its own: more than may work at a time where values have to be read."""
+    room: int = 0
+    """Elements that each selection by magnitude may list at a time."""
 
     @property
     def spill(self) -> bool:
@@ -54,11 +58,18 @@ def plan_memory(
     stash = layout.elements * width if options.scale is None else 0
     ahead = AHEAD * threads
     pool = ahead if borrows and kernels.threads else threads
+    # A list as long as that takes less than a byte for each element, and then at most the merge's share below.
+    room = max(LEAST_ROOM, layout.elements // 64)
+    selections = threads if options.scope == "tensor" else 1
     if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, pool)
+        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, pool, room)
 
-    histograms = BATCH_BYTES * (threads if options.scope == "tensor" else 1) if method.cuts_by_magnitude else 0
-
+    # Histograms of magnitudes, and after them lists in the same memory.
+    if method.cuts_by_magnitude:
+        room = max(LEAST_ROOM, min(room, memory // LIST_SHARE // LISTED_BYTES // selections))
+        lists = max(BATCH_BYTES, room * LISTED_BYTES) * selections
+    else:
+        room = lists = 0
     deriving = pool * layout.working_bytes + factor_room(layout, memory)
     # Each thread's chunk, its raw read, its merged vector, the result before a cast, and a pair of vectors for a cut by
     # magnitude; then results that wait to be written.
@@ -70,9 +81,9 @@ def plan_memory(
     # Large chunks spare overhead, but keeping planes and stash in memory spares more; what can't be kept needs no room.
     kept = next((size for size in (planes + stash, planes) if size <= memory - memory // 16), 0)
     limit = min(memory - kept, memory // 2) if stash + planes > kept or not stash else memory // 16
-    while chunk * per_element > min(limit, memory - span - histograms - deriving) and chunk > SMALLEST_CHUNK:
+    while chunk * per_element > min(limit, memory - span - lists - deriving) and chunk > SMALLEST_CHUNK:
         chunk //= 2
-    workspace = chunk * per_element + histograms + deriving
+    workspace = chunk * per_element + lists + deriving
     least = workspace + span
     if least > memory:
         raise InputError(
@@ -82,7 +93,7 @@ def plan_memory(
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool)
+    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool, room)
 
 
 def factor_room(layout: Layout, memory: int) -> int:

@@ -19,9 +19,10 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.budget import split, whole_numbers
+from tunable_magmax.merging.floor import LocalFloor
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Each, LocalFloor, Ownership, Piece, Selection, SpareRows, Stretch, auction
+from tunable_magmax.merging.ownership import Each, Ownership, Piece, Selection, SpareRows, Stretch, auction
 
 Counts = NDArray[np.int64] | None
 
@@ -72,6 +73,8 @@ class LocalField:
     wide: Sequence[bool]
     pair: Callable[[int, Piece], tuple[Tensor, Tensor]]
     chunk: int
+    room: int
+    """How many elements a selection by magnitude may list."""
     each: Each[Any]
 
     @property
@@ -96,7 +99,7 @@ class LocalField:
         """Where an auction of some of the merged tensors takes place."""
         assert self.planes is not None
         chosen = [self.stretches[k] for k in members]
-        return LocalFloor(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide)
+        return LocalFloor(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide, self.room)
 
 
 class Method:

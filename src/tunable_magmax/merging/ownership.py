@@ -1,8 +1,10 @@
-"""Rules 4 to 6: who owns which element. The auction runs on bit planes alone; no lists of elements, no sorting.
+"""Rules 4 to 6: who owns which element. The auction runs on bit planes; few elements are ever listed, none sorted.
 
 The planes come from the survey: bit p of task t's plane says that |tau_t[p]| is at least that of all compared earlier
 tasks. Going t = T .. 1, a task's candidates are its plane and the free plane. "The n smallest lottery numbers" among c
-candidates is a threshold near n/c: one look decides all numbers outside a narrow window and lists the few inside.
+candidates is a threshold near n/c: one look decides all numbers outside a narrow window and lists the few inside. "The
+n largest magnitudes" is one, too: a histogram of their leading bits tells the bin that it is in, and the few there are
+listed.
 """
 
 from __future__ import annotations
@@ -14,20 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.kernels import SLOTS, Kernels, Planes, Runs
-
-SPAN = 1 << 22
-"""Slots that are worked on at a time: half a megabyte of each plane."""
-
-BATCH = 8
-"""Histograms of magnitudes that are held at a time: half a megabyte each."""
-
-BATCH_BYTES = 2 * BATCH << 19
-"""What a selection by magnitude needs for them."""
 
 # How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
 NARROW_DIGITS = ((15, 16), (0, 15))
@@ -97,13 +88,6 @@ class SpareRows:
         return max(self.won, self.drawn, *self.extra) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start: int
-    stop: int
-    runs: Runs
-
-
 class Floor(Protocol):
     """Where an auction takes place: the planes of a group of tensors, and the few things done to them.
 
@@ -112,6 +96,9 @@ class Floor(Protocol):
 
     wide: bool
     """Whether one of the tensors is float64, so that magnitudes are compared as float64."""
+
+    room: int
+    """How many elements `sift` may list."""
 
     def open(self, free: int) -> None:
         """Every element is in the row `free`."""
@@ -131,103 +118,27 @@ class Floor(Protocol):
     def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
         """Free candidates by a digit of their magnitude in the task's vector, where the higher digits are `prefix`."""
 
-    def cut(self, task: int, row: int, free: int, threshold: int, won: int, level: int) -> None:
-        """Free candidates with a magnitude above the threshold go to `won`, those that equal it to `level`."""
+    def cut(self, task: int, row: int, free: int, low: int, high: int, won: int, level: int) -> None:
+        """Free candidates with a magnitude above `high` go to `won`, those from `low` to `high` to `level`."""
+
+    def narrow(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, shift: int, bits: int
+    ) -> NDArray[np.int64]:
+        """Cut, and a histogram of what went to `level`, by the digit that follows those that `low` and `high` share."""
+
+    def sift(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, drum: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Cut, and the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
+
+    def award_listed(self, won: int, code: int, highest: int) -> None:
+        """Those of the last sift with a greater code win, too, and with this code those with numbers to `highest`."""
 
     def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
         """Free candidates with lottery numbers below `low` win; how many, and the numbers from `low` to `high`."""
 
     def award(self, won: int, highest: int) -> None:
         """Those of the last look whose numbers are at most `highest` win, too."""
-
-
-class LocalFloor:
-    """A `Floor` on planes of this process. `pair(task, piece)` reads the base's and a task's values."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        planes: Planes,
-        stretches: Sequence[Stretch],
-        each: Each[Any],
-        pair: Callable[[int, Piece], tuple[Tensor, Tensor]],
-        chunk: int,
-        wide: bool,
-    ) -> None:
-        self.kernels, self.planes, self.each, self.pair, self.wide = kernels, planes, each, pair, wide
-        self._spans = _spans(stretches)
-        self._pieces = pieces(stretches, chunk)
-        self._looks: list[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]] = []
-
-    def open(self, free: int) -> None:
-        for piece in self._pieces:
-            start, stop = piece.slots
-            self.kernels.fill(self.planes.part(free, start, -(-stop // SLOTS) * SLOTS), stop - start)
-            self.planes.release(free, start, stop)
-
-    def tally(self, row: int, other: int) -> int:
-        return sum(self._over(self.kernels.tally, row, other))
-
-    def claim(self, row: int, free: int, won: int) -> None:
-        self._over(self.kernels.claim, row, free, won)
-
-    def retire(self, free: int, won: int) -> None:
-        self._over(self.kernels.retire, free, won)
-
-    def unite(self, row: int, more: int) -> None:
-        self._over(self.kernels.unite, row, more)
-
-    def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
-        def count(piece: Piece) -> Any:
-            base, values = self.pair(task, piece)
-            plane, unowned = (self.planes.part(r, *piece.slots) for r in (row, free))
-            found = self.kernels.magnitude_histogram(plane, unowned, base, values, self.wide, shift, bits, prefix)
-            self._release(piece.slots, row, free)
-            return found
-
-        counts = np.zeros(1 << bits, np.int64)
-        for start in range(0, len(self._pieces), BATCH):
-            counts += np.sum(self.each(count, self._pieces[start : start + BATCH]), axis=0)
-        return counts
-
-    def cut(self, task: int, row: int, free: int, threshold: int, won: int, level: int) -> None:
-        def work(piece: Piece) -> None:
-            base, values = self.pair(task, piece)
-            rows = [self.planes.part(r, *piece.slots) for r in (row, free, won, level)]
-            self.kernels.magnitude_cut(rows[0], rows[1], base, values, self.wide, threshold, rows[2], rows[3])
-            self._release(piece.slots, row, free, won, level)
-
-        self.each(work, self._pieces)
-
-    def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
-        def work(span: _Span) -> Any:
-            plane, unowned, taken = (self.planes.part(r, span.start, span.stop) for r in (row, free, won))
-            found = self.kernels.split(plane, unowned, taken, span.runs, drum, low, high)
-            self._release((span.start, span.stop), row, free, won)
-            return found
-
-        self._looks = self.each(work, self._spans)
-        numbers = [keys for _, keys, _ in self._looks]
-        return sum(winners for winners, _, _ in self._looks), np.concatenate([np.empty(0, np.uint64), *numbers])
-
-    def award(self, won: int, highest: int) -> None:
-        for span, (_, keys, places) in zip(self._spans, self._looks, strict=True):
-            chosen = places[keys <= np.uint64(highest)]
-            if len(chosen):
-                self.kernels.award(self.planes.part(won, span.start, span.stop), chosen)
-                self._release((span.start, span.stop), won)
-
-    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
-        def work(span: _Span) -> Any:
-            result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
-            self._release((span.start, span.stop), *rows)
-            return result
-
-        return self.each(work, self._spans)
-
-    def _release(self, slots: tuple[int, int], *rows: int) -> None:
-        for row in rows:
-            self.planes.release(row, *slots)
 
 
 class Selection:
@@ -262,10 +173,29 @@ class Selection:
         if n >= candidates:
             self._floor.claim(row, self.free, self.won)
             return
-        threshold, wanted = self._threshold(task, row, n)
-        self._floor.cut(task, row, self.free, threshold, self.won, self.level)
-        self._draw(self.level, self.drawn, wanted, self.count(self.level), drum)
-        self._floor.unite(self.won, self.drawn)
+        floor = self._floor
+        (shift, bits), *finer = WIDE_DIGITS if floor.wide else NARROW_DIGITS
+        found = _Bin.of(floor.histogram(task, row, self.free, shift, bits, 0), n, 0, shift)
+        among, into, marked = (row, self.free), self.won, candidates
+        for shift, bits in finer:
+            if found.held <= floor.room:
+                break
+            # Too many to list: mark them, and from now on look among them only.
+            counts = floor.narrow(task, *among, found.low, found.high, into, self.level, shift, bits)
+            self._gather(into)
+            among, into, marked = (self.level, self.level), self.drawn, found.held
+            found = _Bin.of(counts, found.wanted, found.low, shift)
+        if found.held <= floor.room:
+            codes, numbers = floor.sift(task, *among, found.low, found.high, into, self.level, drum)
+            if found.wanted:
+                floor.award_listed(into, *_last_winner(codes, numbers, found.wanted))
+        else:
+            if marked > found.held:
+                floor.cut(task, *among, found.low, found.high, into, self.level)
+                self._gather(into)
+            into = self.drawn
+            self._draw(self.level, into, found.wanted, found.held, drum)
+        self._gather(into)
 
     def settle(self, row: int) -> int:
         """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
@@ -283,16 +213,10 @@ class Selection:
         self._floor.retire(self.free, self.won)
         self._floor.unite(row, self.won)
 
-    def _threshold(self, task: int, row: int, n: int) -> tuple[int, int]:
-        """The magnitude of the n-th largest candidate, as an integer code, and how many equal to it are wanted."""
-        prefix, wanted = 0, n
-        for shift, bits in WIDE_DIGITS if self._floor.wide else NARROW_DIGITS:
-            counts = self._floor.histogram(task, row, self.free, shift, bits, prefix)
-            from_top = np.cumsum(counts[::-1])
-            place = int(np.searchsorted(from_top, wanted))
-            wanted -= int(from_top[place - 1]) if place else 0
-            prefix = (prefix << bits) | (len(counts) - 1 - place)
-        return prefix, wanted
+    def _gather(self, row: int) -> None:
+        """What the row holds has won."""
+        if row != self.won:
+            self._floor.unite(self.won, row)
 
     def _draw(self, row: int, into: int, n: int, candidates: int, drum: int) -> None:
         """Of the row's free candidates, put the n with the smallest lottery numbers into another row."""
@@ -310,6 +234,36 @@ class Selection:
         if wanted:
             # No two elements have the same number in one drum (the mixing is a bijection), so this takes exactly n.
             self._floor.award(into, int(np.partition(numbers, wanted - 1)[wanted - 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    """The codes of magnitudes from `low` to `high`: how many candidates have them, and how many of those are wanted.
+
+    The wanted candidates with greater magnitudes are all above the bin.
+    """
+
+    low: int
+    high: int
+    held: int
+    wanted: int
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64], wanted: int, low: int, shift: int) -> _Bin:
+        """The bin of a histogram in which the last of the wanted is, counted from the top; `low` is where it begins."""
+        from_top = np.cumsum(counts[::-1])
+        place = int(np.searchsorted(from_top, wanted))
+        above = int(from_top[place - 1]) if place else 0
+        digit = len(counts) - 1 - place
+        first = low + (digit << shift)
+        return cls(first, first + (1 << shift) - 1, int(counts[digit]), wanted - above)
+
+
+def _last_winner(codes: NDArray[np.int64], numbers: NDArray[np.uint64], wanted: int) -> tuple[int, int]:
+    """The code and the lottery number of the last of the wanted: largest codes first, among equals smallest numbers."""
+    code = np.partition(codes, len(codes) - wanted)[len(codes) - wanted]
+    place = wanted - int((codes > code).sum()) - 1
+    return int(code), int(np.partition(numbers[codes == code], place)[place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,27 +304,3 @@ def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], se
     if found != list(budget):
         raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
     return Ownership(tuple(held), tuple(counts), leftovers)
-
-
-def _spans(stretches: Sequence[Stretch]) -> list[_Span]:
-    spans: list[_Span] = []
-    runs: list[tuple[int, int, int]] = []
-
-    def close() -> None:
-        if runs:
-            start, stop = runs[0][0], runs[-1][1]
-            columns = np.array([(a - start, b - start) for a, b, _ in runs], np.int64)
-            elements = np.array([element for _, _, element in runs], np.uint64)
-            spans.append(_Span(start, stop, Runs(columns[:, 0].copy(), columns[:, 1].copy(), elements)))
-            runs.clear()
-
-    for stretch in stretches:
-        padded = -(-stretch.size // SLOTS) * SLOTS
-        for start in range(0, padded, SPAN):
-            stop = min(start + SPAN, padded)
-            # A span has no gaps: the slots of tensors that are not merged hold bits that mean nothing.
-            if runs and (stretch.slot + stop - runs[0][0] > SPAN or runs[-1][1] != stretch.slot + start):
-                close()
-            runs.append((stretch.slot + start, stretch.slot + stop, stretch.element + start))
-    close()
-    return spans

@@ -288,7 +288,8 @@ class Merge:
         """What the survey has found, for the method's decision."""
         wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
         pair = self._reader.pair
-        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, self.memory.chunk, self.each)
+        chunk, room = self.memory.chunk, self.memory.room
+        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, chunk, room, self.each)
 
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Count owners and measure the merged vector of tensors that were not measured yet."""

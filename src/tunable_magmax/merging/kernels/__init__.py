@@ -58,6 +58,15 @@ class Runs:
     elements: NDArray[np.uint64]
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Elements of a slice of planes: the code of each one's magnitude, its lottery number, and its place (slot)."""
+
+    codes: NDArray[np.int64]
+    numbers: NDArray[np.uint64]
+    places: NDArray[np.uint64]
+
+
 class Kernels(Protocol):
     """What a device must be able to do."""
 
@@ -88,8 +97,18 @@ class Kernels(Protocol):
     def award(self, won: Plane, places: NDArray[np.uint64]) -> None: ...
 
     def magnitude_histogram(
-        self, plane: Plane, free: Plane, base: Tensor, values: Tensor, wide: bool, shift: int, bits: int, prefix: int
-    ) -> NDArray[np.int64]: ...
+        self,
+        plane: Plane,
+        free: Plane,
+        base: Tensor,
+        values: Tensor,
+        wide: bool,
+        shift: int,
+        prefix: int,
+        counts: NDArray[np.int64],
+    ) -> None:
+        """Count by a digit of the magnitude's code, where the higher ones are `prefix`; others go to the last bin."""
+
     def magnitude_cut(
         self,
         plane: Plane,
@@ -97,10 +116,14 @@ class Kernels(Protocol):
         base: Tensor,
         values: Tensor,
         wide: bool,
-        threshold: int,
+        low: int,
+        high: int,
         won: Plane,
         level: Plane,
     ) -> None: ...
+    def magnitude_list(
+        self, plane: Plane, base: Tensor, values: Tensor, wide: bool, element: int, drum: int
+    ) -> Listed: ...
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None: ...
     def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]: ...

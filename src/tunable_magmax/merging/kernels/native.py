@@ -15,23 +15,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.kernels import Chunk, Planes, Runs
-from tunable_magmax.merging.kernels import compiled as loops
+from tunable_magmax.merging.kernels import SLOTS, Chunk, Listed, Planes, Runs, magnitude_loops, plane_loops
+from tunable_magmax.merging.kernels import value_loops as loops
 
 Words = NDArray[np.uint64]
 WINDOW = 1 << 16
 """Pages of a mapped file come and go in aligned windows of this many bytes."""
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_CODES: dict[bool, tuple[Any, Any]] = {False: (np.int32, np.float32(1)), True: (np.int64, np.float64(1))}
+"""By whether magnitudes are compared as float64: the type of their codes, and a 1 of the type of the magnitudes."""
 
 
 class MemoryPlanes:
     """Planes in memory."""
 
     def __init__(self, rows: int, slots: int) -> None:
-        self.words: Words = np.zeros((rows, slots // loops.WORD), np.uint64)
+        self.words: Words = np.zeros((rows, slots // SLOTS), np.uint64)
 
     def part(self, row: int, start: int, stop: int) -> Words:
-        return self.words[row, start // loops.WORD : -(-stop // loops.WORD)]
+        return self.words[row, start // SLOTS : -(-stop // SLOTS)]
 
     def release(self, row: int, start: int, stop: int) -> None:
         """Nothing to let go of."""
@@ -109,7 +111,7 @@ class NativeKernels:
             np.array(compared, np.bool_),
             np.array(rows, np.int64),
             _words(planes),
-            chunk.slot // loops.WORD,
+            chunk.slot // SLOTS,
             changed,
             suspect,
         )
@@ -125,18 +127,18 @@ class NativeKernels:
         return float(loops.squared_distance(values.numpy(), base.numpy()))
 
     def fill(self, plane: Words, elements: int) -> None:
-        plane[: elements // loops.WORD] = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if elements % loops.WORD:
-            plane[elements // loops.WORD] = np.uint64((1 << elements % loops.WORD) - 1)
+        plane[: elements // SLOTS] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        if elements % SLOTS:
+            plane[elements // SLOTS] = np.uint64((1 << elements % SLOTS) - 1)
 
     def tally(self, plane: Words, free: Words) -> int:
-        return int(loops.tally(plane, free))
+        return int(plane_loops.tally(plane, free))
 
     def claim(self, plane: Words, free: Words, won: Words) -> None:
         np.bitwise_and(plane, free, out=won)
 
     def retire(self, free: Words, won: Words) -> None:
-        loops.retire(free, won)
+        plane_loops.retire(free, won)
 
     def unite(self, won: Words, more: Words) -> None:
         won |= more
@@ -149,12 +151,12 @@ class NativeKernels:
         room = int(expected + 8 * math.sqrt(expected)) + 64
         while True:
             keys, places = np.empty(room, np.uint64), np.empty(room, np.uint64)
-            winners, undecided = loops.split(
+            winners, undecided = plane_loops.split(
                 plane,
                 free,
                 won,
-                runs.starts // loops.WORD,
-                -(-runs.stops // loops.WORD),
+                runs.starts // SLOTS,
+                -(-runs.stops // SLOTS),
                 runs.elements,
                 np.uint64(drum),
                 np.uint64(low),
@@ -167,16 +169,23 @@ class NativeKernels:
             room = int(undecided)
 
     def award(self, won: Words, places: Words) -> None:
-        loops.award(won, places)
+        plane_loops.award(won, places)
 
     def magnitude_histogram(
-        self, plane: Words, free: Words, base: Tensor, values: Tensor, wide: bool, shift: int, bits: int, prefix: int
-    ) -> NDArray[np.int64]:
-        histogram = np.zeros(1 << bits, np.int64)
-        loops.magnitude_histogram(
-            plane, free, base.numpy(), values.numpy(), _unit(wide), shift, bits, np.uint64(prefix), histogram
-        )
-        return histogram
+        self,
+        plane: Words,
+        free: Words,
+        base: Tensor,
+        values: Tensor,
+        wide: bool,
+        shift: int,
+        prefix: int,
+        counts: NDArray[np.int64],
+    ) -> None:
+        integer, unit = _CODES[wide]
+        bins = len(counts) - 1
+        digit = integer(shift), integer(prefix * bins), integer(bins)
+        magnitude_loops.magnitude_histogram(plane, free, base.numpy(), values.numpy(), unit, *digit, counts)
 
     def magnitude_cut(
         self,
@@ -185,11 +194,31 @@ class NativeKernels:
         base: Tensor,
         values: Tensor,
         wide: bool,
-        threshold: int,
+        low: int,
+        high: int,
         won: Words,
         level: Words,
     ) -> None:
-        loops.magnitude_cut(plane, free, base.numpy(), values.numpy(), _unit(wide), np.uint64(threshold), won, level)
+        integer, unit = _CODES[wide]
+        magnitude_loops.magnitude_cut(
+            plane, free, base.numpy(), values.numpy(), unit, integer(low), integer(high), won, level
+        )
+
+    def magnitude_list(self, plane: Words, base: Tensor, values: Tensor, wide: bool, element: int, drum: int) -> Listed:
+        size = plane_loops.tally(plane, plane)
+        listed = Listed(np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.uint64))
+        magnitude_loops.magnitude_list(
+            plane,
+            base.numpy(),
+            values.numpy(),
+            _CODES[wide][1],
+            np.uint64(element),
+            np.uint64(drum),
+            listed.codes,
+            listed.numbers,
+            listed.places,
+        )
+        return listed
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
         loops.gather(
@@ -197,7 +226,7 @@ class NativeKernels:
             _addresses(chunk.tasks),
             np.array(rows, np.int64),
             _words(planes),
-            chunk.slot // loops.WORD,
+            chunk.slot // SLOTS,
             out.numpy(),
         )
 
@@ -229,13 +258,9 @@ class NativeKernels:
             np.array(factors, np.float64),
             np.array(rows, np.int64),
             _words(planes),
-            chunk.slot // loops.WORD,
+            chunk.slot // SLOTS,
             out.numpy(),
         )
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
-
-
-def _unit(wide: bool) -> Any:
-    return np.float64(1) if wide else np.float32(1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Planes, Runs
+from tunable_magmax.merging.kernels import Chunk, Listed, Planes, Runs
 
 _TOP_BIT = -(1 << 63)
 
@@ -135,11 +135,20 @@ class PortableKernels:
         won[torch.from_numpy(places.astype(np.int64)).to(self.device)] = True
 
     def magnitude_histogram(
-        self, plane: Tensor, free: Tensor, base: Tensor, values: Tensor, wide: bool, shift: int, bits: int, prefix: int
-    ) -> NDArray[np.int64]:
-        codes = _magnitude_codes(base, values, wide)[plane & free]
-        digits = (codes[codes >> (shift + bits) == prefix] >> shift) & ((1 << bits) - 1)
-        return torch.bincount(digits, minlength=1 << bits).cpu().numpy()
+        self,
+        plane: Tensor,
+        free: Tensor,
+        base: Tensor,
+        values: Tensor,
+        wide: bool,
+        shift: int,
+        prefix: int,
+        counts: NDArray[np.int64],
+    ) -> None:
+        bins = len(counts) - 1
+        digits = (_magnitude_codes(base, values, wide)[plane & free] >> shift) - prefix * bins
+        digits[(digits < 0) | (digits > bins)] = bins
+        counts += torch.bincount(digits, minlength=bins + 1).cpu().numpy()
 
     def magnitude_cut(
         self,
@@ -148,14 +157,24 @@ class PortableKernels:
         base: Tensor,
         values: Tensor,
         wide: bool,
-        threshold: int,
+        low: int,
+        high: int,
         won: Tensor,
         level: Tensor,
     ) -> None:
         codes = _magnitude_codes(base, values, wide)
         candidates = plane & free
-        torch.logical_and(candidates, codes > threshold, out=won)
-        torch.logical_and(candidates, codes == threshold, out=level)
+        torch.logical_and(candidates, codes > high, out=won)
+        torch.logical_and(candidates, (codes >= low) & (codes <= high), out=level)
+
+    def magnitude_list(
+        self, plane: Tensor, base: Tensor, values: Tensor, wide: bool, element: int, drum: int
+    ) -> Listed:
+        places = plane.nonzero().squeeze(1)
+        codes = _magnitude_codes(base, values, wide)[places]
+        numbers = _tickets(drum, places + element) ^ _TOP_BIT
+        columns = [column.cpu().numpy() for column in (codes, numbers, places)]
+        return Listed(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64))
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
         stop = chunk.slot + chunk.base.numel()

@@ -147,7 +147,7 @@ class NativeKernels:
         self, plane: Words, free: Words, won: Words, runs: Runs, drum: int, low: int, high: int
     ) -> tuple[int, Words, Words]:
         # Room for what chance can bring: a second look costs as much as the first.
-        expected = len(plane) * loops.WORD * (high - low + 1) / 2**64
+        expected = self.tally(plane, free) * (high - low + 1) / 2**64
         room = int(expected + 8 * math.sqrt(expected)) + 64
         while True:
             keys, places = np.empty(room, np.uint64), np.empty(room, np.uint64)

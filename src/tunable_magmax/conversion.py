@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -108,8 +109,9 @@ def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
     if prefix and not any(name.startswith(prefix) for name in names):
         raise InputError(f"{checkpoint.path}: no name has the prefix {prefix!r}{closest(prefix, _prefixes(names))}")
     stripped = {name: name.removeprefix(prefix) for name in names}
+    holders = Counter(stripped.values())
     for name, new in stripped.items():
-        if not new or (new != name and new in stripped):
+        if not new or (new != name and holders[new] > 1):
             problem = "there is a tensor of that name already" if new else "nothing is left of it"
             raise InputError(f"{checkpoint.path}: {name!r} can't become {new!r}, {problem}; strip another prefix")
     return stripped

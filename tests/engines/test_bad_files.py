@@ -589,7 +589,13 @@ def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> 
     expected = raw(merged("bare", "bare"))
     for base, tasks, side, rest, advice in (
         ("bare", "headed", "with", "and 2 more tensors: head.bias, head.weight", "each of these tasks"),
-        ("headed", "bare", "without", "but not 2 tensors: head.bias, head.weight", "the base"),
+        (
+            "headed",
+            "bare",
+            "without",
+            "but not 2 tensors: head.bias, head.weight",
+            "the base, and off the tasks that have it,",
+        ),
     ):
         with pytest.raises(InputError, match="1 problem:") as caught:
             merged(base, tasks)
@@ -600,6 +606,27 @@ def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> 
         names = {"headed": "stripped", "bare": "bare"}
         found = merged(names[base], names[tasks], exclude=["head.*"])
         assert raw({name: found[name] for name in bare[0]}) == expected
+
+
+def test_a_prefix_is_seen_beside_shared_names_and_hides_no_other_problem(tmp_path) -> None:
+    """A head that both sides name alike, and a shape that would be refused after the prefix is off."""
+    layers = {f"h.{k}": torch.zeros(2) for k in range(5)}
+    save_file(layers | {"lm_head.weight": torch.zeros(3)}, tmp_path / "base.safetensors")
+    other = {f"model.{name}": torch.zeros(3 if name == "h.1" else 2) for name in layers}
+    save_file(other | {"lm_head.weight": torch.zeros(3)}, tmp_path / "task.safetensors")
+    with pytest.raises(InputError) as caught:
+        merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task.safetensors"], tmp_path / "out")
+    message = str(caught.value)
+    assert "2 problems" in message
+    assert "the names are the base's with the prefix 'model.'" in message
+    assert "'h.1'" in message
+    assert "'h.2'" not in message
+
+
+def test_stripping_a_prefix_twice_over_is_no_collision(tmp_path) -> None:
+    save_file({"model.model.x": torch.zeros(1), "model.x": torch.ones(1)}, tmp_path / "old.safetensors")
+    convert_checkpoint(tmp_path / "old.safetensors", tmp_path / "new.safetensors", strip_prefix="model.")
+    assert sorted(load_file(tmp_path / "new.safetensors")) == ["model.x", "x"]
 
 
 def test_advice_never_leaves_out_what_both_sides_have(tmp_path) -> None:

@@ -97,6 +97,8 @@ def build_layout(
 ) -> Layout:
     """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`.
 
+    Patterns of `include` that match nothing are refused before anything else.
+
     `warnings` are what is known before, and go along with those about patterns.
     """
     if idle := list(_idle_patterns(signatures, include, "include")):
@@ -121,6 +123,8 @@ def build_layout(
         held = [(labels[0], info)]
         for label, signature in zip(labels[1:], signatures[1:], strict=True):
             stored = _stored(signature, name, ties)
+            if stored is None and label in differing:
+                stored = signature.name_of(differing[label].renaming.back(name))
             if stored is None:
                 if label not in differing:
                     hint = hints.partner(name, signature, base)

@@ -37,14 +37,15 @@ class Prefixed:
 def prefixed(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
     """The difference, if a prefix explains most of it. `allowed` tells names that may be merged from the others."""
     names = [*task.tensors, *task.aliases]
-    renaming = find_renaming(names, base)
-    known = {renaming(name) for name in names}
+    renaming = find_renaming([name for name in names if base.name_of(name) is None], base)
+    become = {name: name if base.name_of(name) else renaming(name) for name in names}
+    known = set(become.values())
     known |= {base.aliases[name] for name in known if name in base.aliases}
     found = [name for name in base.tensors if name in known]
     explained = 2 * len(found) >= min(len(base.tensors), len(task.tensors))
     if not renaming or not explained or not any(map(allowed, base.tensors)):
         return None
-    more = tuple(name for name in task.tensors if allowed(name) and base.name_of(renaming(name)) is None)
+    more = tuple(name for name in task.tensors if allowed(name) and base.name_of(become[name]) is None)
     less = tuple(name for name in base.tensors if allowed(name) and name not in known)
     bare = [name.removeprefix(renaming.drop or renaming.add) for name in (*more, *less)]
     shared = {name.removeprefix(renaming.add).split(".")[0] for name in found}
@@ -95,7 +96,7 @@ def told(differing: Mapping[str, Prefixed], problems: Sequence[str]) -> str:
 
 def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
     """What to do next: strip whoever has the prefix, and leave out what only one side has."""
-    whose = "each of these tasks" if renaming.drop else "the base"
+    whose = "each of these tasks" if renaming.drop else "the base, and off the tasks that have it,"
     command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
     patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
     then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""

@@ -21,6 +21,10 @@ class Renaming:
     def __call__(self, name: str) -> str:
         return self.add + name.removeprefix(self.drop)
 
+    def back(self, name: str) -> str:
+        """The task's name for a name of the base."""
+        return self.drop + name.removeprefix(self.add)
+
     def __bool__(self) -> bool:
         return bool(self.drop or self.add)
 

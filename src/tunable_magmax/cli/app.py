@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -67,8 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def fail(kind: str, message: str, code: int) -> int:
         sys.stderr.write(f"error: {message.strip()}\n")
         if as_json:
-            sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message.strip()}}, indent=1) + "\n")
+            with suppress(BrokenPipeError):
+                sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message.strip()}}, indent=1) + "\n")
+                sys.stdout.flush()
+                return code
+            hush()
         return code
+
+    def hush() -> None:
+        """The reader has left; nothing more to say."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     try:
         sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
@@ -82,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(fail("Interrupted", "interrupted; run the same command again to go on", 1))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left; nothing more to say
+        hush()
         sys.exit(1)
     except Exception as error:
         if debug:

@@ -76,8 +76,13 @@ def tell_plan(
 ) -> int:
     """Say what a merge would do, and what stands in its way; the exit code."""
     began = time.perf_counter()
-    from tunable_magmax.engines.plan import plan_merge, plan_place
+    import torch
 
+    from tunable_magmax.engines.plan import plan_merge, plan_place
+    from tunable_magmax.merging.kernels import kernels_for
+
+    if estimate:
+        kernels_for(torch.device("cpu"))
     start = time.perf_counter() - began  # a merge has the same to import
     asked: dict[str, Any] = {"estimate": estimate, "workers": workers, "start": start}
     planned = plan_merge(recipe.base, recipe.tasks, out, **asked, **settings_of(recipe, how))

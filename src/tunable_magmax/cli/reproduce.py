@@ -69,7 +69,7 @@ def reproduce(
     check_jobs(engine, ray_address, device)
     experiment = read_experiment(config, change or ())
     if dry_run:
-        return _tell_plan(experiment, out, work, as_json)
+        return _tell_plan(experiment, out, work, as_json, here=engine == "local")
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
     with training_bars(quiet or as_json) as (progress, watch), redirect_stdout(sys.stderr):
         written = reproduce_all(
@@ -91,10 +91,10 @@ def reproduce(
     return 0
 
 
-def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool) -> int:
+def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
     from tunable_magmax.experiments.reproduce import lacking
 
-    missing = lacking(experiment, out, work)
+    missing = lacking(experiment, out, work) if here else []  # nodes of a cluster may see what this one does not
     rows = _rows(experiment, out)
     if as_json:
         sys.stdout.write(json.dumps({"jobs": rows, "problems": missing}, indent=1) + "\n")

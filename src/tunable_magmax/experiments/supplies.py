@@ -51,12 +51,14 @@ def _weights(config: TrainConfig) -> Iterator[str]:
     from tunable_magmax.models.hub import is_hub_name
 
     place = config.root / Path(config.model).expanduser()
-    if place.exists():
+    if config.model == GLYPHS:
+        pass  # it is built in
+    elif place.exists():
         try:
             open_checkpoint(place).close()
         except InputError as error:
             yield f"the model: {error}; give another one with --set run.model=PATH"
-    elif config.model != GLYPHS and not is_hub_name(config.model):
+    elif not is_hub_name(config.model):
         yield _absent("the model", place, "run.model")
     if config.head.file is not None and not Path(config.head.file).exists():
         yield _absent("the head", Path(config.head.file), "run.head.file")

@@ -151,7 +151,6 @@ class DeviceMerge(Merge):
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def look(self) -> Survey:
-        self._cuda.follow()
         everything = self._everything
         self._first_spare = plane_rows(self.method) - SPARE
         if self.method.plane_rows:
@@ -175,9 +174,11 @@ class DeviceMerge(Merge):
 
         All are 64-bit words in one row, so that they travel together.
         """
+        self._cuda.follow()
         tensors = len(self.layout.mergeable)
         if self.options.compare == "active" and self.options.scope == "tensor":
-            marks = np.array([self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)])
+            each = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
+            marks = np.array(each, np.int64).reshape(tensors, 2, self.tasks)
         else:  # the same for all
             marks = np.broadcast_to(np.array(self.method.marks(0, 0)), (tensors, 2, self.tasks))
         compared, rows = self._cuda.numbers(marks[:, 0], torch.uint8), self._cuda.numbers(marks[:, 1])
@@ -284,7 +285,7 @@ class DeviceMerge(Merge):
             tasks = sorted(self._owners)
             rows = cuda.numbers([self._owners[t] for t in tasks])
             arguments = (cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0))
-            cuda.combine(table, "gather", target, *arguments, plain=True, shared=16 * len(tasks))
+            cuda.combine(table, "gather", target, *arguments, plain=True, shared=8 * len(tasks))
         elif isinstance(method, Magmax):
             cuda.combine(table, "largest", target, given, plain=True, shared=4 * self.tasks)
         elif isinstance(method, LastTask):

@@ -244,17 +244,21 @@ class Merge:
 
     def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
         """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
+
+        def look_closely(piece: Piece, chunk: Chunk) -> None:
+            k = piece.stretch.tensor
+            for t, values in enumerate(chunk.tasks):
+                same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
+                found.changed[k, t] |= not bool(same.all())
+                finite = values.isfinite() & chunk.base.isfinite()
+                found.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
+                found.odd[k, t + 1] += int((~values.isfinite()).sum())
+            found.odd[k, 0] += int((~chunk.base.isfinite()).sum())
+
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             found.changed[k] = False
             for piece in pieces([everything[k]], self.memory.chunk):
-                chunk = self._reader.chunk(piece, self._all_tasks(piece))
-                for t, values in enumerate(chunk.tasks):
-                    same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
-                    found.changed[k, t] |= not bool(same.all())
-                    finite = values.isfinite() & chunk.base.isfinite()
-                    found.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
-                    found.odd[k, t + 1] += int((~values.isfinite()).sum())
-                found.odd[k, 0] += int((~chunk.base.isfinite()).sum())
+                self._begin(look_closely, piece, self._all_tasks(piece))()
 
     @property
     def elements(self) -> int:

@@ -426,11 +426,11 @@ __device__ inline void forget(const Sequel &sequel, i64 group, u64 lost) {
     if (threadIdx.x == 0 && lost) atomicAdd(&sequel.candidates[group], ~lost + 1);
 }
 
-// Undecided numbers in bins below the decisive one win; those in it are listed for `finish`. blockIdx.y is the group.
+// Undecided numbers in bins below the decisive one win; those in it are listed for `finish`. blockIdx.x is the group.
 extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel) {
     __shared__ u32 sums[THREADS];
     __shared__ u32 decisive, before;
-    const i64 group = blockIdx.y;
+    const i64 group = blockIdx.x;
     const Window window(draw.wanted[group], draw.candidates[group], draw.deviations);
     if (window.everyone || window.nobody) return;
     const i64 wanted = draw.wanted[group] - i64(draw.winners[group]);
@@ -460,9 +460,9 @@ extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel)
         before = sum;
     }
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) rest[group] = u64(wanted) - before;
+    if (blockIdx.y == 0 && threadIdx.x == 0) rest[group] = u64(wanted) - before;
     u64 lost = 0;
-    for (i64 i = blockIdx.x * i64(THREADS) + threadIdx.x; i < undecided; i += i64(gridDim.x) * THREADS) {
+    for (i64 i = blockIdx.y * i64(THREADS) + threadIdx.x; i < undecided; i += i64(gridDim.y) * THREADS) {
         const u64 key = draw.keys[draw.first[group] + i], place = draw.places[draw.first[group] + i];
         const u32 bin = u32((key - window.low) >> window.shift);
         if (bin < decisive) {
@@ -629,12 +629,9 @@ __device__ void gather(const Table &table, const Target &target, const i64 *task
     extern __shared__ __align__(16) u32 noted[];
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 *sources = reinterpret_cast<i64 *>(noted);  // of each owner: where its values are listed in the table
-    i64 *addresses = sources + owners;
-    for (int k = threadIdx.x; k < owners; k += THREADS) {
-        sources[k] = (tasks[k] + 1) * table.segments + place.segment;
-        addresses[k] = table.address[sources[k]];
-    }
+    i64 *addresses = reinterpret_cast<i64 *>(noted);  // of each owner's values
+    for (int k = threadIdx.x; k < owners; k += THREADS)
+        addresses[k] = table.address[(tasks[k] + 1) * table.segments + place.segment];
     __syncthreads();
     Emitter<R> emit(target, place.segment);
     const i64 base = table.address[place.segment];
@@ -660,8 +657,8 @@ __device__ void gather(const Table &table, const Target &target, const i64 *task
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const i64 p = first + j * 32 + lane;
-            const u8 kind = PLAIN || p >= place.stop ? u8(0) : table.kind[sources[owner[j]]];
-            value[j] = p < place.stop ? fetch<R, PLAIN>(addresses[owner[j]], kind, p) : R(0);
+            const i64 at = (tasks[owner[j]] + 1) * table.segments + place.segment;
+            value[j] = p < place.stop ? fetch<R, PLAIN>(addresses[owner[j]], PLAIN ? u8(0) : table.kind[at], p) : R(0);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {

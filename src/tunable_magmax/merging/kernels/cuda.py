@@ -248,14 +248,14 @@ class CudaKernels:
         self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
         wanted: Address, candidates: Address, counts: Address, then: Sequel,
     ) -> None:  # fmt: skip
-        """won = of each group's free candidates the wanted number with the smallest lottery numbers.
+        """Of each group's free candidates, the wanted number with the smallest lottery numbers are `won`.
 
-        Resets `candidates`; writes to counts[group] how many were taken.
+        Resets `candidates`; writes to counts[group] how many were taken. `then` says what else becomes of them.
         """
         draw = drawing.structure(wanted, candidates)
         grid = (self._shares(table), 1)
         self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
-        self._launch("settle", (drawing.blocks, drawing.groups), won, draw, drawing.rest, then)
+        self._launch("settle", (drawing.groups, drawing.blocks), won, draw, drawing.rest, then)
         self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
 
     def _shares(self, table: Table) -> int:

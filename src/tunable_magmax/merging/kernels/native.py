@@ -165,7 +165,7 @@ class NativeKernels:
                 places,
             )
             if undecided <= room:
-                return int(winners), keys[:undecided], places[:undecided]
+                return int(winners), keys[:undecided].copy(), places[:undecided].copy()
             room = int(undecided)
 
     def award(self, won: Words, places: Words) -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.parts import Share
 from tunable_magmax.engines.worker import Step
+from tunable_magmax.merging.field import Lot, Terms
 from tunable_magmax.merging.floor import LEAST_ROOM
-from tunable_magmax.merging.methods import Lot, Terms
 from tunable_magmax.merging.ownership import Ownership, Selection, SpareRows, Stretch, auction
 
 if TYPE_CHECKING:

@@ -26,10 +26,11 @@ from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.parts import PartMethod, PartVectors, Share
 from tunable_magmax.engines.weight_files import shard_data
 from tunable_magmax.errors import ClusterError, InputError, StorageError
+from tunable_magmax.merging.field import Lot, Terms
 from tunable_magmax.merging.floor import LocalFloor
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import factor_room
-from tunable_magmax.merging.methods import METHODS, Lot, Method, Terms
+from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Ownership, Stretch
 from tunable_magmax.merging.stream import Findings, Merge

@@ -26,9 +26,10 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.casting import before_cast, does_not_fit
+from tunable_magmax.merging.field import LocalField
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, working_threads
-from tunable_magmax.merging.methods import METHODS, Counts, LocalField, Method
+from tunable_magmax.merging.methods import METHODS, Counts, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.reading import Buffers, ChunkReader, Vectors, working_dtype

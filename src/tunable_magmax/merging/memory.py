@@ -13,6 +13,8 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 
 SMALLEST_CHUNK = 1 << 12
+GOOD_CHUNK = 1 << 17
+"""Below this, what each chunk costs beside its work is felt: at a quarter of it, merges take twice as long."""
 AHEAD = 2
 """Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32
@@ -77,12 +79,20 @@ def plan_memory(
     per_element = pool * (vectors * width + width // 2) + (ahead + 1) * 8
     # Spilled planes are mapped a span at a time.
     span = threads * 4 * (1 << 19)
-    chunk = kernels.chunk
-    # Large chunks spare overhead, but keeping planes and stash in memory spares more; what can't be kept needs no room.
-    kept = next((size for size in (planes + stash, planes) if size <= memory - memory // 16), 0)
-    limit = min(memory - kept, memory // 2) if stash + planes > kept or not stash else memory // 16
-    while chunk * per_element > min(limit, memory - span - lists - deriving) and chunk > SMALLEST_CHUNK:
-        chunk //= 2
+
+    def chunk_beside(kept: int) -> int:
+        chunk = kernels.chunk
+        while (
+            chunk * per_element > min(memory // 2, memory - max(kept, span) - lists - deriving)
+            and chunk > SMALLEST_CHUNK
+        ):
+            chunk //= 2
+        return chunk
+
+    # Keeping planes and the merged vector in memory spares the most, but not if only tiny chunks fit beside them.
+    large_enough = min(GOOD_CHUNK, chunk_beside(0))
+    choices = (chunk_beside(kept) for kept in (planes + stash, planes, 0) if kept <= memory - memory // 16)
+    chunk = next(chunk for chunk in choices if chunk >= large_enough)
     workspace = chunk * per_element + lists + deriving
     least = workspace + span
     if least > memory:

@@ -64,7 +64,7 @@ class Method(ABC):
         """The budget if `elements` are merged; None for methods without one."""
         return None
 
-    def decide(self, field: Field) -> None:
+    def decide(self, field: Field) -> None:  # noqa: B027, most have nothing to decide
         """What has to be settled over all elements before the first one can be merged."""
 
     def combined(self, tensor: int, size: int) -> Sequence[int]:

@@ -20,7 +20,7 @@ UNCERTAINTY = 3.0
 """The factor either side that an estimate states: what a busy machine and its caches did in docs/scale.md."""
 
 RAY_START = 20.0
-"""Seconds to start Ray and its workers with what they import: 17 to 24 in docs/cluster.md, on busy cores."""
+"""Seconds to start Ray and its workers with what they import: 8 to 9 in docs/cluster.md, 17 to 24 on busy cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from tunable_magmax.merging.memory import factor_room, read_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
+from tunable_magmax.merging.reading import working_dtype
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import working_dtype
 from tunable_magmax.sizes import show_size
 
 ALIGNMENT = 64

@@ -11,7 +11,7 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.engines.weight_files import output_tensors
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
 from tunable_magmax.merging.methods import Counts, Method
-from tunable_magmax.merging.stream import Vectors
+from tunable_magmax.merging.reading import Vectors
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
+from tunable_magmax.merging.reading import Vectors, working_dtype
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress, Vectors, working_dtype
+from tunable_magmax.merging.stream import Merge, Progress
 from tunable_magmax.merging.survey import Survey
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]

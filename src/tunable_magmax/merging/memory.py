@@ -14,7 +14,7 @@ from tunable_magmax.merging.options import Options
 
 SMALLEST_CHUNK = 1 << 12
 GOOD_CHUNK = 1 << 17
-"""Below this, what each chunk costs beside its work is felt: at a quarter of it, merges take twice as long."""
+"""Below this, what each chunk costs beside its work is felt: at a quarter of it, merges took over twice as long."""
 AHEAD = 2
 """Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32

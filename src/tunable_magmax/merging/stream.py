@@ -37,8 +37,6 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.summary import significant, summarize
 from tunable_magmax.merging.survey import Survey
 
-__all__ = ["Merge", "Progress", "Vectors", "matched_scale", "working_dtype"]
-
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
 

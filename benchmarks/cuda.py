@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from vit import ELEMENTS, shapes
 
 import tunable_magmax as tmx
-from tunable_magmax.checkpoints.layout import build_layout
+from tunable_magmax.checkpoints.layout import Layout, build_layout
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.state_dicts import merge_in_memory, render, signature_of
+from tunable_magmax.merging.state_dicts import merge_in_memory, signature_of
 
 State = dict[str, torch.Tensor]
 
@@ -59,55 +61,79 @@ def sequence(tasks: int, sizes: dict[str, tuple[int, ...]], seed: int) -> list[S
     return found
 
 
-def measure(tasks: int, sizes: dict[str, tuple[int, ...]], speed: float, profile: bool) -> None:
+@dataclass(frozen=True)
+class Case:
+    """A sequence on the device, and all that is known of it before values are looked at."""
+
+    base: State
+    vectors: list[State]
+    labels: list[str]
+    layout: Layout
+
+    @classmethod
+    def make(cls, tasks: int, sizes: dict[str, tuple[int, ...]]) -> Case:
+        base, *vectors = sequence(tasks, sizes, seed=tasks)
+        labels = ["base", *(f"task {t}" for t in range(1, tasks + 1))]
+        signatures = [signature_of(state, label) for state, label in zip([base, *vectors], labels, strict=True)]
+        return cls(base, vectors, labels, build_layout(signatures, labels, None, None))
+
+    def choices(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """Options, each with a line that names them."""
+        two_hot = [0.0] * len(self.vectors)
+        two_hot[0], two_hot[len(self.vectors) // 2] = 0.3, 0.7
+        for scope in ("model", "tensor"):
+            for name, weights in (("equal", None), ("two-hot", two_hot)):
+                for scale in ("matched", 0.5):
+                    label = f"scope {scope:6} {name:7} scale {scale!s:7}"
+                    yield label, {"scope": scope, "weights": weights, "scale": scale}
+
+    @contextmanager
+    def in_place(self, given: dict[str, object]) -> Iterator[Callable[[], object]]:
+        """A whole merge to be called again and again, its tables made before."""
+        tasks = len(self.vectors)
+        options = Options.read(tasks, **given)
+        with merge_in_memory(self.layout, self.base, self.vectors, options, self.labels, None) as merge:
+
+            def once() -> None:
+                merge.restart(options, METHODS[options.method](options, tasks), mark=False)
+                merge.survey()
+                merge.decide()
+                merge.values()
+
+            once()
+            yield once
+
+
+def measure(case: Case, speed: float) -> None:
     """Print the table for one number of tasks."""
-    base, *vectors = sequence(tasks, sizes, seed=tasks)
-    floor = 1000 * tasks * ELEMENTS * 4 / speed
-    print(f"\nT = {tasks}, {len(sizes)} tensors: floor {floor:.3f} ms", flush=True)
-    labels = ["base", *(f"task {t}" for t in range(1, tasks + 1))]
-    signatures = [signature_of(state, label) for state, label in zip([base, *vectors], labels, strict=True)]
-    layout = build_layout(signatures, labels, None, None)
-    two_hot = [0.0] * tasks
-    two_hot[0], two_hot[tasks // 2] = 0.3, 0.7
-    for scope in ("model", "tensor"):
-        for name, weights in (("equal", None), ("two-hot", two_hot)):
-            for scale in ("matched", 0.5):
-                given = {"scope": scope, "weights": weights, "scale": scale}
-                options = Options.read(tasks, **given)
-                with merge_in_memory(layout, base, vectors, options, labels, None) as merge:
-
-                    def once(merge=merge, options=options) -> None:
-                        merge.restart(options, METHODS[options.method](options, tasks), mark=False)
-                        merge.survey()
-                        merge.decide()
-                        render(merge)
-
-                    once()
-                    in_place = best(once)
-                    if profile:
-                        show_kernels(once)
-                whole = best(lambda given=given: tmx.merge_state_dicts(base, vectors, **given), 3)
-                with tmx.MergeSession(base, vectors) as session:
-                    session.merge(**given)
-                    again = best(lambda given=given: session.merge(**given))
-                print(
-                    f"  scope {scope:6} {name:7} scale {scale!s:7}  in place {in_place:7.2f} ms = "
-                    f"{in_place / floor:5.2f} x floor; whole call {whole:7.2f} ms; again {again:7.2f} ms",
-                    flush=True,
-                )
+    floor = 1000 * len(case.vectors) * ELEMENTS * 4 / speed
+    print(f"\nT = {len(case.vectors)}, {len(case.base)} tensors: floor {floor:.3f} ms", flush=True)
+    for label, given in case.choices():
+        with case.in_place(given) as once:
+            in_place = best(once)
+        whole = best(lambda given=given: tmx.merge_state_dicts(case.base, case.vectors, **given), 3)
+        with tmx.MergeSession(case.base, case.vectors) as session:
+            session.merge(**given)
+            again = best(lambda given=given, session=session: session.merge(**given))
+        print(
+            f"  {label}  in place {in_place:7.2f} ms = {in_place / floor:5.2f} x floor; "
+            f"whole call {whole:7.2f} ms; again {again:7.2f} ms",
+            flush=True,
+        )
 
 
-def show_kernels(work: Callable[[], object]) -> None:
-    """Where the device's time goes."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recorded
+def show_kernels(case: Case) -> None:
+    """Where the device's time goes. A profiler slows down every launch after it, so this comes last."""
+    from torch.profiler import ProfilerActivity, profile
 
-    with recorded(activities=[ProfilerActivity.CUDA]) as found:
-        work()
-        torch.cuda.synchronize()
-    rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)
-    print(f"    device {sum(row.device_time_total for row in rows) / 1000:.2f} ms:", end=" ")
-    print(", ".join(f"{row.key[:24]} {row.device_time_total / 1000:.3f} ({row.count})" for row in rows[:9]))
+    print(f"\nThe device's time, T = {len(case.vectors)}, {len(case.base)} tensors", flush=True)
+    for label, given in case.choices():
+        with case.in_place(given) as once, profile(activities=[ProfilerActivity.CUDA]) as found:
+            once()
+            torch.cuda.synchronize()
+        rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)
+        parts = ", ".join(f"{row.key[:24]} {row.device_time_total / 1000:.3f} ({row.count})" for row in rows[:9])
+        print(f"  {label}  {sum(row.device_time_total for row in rows) / 1000:.2f} ms: {parts}", flush=True)
 
 
 def check(rounds: int) -> None:
@@ -167,6 +193,8 @@ if __name__ == "__main__":
         check(given.check)
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copies {speed / 1e12:.2f} TB/s")
-    for tasks in given.tasks:
-        for sizes in ({"w": (ELEMENTS,)}, shapes()):
-            measure(tasks, sizes, speed, given.profile)
+    shown = [(tasks, sizes) for tasks in given.tasks for sizes in ({"w": (ELEMENTS,)}, shapes())]
+    for tasks, sizes in shown:
+        measure(Case.make(tasks, sizes), speed)
+    for tasks, sizes in shown if given.profile else ():
+        show_kernels(Case.make(tasks, sizes))

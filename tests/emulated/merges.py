@@ -13,24 +13,29 @@ from device_cases import State, assert_same, given
 import tunable_magmax as tmx
 from emulated import EmulatedModule
 from tunable_magmax.merging import session, state_dicts
-from tunable_magmax.merging.device import DeviceMerge, ResidentBlocks
+from tunable_magmax.merging.device import DeviceMerge
 from tunable_magmax.merging.kernels.cuda import CudaKernels
-from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
 
 # Several tiles, a tile that ends inside a word, and tensors smaller than one.
 SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (128,), "z": (0, 4)}
 
 
 @contextmanager
-def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **options: Any) -> Iterator[None]:
+def on(
+    module: EmulatedModule,
+    blocks: type[ResidentBlocks] = ResidentBlocks,
+    engine: type[DeviceMerge] = ResidentMerge,
+    **options: Any,
+) -> Iterator[None]:
     """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN, or odd bits."""
 
-    def engine(layout, base, tasks, read, labels, threads, method=None):
+    def merge(layout, base, tasks, read, labels, threads, method=None):
         sources = blocks(layout, [base, *tasks], module.device)
-        return DeviceMerge(layout, sources, read, CudaKernels(module), labels=labels, method=method, **options)
+        return engine(layout, sources, read, CudaKernels(module), labels=labels, method=method, **options)
 
-    def poisoned(self, elements, dtype):
-        return torch.full((elements,), torch.nan, dtype=dtype)
+    def poisoned(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype).fill_(torch.nan)
 
     made = CudaKernels.planes
 
@@ -38,9 +43,9 @@ def on(module: EmulatedModule, blocks: type[ResidentBlocks] = ResidentBlocks, **
         return made(self, rows, slots).fill_(0x5AA5C33C)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_dicts, "merge_in_memory", engine)
-        patch.setattr(session, "merge_in_memory", engine)
-        patch.setattr(PortableKernels, "empty", poisoned)
+        patch.setattr(state_dicts, "merge_in_memory", merge)
+        patch.setattr(session, "merge_in_memory", merge)
+        patch.setattr(CudaKernels, "empty", poisoned)
         patch.setattr(CudaKernels, "planes", noisy)
         yield
 

@@ -191,10 +191,9 @@ def _tied_in(signature: Signature, alias: str, name: str) -> bool:
 
 def _stored(signature: Signature, name: str, ties: Mapping[str, str]) -> str | None:
     """Where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
-    return next(
-        (stored for n in (name, *(a for a, kept in ties.items() if kept == name)) if (stored := signature.name_of(n))),
-        None,
-    )
+    if (stored := signature.name_of(name)) or not ties:
+        return stored
+    return next((stored for a, kept in ties.items() if kept == name and (stored := signature.name_of(a))), None)
 
 
 def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
@@ -207,10 +206,10 @@ def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
 def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:
     base = held[0][1]
     for label, info in held:
-        found = f"{label}: {name!r} has"
         if info.is_unsupported_float:
-            yield f"{found} type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+            problem = f"type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
+            yield f"{label}: {name!r} has {problem}"
         elif info.is_float != base.is_float and not base.is_unsupported_float:
-            yield f"{found} type {info.dtype}, the base {base.dtype}"
+            yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
         if info.shape != base.shape:
-            yield f"{found} shape {list(info.shape)}, the base {list(base.shape)}"
+            yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"

@@ -77,6 +77,7 @@ def torch_dtype(code: str) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
+@cache
 def dtype_code(dtype: torch.dtype) -> str | None:
     """The safetensors code of a torch type, or None if the format has none, as for complex128.
 

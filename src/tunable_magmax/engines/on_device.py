@@ -22,8 +22,8 @@ from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
 from tunable_magmax.merging.kernels import nvrtc
-from tunable_magmax.merging.kernels.cuda import ALIGNMENT as PLANE_ALIGNMENT
 from tunable_magmax.merging.kernels.cuda import kernels_on
+from tunable_magmax.merging.kernels.tables import ALIGNMENT as PLANE_ALIGNMENT
 from tunable_magmax.merging.memory import factor_room, read_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
@@ -91,7 +91,6 @@ class OnDevice:
                 labels=inputs.labels,
                 progress=errand.progress,
                 notes=tuple(inputs.warnings()),
-                direct=False,
                 stash=stash,
             )
             with torch.no_grad(), merge:

@@ -1,14 +1,14 @@
 """The engine on a GPU: the same walks as `stream`, with whole blocks of tensors in one launch and few waits.
 
-Values come from `Blocks`: a model that lies on the device is one block; files come block by block. Planes, the auction
-and its counts stay on the device.
+Values come from `Blocks`: files block by block; `resident` has models that lie on the device. Planes, the auction and
+its counts stay on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,19 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.merging.casting import does_not_fit
 from tunable_magmax.merging.device_auction import SPARE, Auctions, Floor, segment_of
-from tunable_magmax.merging.kernels.cuda import (
-    ALIGNMENT,
-    CudaKernels,
-    Destination,
-    Table,
-    Target,
-    signed,
-)
+from tunable_magmax.merging.kernels.cuda import CudaKernels, signed
 from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.kernels.tables import ALIGNMENT, Destination, Table, Target, row_of
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
@@ -38,10 +32,14 @@ from tunable_magmax.merging.stream import Merge, Progress
 from tunable_magmax.merging.survey import Survey
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]
-"""Pieces with the base's and all tasks' values on the device, flat and as they are stored."""
+"""Pieces with the base's and all tasks' values on the device, contiguous and as they are stored."""
 
 
-Tables = list[tuple[Table, list[Piece]]]
+class Load(NamedTuple):
+    """Values of one working type: their table, and the pieces that it lists."""
+
+    table: Table
+    pieces: list[Piece]
 
 
 class Blocks(Vectors, Protocol):
@@ -54,33 +52,8 @@ class Blocks(Vectors, Protocol):
         """All values of some tensors, in order. A block's values hold until the next one is asked for."""
 
 
-class ResidentBlocks:
-    """Dicts of tensors on the device, or brought there: one block."""
-
-    borrows = False
-    chunk = 1 << 24
-
-    def __init__(self, layout: Layout, sources: Sequence[Mapping[str, Tensor]], device: torch.device) -> None:
-        self._layout = layout
-        self._flat = [
-            [source[tensor.infos[k].name].detach().to(device).reshape(-1).contiguous() for tensor in layout.mergeable]
-            for k, source in enumerate(sources)
-        ]
-
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        place = next(k for k, other in enumerate(self._layout.mergeable) if other is tensor)
-        return scratch.copy_(self._flat[source][place][start:stop])
-
-    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
-        yield [
-            (Piece(stretch, 0, stretch.size), [values[stretch.tensor] for values in self._flat])
-            for stretch in stretches
-            if stretch.size
-        ]
-
-
 class DeviceMerge(Merge):
-    """`Merge` on an NVIDIA GPU."""
+    """`Merge` on an NVIDIA GPU. Outputs are brought from there."""
 
     alignment = ALIGNMENT
 
@@ -95,58 +68,59 @@ class DeviceMerge(Merge):
         progress: Progress | None = None,
         notes: tuple[str, ...] = (),
         method: Method | None = None,
-        direct: bool = True,
         stash: bool = True,
     ) -> None:
-        """With `direct`, outputs lie on the device; else they are brought from there.
-
-        With `stash`, the merged vector is kept there between its measurement and the output.
-        """
+        """With `stash`, the merged vector is kept on the device between its measurement and the output."""
         # The portable kernels look closely at values that are not finite, which is rare.
         plain = PortableKernels(kernels.device)
         plain.chunk = blocks.chunk
         super().__init__(layout, blocks, options, plain, labels=labels, progress=progress, notes=notes, method=method)
-        self._blocks, self._direct = blocks, direct
+        self._blocks = blocks
         self._working = [working_dtype(tensor) for tensor in layout.mergeable]
         if not stash:
             self.memory = replace(self.memory, stash=0)
         self._cuda = kernels
         self._bits = self._cuda.planes(0, 0)
-        self._owners: dict[int, int] = {}
-        self._tables: dict[tuple[int, ...], list[Tables]] = {}
+        self._owning: Tensor | None = None
+        self._loads: dict[tuple[int, ...], list[list[Load]]] = {}
         self._auctions = Auctions(kernels)
-        self._square = self._cuda.zeros(1, dtype=torch.float64)
-        self._unfit = self._cuda.zeros(max(1, len(layout.mergeable)), dtype=torch.int32)
-        self._given = self._cuda.zeros(max(1, len(layout.mergeable)), self.tasks)
+        # The square of the merged vector, where values did not fit [tensors], and elements given [tensors, tasks].
+        tensors = max(1, len(layout.mergeable))
+        self._sums = self._cuda.zeros(1 + tensors + tensors * self.tasks)
+        self._square = self._sums[:1].view(torch.float64)
+        self._unfit = self._sums[1 : 1 + tensors]
+        self._given = self._sums[1 + tensors :].view(tensors, self.tasks)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._tables.clear()
+        self._loads.clear()
         self._auctions.clear()
         self._bits = self._cuda.planes(0, 0)
 
     # -- walking -------------------------------------------------------------------------------------------------------
 
-    def _walk_tables(self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None) -> Iterator[Tables]:
-        """Tables of all values, block by block, with the group of each tensor where that matters."""
+    def _walk_loads(
+        self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None
+    ) -> Iterator[list[Load]]:
+        """All values, block by block, with the group of each tensor where that matters."""
         if self._blocks.borrows:
             for block in self._blocks.walk(stretches):
-                yield self._tabled(block, groups)
+                yield self._loaded(block, groups)
             return
         # What lies on the device stays where it is, and so do the tables of it.
         key = (*(stretch.tensor for stretch in stretches), *(groups or {}).values())
-        if key not in self._tables:
-            self._tables[key] = [self._tabled(block, groups) for block in self._blocks.walk(stretches)]
-        yield from self._tables[key]
+        if key not in self._loads:
+            self._loads[key] = [self._loaded(block, groups) for block in self._blocks.walk(stretches)]
+        yield from self._loads[key]
 
-    def _tabled(self, block: Block, groups: Mapping[int, int] | None) -> Tables:
+    def _loaded(self, block: Block, groups: Mapping[int, int] | None) -> list[Load]:
         """The tables of a block, one for each working type."""
         found = []
         for dtype in (torch.float32, torch.float64):
             chosen = [(p, v) for p, v in block if self._working[p.stretch.tensor] == dtype]
             if chosen:
                 segments = [segment_of(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
-                found.append((Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
+                found.append(Load(Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
         return found
 
     # -- survey --------------------------------------------------------------------------------------------------------
@@ -158,14 +132,22 @@ class DeviceMerge(Merge):
             last = everything[-1] if everything else Stretch(0, 0, 0, 0)
             self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
-        seen = self._marked(everything).cpu().numpy()
+        found = self._marked(everything)
+        if not (isinstance(self.method, TunableMagmax) and self.method.reusable):  # what for is not known yet
+            self._expect(tuple(stretch for stretch in everything if stretch.size))
+        seen = found.cpu().numpy()
         flags = seen[: len(everything) * self.tasks].reshape(-1, self.tasks)
-        found = Survey.nothing(len(everything), self.tasks)
-        found.changed[:] = flags & 1
-        found.squares[:] = seen[flags.size :].view(np.float64)
-        self._settle_suspects(everything, (flags & 2).astype(np.bool_), found)
+        survey = Survey.nothing(len(everything), self.tasks)
+        survey.changed[:] = flags & 1
+        survey.squares[:] = seen[flags.size :].view(np.float64)
+        self._settle_suspects(everything, (flags & 2).astype(np.bool_), survey)
         self.progress("survey", self.layout.elements, self.layout.elements)
-        return found
+        return survey
+
+    def _expect(self, stretches: Sequence[Stretch]) -> None:
+        """Make ready, while the device is busy, for what comes next if these turn out to be merged."""
+        if isinstance(self.method, TunableMagmax):
+            self._auctions.expect(self.method, stretches)
 
     def _mark(self) -> None:
         self._marked(self.stretches)
@@ -177,116 +159,133 @@ class DeviceMerge(Merge):
         """
         self._cuda.follow()
         tensors = len(self.layout.mergeable)
+        # One transfer for the zeros to which the kernel adds and for what it reads.
+        sheet = np.zeros(tensors * (2 * self.tasks + 1), np.int64)
+        marks = sheet[tensors * (self.tasks + 1) :].reshape(tensors, self.tasks)
         if self.options.compare == "active" and self.options.scope == "tensor":
-            each = [self.method.marks(k, tensor.size) for k, tensor in enumerate(self.layout.mergeable)]
-            marks = np.array(each, np.int64).reshape(tensors, 2, self.tasks)
+            for k, tensor in enumerate(self.layout.mergeable):
+                marks[k] = as_words(*self.method.marks(k, tensor.size))
         else:  # the same for all
-            marks = np.broadcast_to(np.array(self.method.marks(0, 0)), (tensors, 2, self.tasks))
-        compared, rows = self._cuda.numbers(marks[:, 0], torch.uint8), self._cuda.numbers(marks[:, 1])
-        found = self._cuda.zeros(tensors * (self.tasks + 1))
+            marks[:] = as_words(*self.method.marks(0, 0))
+        numbers = self._cuda.numbers(sheet)
+        found = numbers[: tensors * (self.tasks + 1)]
         squares = found.data_ptr() + 8 * tensors * self.tasks
-        for tables in self._walk_tables(stretches):
-            for table, _ in tables:
-                self._cuda.survey(table, compared, rows, self._bits, found.data_ptr(), squares)
+        for loads in self._walk_loads(stretches):
+            for load in loads:
+                self._cuda.survey(load.table, squares + 8 * tensors, self._bits, found.data_ptr(), squares)
         return found
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
     def choose(self) -> None:
         self._cuda.follow()
-        self._given.zero_()
-        self._square.zero_()
+        auction = None
         if isinstance(self.method, TunableMagmax):
-            self._owners = self._auctions.hold(self.method, self._floor(), self._mark)
+            if self.stretches:
+                auction = self._auctions.open(self.method, self._floor(), self._mark)
+            else:
+                self.method.leftovers = 0
+                self.method.groups(self.stretches)
         elif isinstance(self.method, Ties):
             self._auctions.trim(self.method, self._floor())
+        self._owning = None if auction is None else self._cuda.numbers(np.array(sorted(auction.owners.items())).T)
+        self._sums.zero_()
+        self._make_ready()
+        if auction is not None:
+            auction.close()
+
+    def _make_ready(self) -> None:
+        """Prepare the output while the device is busy."""
 
     def _floor(self) -> Floor:
         """What is auctioned: the merged tensors with their planes, and their values where these matter."""
 
         def walk(groups: Mapping[int, int]) -> Iterator[Table]:
-            for found in self._walk_tables(self.stretches, groups):
-                yield from (table for table, _ in found)
+            for loads in self._walk_loads(self.stretches, groups):
+                yield from (load.table for load in loads)
 
         wide = any(self._working[stretch.tensor] == torch.float64 for stretch in self.stretches)
         return Floor(self.stretches, self._bits, self._first_spare, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
+    @property
+    def merged_square(self) -> float:
+        return float(self._square)
+
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""
         todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
-        for tables in self._walk_tables(todo):
-            for table, found in tables:
-                self._combine_block(table, Destination(self._taus(table, found), self._cuda.device), None, self._given)
-        self.squares.append(float(self._square))
-        self._square.zero_()
+        for loads in self._walk_loads(todo):
+            for load in loads:
+                self._combine_load(load.table, self._taus(load), None)
         self._measured.update(stretch.tensor for stretch in todo)
 
     def render(
         self, into: Callable[[Piece], Tensor], stretches: Sequence[Stretch] | None = None
     ) -> Iterator[tuple[Piece, Tensor]]:
         """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
-        self._unfit.zero_()
         self._cuda.follow()
         total = self.elements
         chosen = self.stretches if stretches is None else stretches
         place = {stretch.tensor: k for k, stretch in enumerate(chosen)}
-        for tables in self._walk_tables(chosen):
+        for loads in self._walk_loads(chosen):
             made: list[tuple[Piece, Tensor]] = []
-            for table, found in tables:
-                outs = [into(piece) if self._direct else self._room(piece) for piece in found]
-                self._render_block(table, found, Destination(outs, self._cuda.device))
-                made += zip(found, outs, strict=True)
+            for load in loads:
+                outs = [self._room(piece) for piece in load.pieces]
+                taus = self._taus(load) if self._stash else None
+                self._render_load(load, taus, Destination(outs, self._cuda.device))
+                made += zip(load.pieces, outs, strict=True)
             made.sort(key=lambda pair: (place[pair[0].stretch.tensor], pair[0].start))
-            if not self._direct:
-                self._check_fit()
+            self._check_fit()
             for piece, values in made:
                 self._done["merge"] = self._done.get("merge", 0) + piece.stop - piece.start
                 self.progress("merge", self._done["merge"], total)
-                yield piece, values if self._direct else into(piece).copy_(values)
-        self._check_fit()
+                yield piece, into(piece).copy_(values)
 
-    def _render_block(self, table: Table, found: Sequence[Piece], into: Destination) -> None:
-        if self._stash:
-            taus = Destination(self._taus(table, found), self._cuda.device)
+    def _render_load(self, load: Load, taus: Destination | None, into: Destination) -> None:
+        """The final values of a load, from its merged vectors if they lie ready."""
+        if taus is not None:
             target = Target(into, self._square, self._unfit, self.scale)
-            self._cuda.combine(table, "step", target, taus.addresses, plain=True)
+            self._cuda.combine(load.table, "step", target, taus.addresses, plain=True)
         else:
-            again = found[0].stretch.tensor in self._measured
-            self._combine_block(table, into, self.scale, torch.zeros_like(self._given) if again else self._given)
+            again = load.pieces[0].stretch.tensor in self._measured
+            self._combine_load(load.table, into, self.scale, again)
 
-    def _taus(self, table: Table, found: Sequence[Piece]) -> list[Tensor]:
+    def _taus(self, load: Load) -> Destination:
         """Where the merged vectors of some pieces lie, or may be put for the moment."""
         if self._stash:
-            return [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in found]
-        return [self.kernels.empty(piece.stop - piece.start, table.working) for piece in found]
+            taus = [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in load.pieces]
+        else:
+            taus = [self._cuda.empty(piece.stop - piece.start, load.table.working) for piece in load.pieces]
+        return Destination(taus, self._cuda.device)
 
     def _room(self, piece: Piece) -> Tensor:
         """Room on the device for output that goes elsewhere."""
-        dtype = torch_dtype(self.out_dtype(self.layout.mergeable[piece.stretch.tensor]))
+        return self._cuda.empty(piece.stop - piece.start, self._out_dtype(piece.stretch.tensor))
+
+    def _out_dtype(self, tensor: int) -> torch.dtype:
+        dtype = torch_dtype(self.out_dtype(self.layout.mergeable[tensor]))
         assert dtype is not None
-        return self.kernels.empty(piece.stop - piece.start, dtype)
+        return dtype
 
     def _check_fit(self) -> None:
-        for k in self._unfit.cpu().numpy().nonzero()[0]:
-            tensor = self.layout.mergeable[k]
-            dtype = torch_dtype(self.out_dtype(tensor))
-            assert dtype is not None
-            raise does_not_fit(tensor.name, "merged", dtype)
+        for k in self._unfit.cpu().numpy().nonzero()[0].tolist():
+            raise does_not_fit(self.layout.mergeable[k].name, "merged", self._out_dtype(k))
 
-    def _combine_block(self, table: Table, into: Destination, scale: float | None, given: Tensor) -> None:
-        """The method's merged vector of a block, or the final values if the scale is given.
+    def _combine_load(self, table: Table, into: Destination, scale: float | None, again: bool = False) -> None:
+        """The method's merged vector of a load, or the final values if the scale is given.
 
-        What each task gave is added to `given` by methods that find it out on the way.
+        Its square, and what each task gave where that is found out on the way, are added up unless this is done again.
         """
         cuda, method, bits = self._cuda, self.method, self._bits
-        target = Target(into, self._square, self._unfit, scale)
+        given = torch.zeros_like(self._given) if again else self._given
+        target = Target(into, torch.zeros_like(self._square) if again else self._square, self._unfit, scale)
         if isinstance(method, TunableMagmax):
-            tasks = sorted(self._owners)
-            rows = cuda.numbers([self._owners[t] for t in tasks])
-            arguments = (cuda.numbers(tasks), rows, len(tasks), bits, bits.stride(0))
-            cuda.combine(table, "gather", target, *arguments, plain=True, shared=8 * len(tasks))
+            assert self._owning is not None
+            tasks, rows, owners = row_of(self._owning, 0), row_of(self._owning, 1), self._owning.shape[1]
+            arguments = (tasks, rows, owners, bits, bits.stride(0))
+            cuda.combine(table, "gather", target, *arguments, plain=True, shared=8 * owners)
         elif isinstance(method, Magmax):
             cuda.combine(table, "largest", target, given, plain=True, shared=4 * self.tasks)
         elif isinstance(method, LastTask):
@@ -310,18 +309,15 @@ class DeviceMerge(Merge):
     # -- report --------------------------------------------------------------------------------------------------------
 
     def report(self) -> MergeReport:
-        if self.options.scale is not None:
-            self.squares.append(float(self._square))
         self.counts = self._owned() if self.method.owns else {}
         return super().report()
 
     def _owned(self) -> dict[int, NDArray[np.int64]]:
         """How many elements each task gave, by tensor."""
         given = self._given
-        if isinstance(self.method, TunableMagmax) and self._owners:
-            tasks = sorted(self._owners)
+        if isinstance(self.method, TunableMagmax) and self._owning is not None:
+            tasks, rows = self._owning
             given = self._cuda.zeros(len(given), len(tasks))
-            rows = self._cuda.numbers([self._owners[t] for t in tasks])
             table = self._auctions.geometry(self.stretches, [range(len(self.stretches))])
             self._cuda.tally(table, rows, self._bits, given)
             wide = self._cuda.zeros(len(given), self.tasks)
@@ -331,6 +327,11 @@ class DeviceMerge(Merge):
         if isinstance(self.method, LastTask):
             counts[:, -1] = [tensor.size for tensor in self.layout.mergeable]
         return {stretch.tensor: counts[stretch.tensor] for stretch in self.stretches}
+
+
+def as_words(compared: Sequence[bool], rows: Sequence[int]) -> NDArray[np.int64]:
+    """Each task's marks as the survey reads them: twice its row, and 1 if later tasks are compared with it."""
+    return 2 * np.array(rows, np.int64) + np.array(compared, np.int64)
 
 
 def plane_rows(method: Method) -> int:

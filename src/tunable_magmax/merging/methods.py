@@ -97,8 +97,9 @@ class TunableMagmax(Method):
         """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
         super().__init__(options, tasks)
         self.reusable = reusable
-        self._proportions = whole_numbers(self.shares())
-        wanted = [reusable or n > 0 for n in options.budget or self.shares()]
+        weights = options.weights or (Fraction(1),) * tasks
+        self._proportions = whole_numbers(weights)
+        wanted = [reusable or n > 0 for n in options.budget or weights]
         self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
         self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)

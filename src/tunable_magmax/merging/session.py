@@ -18,7 +18,6 @@ from tunable_magmax.merging.state_dicts import (
     assemble,
     merge_in_memory,
     merge_state_dicts,
-    render,
     signature_of,
 )
 
@@ -83,7 +82,7 @@ class MergeSession:
         method = self._method(options)
         self._merge.restart(options, method, mark=self._needs_marks(method))
         self._merge.decide()
-        values = render(self._merge)
+        values = self._merge.values()
         report = self._merge.report()
         report = replace(report, warnings=(*options.idle(), *report.warnings))
         return Merged(assemble(self._base, self._merge.layout, values, options), report)

@@ -17,7 +17,6 @@ from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
 
@@ -83,7 +82,7 @@ def merge_state_dicts(
     with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
         merge.survey()
         merge.decide()
-        values = render(merge)
+        values = merge.values()
         report = merge.report()
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
@@ -105,11 +104,11 @@ def merge_in_memory(
         from tunable_magmax.merging.kernels import nvrtc
 
         if nvrtc.available() is None:
-            from tunable_magmax.merging.device import DeviceMerge, ResidentBlocks
             from tunable_magmax.merging.kernels.cuda import kernels_on
+            from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
 
             blocks = ResidentBlocks(layout, [base, *tasks], device)
-            return DeviceMerge(layout, blocks, options, kernels_on(device), labels=labels, method=method)
+            return ResidentMerge(layout, blocks, options, kernels_on(device), labels=labels, method=method)
     vectors = MemoryVectors(layout, base, tasks, device)
     return Merge(layout, vectors, options, kernels_for(device), labels=labels, threads=threads, method=method)
 
@@ -120,21 +119,27 @@ def signature_of(tensors: StateDict, label: str) -> Signature:
         raise InputError(f"{label} is a {type(tensors).__name__}, expected a dict of tensors")
     infos: dict[str, TensorInfo] = {}
     aliases: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{label}: {name!r} is a {type(tensor).__name__}, expected a tensor")
         code = dtype_code(tensor.dtype)
         if code is None or tensor.layout != torch.strided:
             raise InputError(f"{label}: {name!r} is a {tensor.layout} tensor of {tensor.dtype}, which can't be merged")
-        if tensor.numel():
-            storage = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            kept = first.setdefault(storage, name)
-            if kept != name:
+        if address := tensor.data_ptr():  # 0 if there are no elements
+            there = first.setdefault(address, [])
+            kept = next((other for other in there if _same(tensors[other], tensor)), None)
+            if kept is not None:
                 aliases[name] = kept
                 continue
+            there.append(name)
         infos[name] = TensorInfo(name, code, tuple(tensor.shape))
     return Signature(infos, aliases)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors that begin at the same place are one."""
+    return (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
 
 
 class MemoryVectors:
@@ -157,24 +162,6 @@ class MemoryVectors:
         if values.dtype == scratch.dtype and values.device == self._device:
             return values
         return scratch.copy_(values)
-
-
-def render(merge: Merge) -> dict[str, Tensor]:
-    """The merged tensors, by name, in memory of their own."""
-    out: dict[int, Tensor] = {}
-    for stretch in merge.stretches:
-        dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[stretch.tensor]))
-        assert dtype is not None
-        out[stretch.tensor] = merge.reuse(stretch.tensor, dtype)
-
-    def part(piece: Piece) -> Tensor:
-        whole = out[piece.stretch.tensor]
-        return whole if piece.stop - piece.start == len(whole) else whole[piece.start : piece.stop]
-
-    for _ in merge.render(part):
-        pass
-    mergeable = merge.layout.mergeable
-    return {mergeable[k].name: tensor.reshape(mergeable[k].shape) for k, tensor in out.items()}
 
 
 def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.casting import before_cast, does_not_fit
 from tunable_magmax.merging.field import LocalField
@@ -89,7 +91,7 @@ class Merge:
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
-        self.scale = 1.0
+        self._scale: float | None = None
         self.last_square = 0.0
         self.squares: list[float] = []
         self._measured: set[int] = set()
@@ -194,9 +196,9 @@ class Merge:
         """Know by a survey what is merged; values that can't be are an `InputError`."""
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(found.changed.any(axis=1))
-        self.stretches = tuple(stretch for stretch in self._everything if merged[stretch.tensor])
-        self.unchanged = [t + 1 for t in range(self.tasks) if not found.changed[:, t].any()]
-        self.last_square = math.fsum(found.squares[stretch.tensor] for stretch in self.stretches)
+        self.stretches = tuple(compress(self._everything, merged))
+        self.unchanged = [int(t) + 1 for t in np.flatnonzero(~found.changed.any(axis=0))]
+        self.last_square = math.fsum(found.squares[merged])
         if self._early:
             self._take()
         if self.method.assume(self.elements):
@@ -267,14 +269,24 @@ class Merge:
     # -- decide -------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Let the method settle what it must, and find the scale."""
+        """Let the method settle what it must, and measure what the scale depends on."""
         self.choose()
-        if self.options.scale is not None:
-            self.scale = self.options.scale
-            return
-        self.make_stash(self.stretches)
-        self.measure(self.stretches)
-        self.scale = matched_scale(self.last_square, math.fsum(self.squares))
+        self._scale = self.options.scale
+        if self._scale is None:
+            self.make_stash(self.stretches)
+            self.measure(self.stretches)
+
+    @property
+    def scale(self) -> float:
+        """Rule 9: as given, or matched to what was measured, which a device may have to finish first."""
+        if self._scale is None:
+            self._scale = matched_scale(self.last_square, self.merged_square)
+        return self._scale
+
+    @scale.setter
+    def scale(self, found: float) -> None:
+        """Take over what was found elsewhere."""
+        self._scale = found
 
     def make_stash(self, stretches: Sequence[Stretch]) -> None:
         """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
@@ -300,6 +312,11 @@ class Merge:
         for piece, (counts, square) in self._walk("measure", self._measure_piece, stretches, self._combined_tasks):
             self._note(piece, counts, square)
         self._measured.update(stretch.tensor for stretch in stretches)
+
+    @property
+    def merged_square(self) -> float:
+        """The squared length of the merged vector, as far as it was measured."""
+        return math.fsum(self.squares)
 
     def _measure_piece(self, piece: Piece, chunk: Chunk) -> tuple[Counts, float]:
         tau, counts = self._combine(piece, chunk)
@@ -371,14 +388,22 @@ class Merge:
             raise does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
         return out, counts, square
 
-    # -- report -------------------------------------------------------------------------------------------------------
+    def values(self) -> dict[str, Tensor]:
+        """The merged tensors, by name, in memory of their own: where the merged vector lies, if that has their type."""
+        out: dict[int, Tensor] = {}
+        for k in (stretch.tensor for stretch in self.stretches):
+            dtype = torch_dtype(self.out_dtype(self.layout.mergeable[k]))
+            assert dtype is not None
+            stash = self._stash.get(k)
+            if stash is None or stash.dtype != dtype:
+                stash = self.kernels.empty(self.layout.mergeable[k].size, dtype)
+            out[k] = stash
+        for _ in self.render(lambda piece: out[piece.stretch.tensor][piece.start : piece.stop]):
+            pass
+        mergeable = self.layout.mergeable
+        return {mergeable[k].name: tensor.view(mergeable[k].shape) for k, tensor in out.items()}
 
-    def reuse(self, tensor: int, dtype: torch.dtype) -> Tensor:
-        """Memory for a merged tensor: where its merged vector already lies, if that has the right type."""
-        stash = self._stash.get(tensor)
-        if stash is not None and stash.dtype == dtype:
-            return stash
-        return self.kernels.empty(self.layout.mergeable[tensor].size, dtype)
+    # -- report -------------------------------------------------------------------------------------------------------
 
     def out_dtype(self, tensor: Mergeable) -> str:
         """The output type of a merged tensor."""

@@ -39,7 +39,7 @@ def summarize(merge: Merge) -> MergeReport:
         seed=merge.options.seed,
         options=_options_used(merge),
         last_length=significant(math.sqrt(merge.last_square)),
-        merged_length=significant(math.sqrt(math.fsum(merge.squares))),
+        merged_length=significant(math.sqrt(merge.merged_square)),
         tensors={layout.mergeable[k].name: _tensor_report(merge, k) for k in sorted(merged)},
         copied=tuple(sorted(copied + [info.name for info in layout.copied])),
         warnings=tuple(_warnings(merge)),

@@ -16,8 +16,8 @@ constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 8192;        // elements of a tile
 constexpr int ROW = 128;          // elements that a warp looks at together: four words of a plane
 constexpr int BATCH = 4;          // tasks whose values are fetched together
-constexpr int HELD_BYTES = 32;    // of one task's values that a thread of the survey fetches together
-constexpr int SURVEY_BLOCKS = 3;  // of the survey that share a multiprocessor: up to 80 registers a thread
+constexpr int HELD_BYTES = 64;    // of one task's values that a thread of the survey fetches together
+constexpr int SURVEY_BLOCKS = 2;  // of the survey that share a multiprocessor: up to 128 registers a thread
 constexpr int BINS = 4096;        // of the histogram of undecided lottery numbers
 constexpr int CLOSE = 4096;       // undecided numbers that may share one bin
 constexpr int KEPT = 512;         // undecided numbers that a block collects before it appends them
@@ -39,7 +39,7 @@ struct Target {
     i64 final;           // 1: base + scale * tau in the output's type; 0: tau in the working type
     double scale;
     double *square;      // of tau, over everything
-    u32 *unfit;          // [tensors], set where a result is not finite
+    u64 *unfit;          // [tensors], set where a result is not finite
 };
 
 template <class R> struct Largest;
@@ -164,12 +164,12 @@ __device__ inline void fetch_all(R (&values)[N], i64 address, const u8 *kind, i6
 // The lowest bits of a word: all, some or none of them.
 __device__ inline u32 lowest(int bits) { return bits >= 32 ? ALL : bits > 0 ? (1u << bits) - 1u : 0u; }
 
-// compared, rows: [tensors, tasks]. flags[tensor, task]: 1 changed, 2 perhaps not finite. A warp holds what it knows of
+// marks[tensor, task]: twice the row of the plane that gets the task's candidates (negative: none), and 1 if later tasks
+// are compared with it. flags[tensor, task]: 1 changed, 2 perhaps not finite. A warp holds what it knows of
 // its elements in registers, as many as these allow, and goes through the tasks: what belongs to a task is fetched once,
 // and the next task's values are on their way while one's are looked at.
 template <class R, bool PLAIN>
-__device__ void survey(const Table &table, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,
-                       double *squares) {
+__device__ void survey(const Table &table, const i64 *marks, u32 *planes, i64 stride, u64 *flags, double *squares) {
     extern __shared__ __align__(16) u32 noted[];
     constexpr int HELD = HELD_BYTES / sizeof(R);  // elements of a lane, and words of a plane
     static_assert(HELD % 4 == 0, "words are written by fours");
@@ -180,8 +180,7 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
     const i64 *addresses = table.address + place.segment;
     const u8 *kinds = table.kind + place.segment;
     const i64 tensor = table.tensor[place.segment];
-    compared += tensor * table.tasks;
-    rows += tensor * table.tasks;
+    marks += tensor * table.tasks;
     double square = 0;
     for (i64 first = place.start + warp * HELD * 32; first < place.stop; first += WARPS * HELD * 32) {
         const int rest = int(place.stop - first);
@@ -200,8 +199,8 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
                 const i64 next = (k + 2) * table.segments;
                 fetch_all<R, PLAIN>(ahead, addresses[next], kinds + next, first, rest);
             }
-            const bool takes_part = compared[k];
-            const i64 row = rows[k];
+            const i64 row = marks[k] >> 1;
+            const bool takes_part = marks[k] & 1;
             R length = 0;  // of the vector, in a way: zero if nothing changed, not finite if something is not
             u32 found[HELD];
 #pragma unroll
@@ -238,27 +237,39 @@ __device__ void survey(const Table &table, const u8 *compared, const i64 *rows, 
 
 // -- the auction, on planes alone -----------------------------------------------------------------------------------
 
-// Blocks share the tiles in stretches, so that sums are added up once a block and kind (a group or tensor). Where the
-// next tile lies is asked before this one is worked on. `work` hears whether the next tile is of another kind.
-template <class Work> __device__ inline void each_tile(const Table &table, const i64 *kind_of, Work work) {
-    const i64 each = (table.tiles + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
-    const i64 end = begin + each < table.tiles ? begin + each : table.tiles;
-    if (begin >= end) return;
-    Place place(table, begin);
-    i64 kind = kind_of[place.segment];
-    for (i64 tile = begin; tile < end; ++tile) {
-        const Place next(table, tile + 1 < end ? tile + 1 : tile);
-        const i64 next_kind = kind_of[next.segment];
-        work(place, kind, tile + 1 == end || next_kind != kind);
-        place = next;
-        kind = next_kind;
-    }
-}
-
 __device__ inline i64 word_of(const Place &place) {
     const i64 word = place.slot / 32 + threadIdx.x;
     return place.start + i64(threadIdx.x) * 32 < place.stop ? word : -1;
 }
+
+// Blocks share the tiles in stretches, so that sums are added up once a block and kind (a group or tensor). `work` gets
+// its word of a tile, -1 for none, with what `load` has read for it: the next tile's words are on their way meanwhile.
+// It hears whether the next tile is of another kind.
+template <class Load, class Work>
+__device__ inline void each_tile(const Table &table, const i64 *kind_of, Load load, Work work) {
+    const i64 each = (table.tiles + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
+    const i64 end = begin + each < table.tiles ? begin + each : table.tiles;
+    if (begin >= end) return;
+    Place place(table, begin);
+    i64 kind = kind_of[place.segment], word = word_of(place);
+    auto words = load(word);
+    for (i64 tile = begin; tile < end; ++tile) {
+        const bool more = tile + 1 < end;
+        const Place next(table, more ? tile + 1 : tile);
+        const i64 next_kind = kind_of[next.segment], next_word = more ? word_of(next) : -1;
+        const auto next_words = load(next_word);
+        work(place, kind, word, words, !more || next_kind != kind);
+        place = next;
+        kind = next_kind;
+        word = next_word;
+        words = next_words;
+    }
+}
+
+// What is known of a word of elements: which are marked in a plane, which are free, which are marked in the next plane.
+struct Words {
+    u32 marked, open, later;
+};
 
 // Every element is free.
 extern "C" __global__ void open_free(Table table, u32 *free) {
@@ -272,16 +283,14 @@ extern "C" __global__ void open_free(Table table, u32 *free) {
 // The winners of the task before are no longer free; counts the candidates of the next.
 extern "C" __global__ void count(Table table, const u32 *plane, u32 *free, const u32 *won, u64 *candidates) {
     u64 mine = 0;
-    each_tile(table, table.group, [&](const Place &place, i64 group, bool last) {
-        const i64 word = word_of(place);
-        if (word >= 0) {
-            u32 open = free[word];
-            if (won) {
-                open &= ~won[word];
-                free[word] = open;
-            }
-            mine += __popc(plane[word] & open);
-        }
+    const auto load = [&](i64 word) {
+        if (word < 0) return Words{0, 0, 0};
+        const u32 open = won ? free[word] & ~won[word] : free[word];
+        return Words{plane[word], open, 0};
+    };
+    each_tile(table, table.group, load, [&](const Place &, i64 group, i64 word, const Words &words, bool last) {
+        if (won && word >= 0) free[word] = words.open;
+        mine += __popc(words.marked & words.open);
         if (last) {
             const u64 total = block_sum(mine);
             if (threadIdx.x == 0 && total) atomicAdd(&candidates[group], total);
@@ -319,7 +328,7 @@ struct Draw {
     u32 *histogram;                  // [groups, BINS]
     u64 *close_keys, *close_places;  // [groups, CLOSE]
     u32 *close;                      // [groups]
-    u32 *failed;
+    u64 *failed;
     double deviations;
     i64 groups;
 };
@@ -354,15 +363,17 @@ extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, 
     __syncthreads();
     i64 known = -1;
     Window window(0, 0, 0);
-    each_tile(table, table.group, [&](const Place &place, i64 group, bool last) {
+    const auto load = [&](i64 word) {
+        return word < 0 ? Words{0, 0, 0} : Words{plane[word], free[word], sequel.plane ? sequel.plane[word] : 0};
+    };
+    each_tile(table, table.group, load, [&](const Place &place, i64 group, i64 word, const Words &words, bool last) {
         if (group != known) {
             window = Window(draw.wanted[group], draw.candidates[group], draw.deviations);
             known = group;
         }
-        const i64 word = word_of(place);
         if (word >= 0) {
-            const u32 open = free[word], later = sequel.plane ? sequel.plane[word] : 0;
-            u32 left = plane[word] & open, taken = 0;
+            const u32 open = words.open, later = words.later;
+            u32 left = words.marked & open, taken = 0;
             if (window.everyone) {
                 taken = left;
             } else if (!window.nobody) {
@@ -510,9 +521,9 @@ extern "C" __global__ void tally(Table table, const i64 *rows, const u32 *planes
     const i64 row = rows[blockIdx.y];
     if (row < 0) return;
     u64 mine = 0;
-    each_tile(table, table.tensor, [&](const Place &place, i64 tensor, bool last) {
-        const i64 word = word_of(place);
-        if (word >= 0) mine += __popc(planes[row * stride + word]);
+    const auto load = [&](i64 word) { return word < 0 ? 0u : planes[row * stride + word]; };
+    each_tile(table, table.tensor, load, [&](const Place &, i64 tensor, i64, u32 owned, bool last) {
+        mine += __popc(owned);
         if (last) {
             const u64 total = block_sum(mine);
             if (threadIdx.x == 0 && total) atomicAdd(&counts[tensor * gridDim.y + blockIdx.y], total);
@@ -863,14 +874,12 @@ template <class R, bool PLAIN> __device__ void step(const Table &table, const Ta
 
 #define ENTRIES(R, REAL)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
-        survey_plain_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,            \
-                         double *squares) {                                                                            \
-        survey<REAL, true>(t, compared, rows, planes, stride, flags, squares);                                         \
+        survey_plain_##R(Table t, const i64 *marks, u32 *planes, i64 stride, u64 *flags, double *squares) {            \
+        survey<REAL, true>(t, marks, planes, stride, flags, squares);                                                  \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, SURVEY_BLOCKS)                                               \
-        survey_##R(Table t, const u8 *compared, const i64 *rows, u32 *planes, i64 stride, u64 *flags,                  \
-                   double *squares) {                                                                                  \
-        survey<REAL, false>(t, compared, rows, planes, stride, flags, squares);                                        \
+        survey_##R(Table t, const i64 *marks, u32 *planes, i64 stride, u64 *flags, double *squares) {                  \
+        survey<REAL, false>(t, marks, planes, stride, flags, squares);                                                 \
     }                                                                                                                  \
     extern "C" __global__ void magnitudes_##R(Table t, Cut cut, i64 shift, i64 bits, u64 *histogram) {                 \
         magnitudes<REAL>(t, cut, shift, bits, histogram);                                                              \

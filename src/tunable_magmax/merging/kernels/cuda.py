@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Protocol
@@ -18,31 +17,13 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.merging.kernels.nvrtc import Module
+from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Table, Target, row_of
 from tunable_magmax.merging.ownership import NARROW_DIGITS, WIDE_DIGITS
 
-THREADS, TILE, BINS, CLOSE = 256, 8192, 4096, 4096
-ALIGNMENT = 128
-"""Each tensor's slots begin at a multiple of this: four words, which a warp reads together."""
-KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+THREADS, BINS, CLOSE = 256, 4096, 4096
 
-
-class _Table(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("address", "kind", "size", "slot", "element", "tensor", "group")),
-        *((name, ctypes.c_void_p) for name in ("tile_segment", "tile_start")),
-        *((name, ctypes.c_int64) for name in ("segments", "tasks", "tiles")),
-    )
-
-
-class _Target(ctypes.Structure):
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("kind", ctypes.c_void_p),
-        ("final", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("square", ctypes.c_void_p),
-        ("unfit", ctypes.c_void_p),
-    )
+Walk = Callable[[], Iterable[Table]]
+"""Tables of all values, again and again: those of a model in memory, or of one block of files after the other."""
 
 
 class _Draw(ctypes.Structure):
@@ -68,74 +49,6 @@ class _Cut(ctypes.Structure):
         ("wide", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("plane", "free", "wanted", "candidates", "codes")),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of a tensor: the base's and all tasks' values, as they are stored, and where it lies.
-
-    `slot` is its place in the planes, `element` the index (rule 2) of its first value; `tensor` and `group` say where
-    its results are added up. For work on planes alone, values may be left out.
-    """
-
-    values: Sequence[Tensor]
-    size: int
-    slot: int
-    element: int
-    tensor: int
-    group: int = 0
-
-
-class Table:
-    """Segments of one working type, as the kernels read them."""
-
-    def __init__(self, segments: Sequence[Segment], working: torch.dtype, device: torch.device) -> None:
-        self.working, self.segments = working, segments
-        sources = len(segments[0].values)
-        sizes = np.array([segment.size for segment in segments], np.int64)
-        assert not any(segment.slot % ALIGNMENT for segment in segments)
-        tiles = -(-sizes // TILE)
-        columns = {
-            "address": np.array([[s.values[k].data_ptr() for s in segments] for k in range(sources)], np.int64),
-            "size": sizes,
-            "slot": np.array([segment.slot for segment in segments], np.int64),
-            "element": np.array([segment.element for segment in segments], np.int64),
-            "tensor": np.array([segment.tensor for segment in segments], np.int64),
-            "group": np.array([segment.group for segment in segments], np.int64),
-            "tile_segment": np.repeat(np.arange(len(segments), dtype=np.int64), tiles),
-            "tile_start": np.concatenate([np.arange(n, dtype=np.int64) * TILE for n in tiles]),
-        }
-        kinds = np.array([[KINDS[s.values[k].dtype] for s in segments] for k in range(sources)], np.uint8)
-        self.plain = bool((kinds == KINDS[working]).all())
-        self.tiles = int(tiles.sum())
-        # One transfer for all columns.
-        joined = np.concatenate([column.reshape(-1) for column in columns.values()])
-        self._columns = torch.from_numpy(joined).to(device, non_blocking=True)
-        self._kinds = torch.from_numpy(kinds.reshape(-1)).to(device, non_blocking=True)
-        places, at = {}, 0
-        for name, column in columns.items():
-            places[name] = self._columns.data_ptr() + 8 * at
-            at += column.size
-        self.structure = _Table(
-            **places, kind=self._kinds.data_ptr(), segments=len(segments), tasks=sources - 1, tiles=self.tiles
-        )
-
-    def name(self, kernel: str, plain: bool = False) -> str:
-        """The version of a kernel for this working type, and for values that are stored in it where there is one."""
-        return f"{kernel}{'_plain' if plain and self.plain else ''}_{'f64' if self.working == torch.float64 else 'f32'}"
-
-
-Walk = Callable[[], Iterable[Table]]
-"""Tables of all values, again and again: those of a model in memory, or of one block of files after the other."""
-
-
-class Destination:
-    """Where merged values go: a tensor for each segment of a table."""
-
-    def __init__(self, outs: Sequence[Tensor], device: torch.device) -> None:
-        self.outs = outs
-        self.addresses = torch.tensor([out.data_ptr() for out in outs], dtype=torch.int64).to(device, non_blocking=True)
-        self.kinds = torch.tensor([KINDS[out.dtype] for out in outs], dtype=torch.uint8).to(device, non_blocking=True)
 
 
 class Launcher(Protocol):
@@ -174,15 +87,6 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-Address = int
-"""Of a row of planes, or of a row in a table of numbers, on the device; 0 for none."""
-
-
-def row_of(table: Tensor, row: int) -> Address:
-    """Where a row of a two-dimensional table begins. Views cost more than the kernels that they are for."""
-    return table.data_ptr() + row * table.stride(0) * table.element_size()
-
-
 class CudaKernels:
     """What a GPU does for a merge. Launches go to the stream that was torch's when `follow` was last called."""
 
@@ -198,12 +102,15 @@ class CudaKernels:
     def _launch(self, name: str, grid: tuple[int, int], *arguments: object, shared: int = 0) -> None:
         self._module.launch(name, grid, THREADS, self._stream, *arguments, shared=shared)
 
+    def empty(self, shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def numbers(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
         """A small table of numbers on the device, in memory of its own: kernels may write to it."""
-        return torch.tensor(np.asarray(values), dtype=dtype).to(self.device, non_blocking=True)
+        return torch.tensor(np.ascontiguousarray(values), dtype=dtype).to(self.device, non_blocking=True)
 
     def planes(self, rows: int, slots: int) -> Tensor:
         """Rows of bits [rows, words] that hold anything."""
@@ -211,17 +118,17 @@ class CudaKernels:
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
-    def survey(
-        self, table: Table, compared: Tensor, rows: Tensor, planes: Tensor, flags: Address, squares: Address
-    ) -> None:
-        """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector."""
+    def survey(self, table: Table, marks: Address, planes: Tensor, flags: Address, squares: Address) -> None:
+        """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector.
+
+        marks[tensor, task]: twice the row for the task's candidates, and 1 if later tasks are compared with it.
+        """
         tasks = table.structure.tasks
         self._launch(
             table.name("survey", plain=True),
             (table.tiles, 1),
             table.structure,
-            compared,
-            rows,
+            marks,
             planes,
             planes.stride(0),
             flags,
@@ -246,13 +153,14 @@ class CudaKernels:
 
     def pick(
         self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
-        wanted: Address, candidates: Address, counts: Address, then: Sequel,
+        wanted: Address, candidates: Address, counts: Address, failed: Address, then: Sequel,
     ) -> None:  # fmt: skip
         """Of each group's free candidates, the wanted number with the smallest lottery numbers are `won`.
 
-        Resets `candidates`; writes to counts[group] how many were taken. `then` says what else becomes of them.
+        Resets `candidates`; writes to counts[group] how many were taken, and to `failed` if a threshold was missed.
+        `then` says what else becomes of the winners.
         """
-        draw = drawing.structure(wanted, candidates)
+        draw = drawing.structure(wanted, candidates, failed)
         grid = (self._shares(table), 1)
         self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
         self._launch("settle", (drawing.groups, drawing.blocks), won, draw, drawing.rest, then)
@@ -318,7 +226,6 @@ class Drawing:
         self._close_lists = kernels.zeros(2, self.groups, CLOSE)
         self._tallies = kernels.zeros(2, self.groups)
         self.rest = kernels.zeros(self.groups)
-        self.failed = kernels.zeros(1, dtype=torch.int32)
         self._structure = _Draw(
             winners=row_of(self._tallies, 0),
             undecided=row_of(self._tallies, 1),
@@ -330,30 +237,14 @@ class Drawing:
             close_keys=row_of(self._close_lists, 0),
             close_places=row_of(self._close_lists, 1),
             close=self._close.data_ptr(),
-            failed=self.failed.data_ptr(),
             deviations=deviations,
             groups=self.groups,
         )
 
-    def structure(self, wanted: Address, candidates: Address) -> _Draw:
+    def structure(self, wanted: Address, candidates: Address, failed: Address) -> _Draw:
         """What the kernels read; it changes with the next call."""
-        self._structure.wanted, self._structure.candidates = wanted, candidates
+        self._structure.wanted, self._structure.candidates, self._structure.failed = wanted, candidates, failed
         return self._structure
-
-
-class Target:
-    """Where a kernel writes, and as what: the merged vector in the working type, or base + scale * vector, cast."""
-
-    def __init__(self, into: Destination, square: Tensor, unfit: Tensor, scale: float | None) -> None:
-        self._kept = (into, square, unfit)
-        self.structure = _Target(
-            into.addresses.data_ptr(),
-            into.kinds.data_ptr(),
-            int(scale is not None),
-            scale or 0.0,
-            square.data_ptr(),
-            unfit.data_ptr(),
-        )
 
 
 def _cut(

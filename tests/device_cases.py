@@ -55,6 +55,14 @@ def coarse(tasks: int, elements: int = 20_000, seed: int = 0) -> list[State]:
     return found
 
 
+def shrinking(tasks: int, elements: int) -> list[State]:
+    """Base and tasks of ever shorter vectors: later tasks win few elements, and many are left over."""
+    generator = torch.Generator().manual_seed(tasks)
+    base = {"w": torch.randn(elements, generator=generator)}
+    steps = [t * torch.randn(elements, generator=generator) for t in range(tasks, 0, -1)]
+    return [base, *({"w": base["w"] + step} for step in steps)]
+
+
 def given(options: dict[str, Any], tasks: int) -> dict[str, Any]:
     """Options with weights for so many tasks, some of them 0, where they ask for weights."""
     weights = {"weights": [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]} if "weights" in options else {}

@@ -40,7 +40,7 @@ def compiled(source: str, folder: Path) -> Library:
     """All kernels of a source, for the emulator."""
     written, library = folder / "kernels.cpp", folder / "kernels.so"
     written.write_text(source, encoding="utf-8")
-    names = re.findall(r"__global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\(", _run("g++", *FLAGS, "-E", written))
+    names = re.findall(r"__global__ void (?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", _run("g++", *FLAGS, "-E", written))
     entries = "\n".join(f"KERNEL({name})" for name in names)
     written.write_text(f'#include "gpu.hpp"\n{source}\n{entries}\n', encoding="utf-8")
     _run("g++", *FLAGS, *LIBRARY, "-I", HERE, written, "-o", library)

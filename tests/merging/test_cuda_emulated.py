@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import emulated
 import pytest
 import torch
-from device_cases import OPTIONS, MissesAtFirst, State, assert_same, coarse, given, sequence
+from device_cases import OPTIONS, MissesAtFirst, State, assert_same, coarse, given, sequence, shrinking
 from emulated import EmulatedModule, Library
 from emulated.merges import SHAPES, check, on
 
@@ -40,7 +40,13 @@ class LentBlocks(ResidentBlocks):
         todo = pieces(stretches, self.chunk)
         for k in range(0, len(todo), 2):
             block = [
-                (piece, [values[piece.stretch.tensor].view(-1)[piece.start : piece.stop].clone() for values in self._values])
+                (
+                    piece,
+                    [
+                        values[piece.stretch.tensor].view(-1)[piece.start : piece.stop].clone()
+                        for values in self._values
+                    ],
+                )
                 for piece in todo[k : k + 2]
             ]
             yield block
@@ -103,6 +109,32 @@ def test_a_missed_threshold_is_drawn_again(library: Library, keep: str, monkeypa
     monkeypatch.setattr(device_auction, "Drawing", drawings)
     check(coarse(3, elements=40_000), EmulatedModule(library), [{"keep": keep}])
     assert len(drawings.made) == 2
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 7])
+@pytest.mark.parametrize("keep", ["random", "magnitude"])
+def test_elements_that_nobody_has_are_shared_out(library: Library, tasks: int, keep: str) -> None:
+    """With few bidders by the device alone, with many after the host has looked."""
+    base, *vectors = shrinking(tasks, 30_001)
+    ours, theirs = [], tmx.merge_state_dicts(base, vectors, keep=keep, weights=range(1, tasks + 1))
+    with on(EmulatedModule(library)):
+        ours.append(tmx.merge_state_dicts(base, vectors, keep=keep, weights=range(1, tasks + 1)))
+        with tmx.MergeSession(base, vectors) as merges:
+            ours.append(merges.merge(keep=keep, weights=range(1, tasks + 1)))
+    assert theirs.report.leftovers
+    for merged in ours:
+        assert_same(merged, theirs, tasks)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_tensors_that_turn_out_not_to_be_merged_are_copied(library: Library, odd: bool) -> None:
+    """What was ordered in the belief that all are merged is called off, and nothing of it remains."""
+    base, *tasks = sequence(SHAPES, 4)
+    for state in (base, *tasks) if odd else ():
+        state["b"] = torch.full((65,), -torch.inf)
+    module = EmulatedModule(library)
+    check([base, *tasks], module, [{"scale": scale, "weights": True} for scale in (0.5, "matched")])
+    assert "unexpected" in module.launched
 
 
 def test_values_that_cannot_be_merged_are_named_as_on_the_cpu(library: Library) -> None:

@@ -36,7 +36,7 @@ FAULTS = {
     "the last word of a stretch is not written": ("if (j * 32 < rest)", "if (j * 32 + 128 <= rest)"),
     "the last owner is forgotten": ("if (k0 + lane < owners)", "if (k0 + lane + 1 < owners)"),
     "the first owner takes all": ("k0 + __ffs(owning[j]) - 1", "k0"),
-    "lottery numbers are stirred once": ("return (x ^ (x >> 27)) * MIX_B;", "return x;"),
+    "lottery numbers are stirred once": ("return product(x ^ (x >> 27), MIX_B);", "return x;"),
     "no barrier after clearing": ("noted[k] = 0;\n    __syncthreads();", "noted[k] = 0;"),
     "no barrier before counting kept numbers": ("kept = 0;\n    __syncthreads();", "kept = 0;"),
     "no barrier between reading and adding": ("- step] : 0;\n        __syncthreads();", "- step] : 0;"),

@@ -15,11 +15,11 @@ def check_merge(engine: str, workers: int | None, ray_address: str | None, devic
     Traceback (most recent call last):
     tunable_magmax.errors.InputError: workers is 2, but the engine is 'local', which has none: give engine 'ray'
     """
-    _check_engine(engine, workers=workers, ray_address=ray_address)
     if engine == "ray" and device not in (None, "cpu"):
         raise InputError(
             f"device is {device!r}, but the engine is {engine!r}, whose workers merge on CPUs: leave it out"
         )
+    _check_engine(engine, workers=workers, ray_address=ray_address)
     check_workers(workers)
     if device not in (None, "cpu"):
         from tunable_magmax.engines.on_device import open_device

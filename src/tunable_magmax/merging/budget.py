@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 
@@ -99,11 +100,11 @@ def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
     (3, 2)
     """
     common = math.lcm(*(weight.denominator for weight in weights))
-    return tuple(int(weight * common) for weight in weights)
+    return tuple(weight.numerator * (common // weight.denominator) for weight in weights)
 
 
 def split(weights: Sequence[int], elements: int) -> list[int]:
-    """`budget` for weights in whole numbers: quick, since `scope: tensor` splits one for every tensor of a model."""
+    """`budget` for weights in whole numbers."""
     total = sum(weights)
     shares = [weight * elements // total for weight in weights]
     remainder = elements - sum(shares)
@@ -111,6 +112,21 @@ def split(weights: Sequence[int], elements: int) -> list[int]:
         if remainder and weight > 0:
             shares[k] += 1
             remainder -= 1
+    return shares
+
+
+def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64]:
+    """`split` for each of many sizes [sizes, tasks]: `scope: tensor` has one for every tensor of a model.
+
+    >>> split_each([1, 0, 1, 1], [8, 3]).tolist()
+    [[3, 0, 3, 2], [1, 0, 1, 1]]
+    """
+    if sum(weights) * max([1, *sizes]) >= 1 << 63:  # beyond numpy's integers
+        return np.array([split(weights, size) for size in sizes], np.int64)
+    each, many = np.array(weights, np.int64), np.array(sizes, np.int64).reshape(-1, 1)
+    shares: NDArray[np.int64] = each * many // sum(weights)
+    heirs = np.cumsum(each > 0) * (each > 0)  # 1 for the first task that has a weight, 2 for the next
+    shares += (heirs > 0) & (heirs <= many - shares.sum(axis=1, keepdims=True))
     return shares
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,10 +20,10 @@ from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.merging.casting import does_not_fit
-from tunable_magmax.merging.device_auction import SPARE, Auctions, Floor, segment_of
-from tunable_magmax.merging.kernels.cuda import CudaKernels, signed
+from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, segment_of
+from tunable_magmax.merging.kernels.cuda import CudaKernels, Letter, signed
 from tunable_magmax.merging.kernels.portable import PortableKernels
-from tunable_magmax.merging.kernels.tables import ALIGNMENT, Destination, Table, Target, row_of
+from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Destination, Table, Target, row_of
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
@@ -81,7 +82,8 @@ class DeviceMerge(Merge):
             self.memory = replace(self.memory, stash=0)
         self._cuda = kernels
         self._bits = self._cuda.planes(0, 0)
-        self._owning: Tensor | None = None
+        self._auction: Auction | None = None
+        self._owning: Tensor | None = None  # tasks that own something, and the rows of it
         self._loads: dict[tuple[int, ...], list[list[Load]]] = {}
         self._auctions = Auctions(kernels)
         # The square of the merged vector, where values did not fit [tensors], and elements given [tensors, tasks].
@@ -89,11 +91,13 @@ class DeviceMerge(Merge):
         self._sums = self._cuda.zeros(1 + tensors + tensors * self.tasks)
         self._square = self._sums[:1].view(torch.float64)
         self._unfit = self._sums[1 : 1 + tensors]
+        self._noted = self._sums[: 1 + tensors]
         self._given = self._sums[1 + tensors :].view(tensors, self.tasks)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._loads.clear()
+        self._auction = None
         self._auctions.clear()
         self._bits = self._cuda.planes(0, 0)
 
@@ -112,6 +116,9 @@ class DeviceMerge(Merge):
         if key not in self._loads:
             self._loads[key] = [self._loaded(block, groups) for block in self._blocks.walk(stretches)]
         yield from self._loads[key]
+
+    def _all_loads(self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None) -> Iterator[Load]:
+        return chain.from_iterable(self._walk_loads(stretches, groups))
 
     def _loaded(self, block: Block, groups: Mapping[int, int] | None) -> list[Load]:
         """The tables of a block, one for each working type."""
@@ -133,9 +140,9 @@ class DeviceMerge(Merge):
             self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
         found = self._marked(everything)
-        if not (isinstance(self.method, TunableMagmax) and self.method.reusable):  # what for is not known yet
-            self._expect(tuple(stretch for stretch in everything if stretch.size))
-        seen = found.cpu().numpy()
+        letter = Letter(found)
+        self._foresee(found.data_ptr())
+        seen = letter.read()
         flags = seen[: len(everything) * self.tasks].reshape(-1, self.tasks)
         survey = Survey.nothing(len(everything), self.tasks)
         survey.changed[:] = flags & 1
@@ -144,10 +151,8 @@ class DeviceMerge(Merge):
         self.progress("survey", self.layout.elements, self.layout.elements)
         return survey
 
-    def _expect(self, stretches: Sequence[Stretch]) -> None:
-        """Make ready, while the device is busy, for what comes next if these turn out to be merged."""
-        if isinstance(self.method, TunableMagmax):
-            self._auctions.expect(self.method, stretches)
+    def _foresee(self, flags: Address) -> None:
+        """Order what is likely to come while the survey, which writes the flags, is under way."""
 
     def _mark(self) -> None:
         self._marked(self.stretches)
@@ -170,42 +175,43 @@ class DeviceMerge(Merge):
         numbers = self._cuda.numbers(sheet)
         found = numbers[: tensors * (self.tasks + 1)]
         squares = found.data_ptr() + 8 * tensors * self.tasks
-        for loads in self._walk_loads(stretches):
-            for load in loads:
-                self._cuda.survey(load.table, squares + 8 * tensors, self._bits, found.data_ptr(), squares)
+        for load in self._all_loads(stretches):
+            self._cuda.survey(load.table, squares + 8 * tensors, self._bits, found.data_ptr(), squares)
         return found
 
     # -- decide --------------------------------------------------------------------------------------------------------
 
     def choose(self) -> None:
         self._cuda.follow()
-        auction = None
+        self._order(self.stretches)
+        if self._auction is not None:
+            self._auction.close()
+
+    def _order(self, stretches: Sequence[Stretch], flags: Address = 0) -> None:
+        """Order the method's decision about these tensors, to be called off if flags that are given say otherwise."""
+        self._auction = None
         if isinstance(self.method, TunableMagmax):
-            if self.stretches:
-                auction = self._auctions.open(self.method, self._floor(), self._mark)
-            else:
-                self.method.leftovers = 0
-                self.method.groups(self.stretches)
+            self.method.leftovers = 0
+            groups, budgets = self.method.groups(stretches)
+            if stretches:
+                plan = self._auctions.plan(self.method, stretches, groups, budgets)
+                for load in self._all_loads(stretches) if flags else ():
+                    self._cuda.unexpected(load.table, flags, plan.state)
+                self._auction = self._auctions.open(plan, self._floor(stretches), self._mark)
         elif isinstance(self.method, Ties):
-            self._auctions.trim(self.method, self._floor())
-        self._owning = None if auction is None else self._cuda.numbers(np.array(sorted(auction.owners.items())).T)
+            self._auctions.trim(self.method, self._floor(stretches))
+        owners = self._auction.owners if self._auction is not None else {}
+        self._owning = self._cuda.numbers(np.array(sorted(owners.items())).T) if owners else None
         self._sums.zero_()
-        self._make_ready()
-        if auction is not None:
-            auction.close()
 
-    def _make_ready(self) -> None:
-        """Prepare the output while the device is busy."""
-
-    def _floor(self) -> Floor:
+    def _floor(self, stretches: Sequence[Stretch]) -> Floor:
         """What is auctioned: the merged tensors with their planes, and their values where these matter."""
 
         def walk(groups: Mapping[int, int]) -> Iterator[Table]:
-            for loads in self._walk_loads(self.stretches, groups):
-                yield from (load.table for load in loads)
+            return (load.table for load in self._all_loads(stretches, groups))
 
-        wide = any(self._working[stretch.tensor] == torch.float64 for stretch in self.stretches)
-        return Floor(self.stretches, self._bits, self._first_spare, walk, wide)
+        wide = any(self._working[stretch.tensor] == torch.float64 for stretch in stretches)
+        return Floor(stretches, self._bits, self._first_spare, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -216,9 +222,8 @@ class DeviceMerge(Merge):
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""
         todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
-        for loads in self._walk_loads(todo):
-            for load in loads:
-                self._combine_load(load.table, self._taus(load), None)
+        for load in self._all_loads(todo):
+            self._combine_load(load.table, self._taus(load), None)
         self._measured.update(stretch.tensor for stretch in todo)
 
     def render(
@@ -269,8 +274,8 @@ class DeviceMerge(Merge):
         assert dtype is not None
         return dtype
 
-    def _check_fit(self) -> None:
-        for k in self._unfit.cpu().numpy().nonzero()[0].tolist():
+    def _check_fit(self, sums: Letter | None = None) -> None:
+        for k in (sums or Letter(self._noted)).read()[1:].nonzero()[0].tolist():
             raise does_not_fit(self.layout.mergeable[k].name, "merged", self._out_dtype(k))
 
     def _combine_load(self, table: Table, into: Destination, scale: float | None, again: bool = False) -> None:
@@ -280,7 +285,8 @@ class DeviceMerge(Merge):
         """
         cuda, method, bits = self._cuda, self.method, self._bits
         given = torch.zeros_like(self._given) if again else self._given
-        target = Target(into, torch.zeros_like(self._square) if again else self._square, self._unfit, scale)
+        square = torch.zeros_like(self._square) if again else self._square
+        target = Target(into, square, self._unfit, scale, self._auction.plan.state if self._auction else 0)
         if isinstance(method, TunableMagmax):
             assert self._owning is not None
             tasks, rows, owners = row_of(self._owning, 0), row_of(self._owning, 1), self._owning.shape[1]

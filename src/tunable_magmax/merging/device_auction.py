@@ -16,13 +16,15 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.kernels.cuda import CudaKernels, Drawing, Sequel
+from tunable_magmax.merging.kernels.cuda import LEFT_OVER, CudaKernels, Drawing, Letter, Sequel
 from tunable_magmax.merging.kernels.tables import Address, Segment, Table, row_of
 from tunable_magmax.merging.methods import Ties, TunableMagmax
 from tunable_magmax.merging.ownership import Piece, Stretch
 
 SPARE = 2
 """Rows of the planes beyond the tasks': what is free, and equal magnitudes."""
+AT_ONCE = 4
+"""So many bidders' portions of what nobody owns are drawn without asking whether there is any."""
 TRIES = 4
 NOT_FOUND = "the lottery's threshold was not found; please report this"
 
@@ -62,10 +64,9 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An auction before anything is known of candidates: who may bid for how much, and room for what is counted.
+    """An auction before anything is known of candidates: who may bid for how much, and a sheet for what is counted.
 
-    `wanted` is [tasks, groups]; the device has it, too, in the first rows of `numbers`, followed by what it tells the
-    host: each task's elements, those that nobody has, and whether a draw has missed. Then come numbers of candidates.
+    Rows of the sheet, which is on the device, are [groups]. What is `wanted` [tasks, groups] the host knows as well.
     """
 
     method: TunableMagmax
@@ -73,32 +74,44 @@ class Plan:
     table: Table
     sizes: tuple[int, ...]
     wanted: NDArray[np.int64]
-    numbers: Tensor
+    sheet: Tensor
 
     @property
     def tasks(self) -> int:
         return len(self.wanted)
 
     def asked(self, task: int) -> Address:
-        return row_of(self.numbers, task)
+        return row_of(self.sheet, task)
 
     def got(self, task: int) -> Address:
-        return row_of(self.numbers, self.tasks + task)
+        return row_of(self.sheet, self.tasks + task)
+
+    def portion(self, task: int) -> Address:
+        """A task's share of what nobody owns."""
+        return row_of(self.sheet, 2 * self.tasks + task)
+
+    def remaining(self, task: int) -> Address:
+        """What nobody owns before a task gets its portion."""
+        return row_of(self.sheet, 3 * self.tasks + 4 + task)
 
     @property
     def unowned(self) -> Address:
-        return row_of(self.numbers, 2 * self.tasks)
+        return row_of(self.sheet, 3 * self.tasks)
 
     @property
-    def failed(self) -> Address:
-        return row_of(self.numbers, 2 * self.tasks + 1)
+    def state(self) -> Address:
+        return row_of(self.sheet, 3 * self.tasks + 1)
 
     def candidates(self, k: int) -> Address:
-        return row_of(self.numbers, 2 * self.tasks + 2 + k % 2)
+        return row_of(self.sheet, 3 * self.tasks + 2 + k % 2)
 
-    def told(self) -> NDArray[np.int64]:
-        """What the device has to tell: waits for it."""
-        return self.numbers[self.tasks : 2 * self.tasks + 2].cpu().numpy()
+    def letter(self) -> Letter:
+        """The host is told of portions, unowned elements and the state, as of now."""
+        return Letter(self.sheet[2 * self.tasks : 3 * self.tasks + 2])
+
+    def reopen(self) -> None:
+        """Whatever called the auction off is done with."""
+        self.sheet[3 * self.tasks + 1].zero_()
 
 
 class Auctions:
@@ -108,13 +121,11 @@ class Auctions:
         self._cuda = kernels
         self._tables: dict[tuple[int, int], Table] = {}
         self._drawings: dict[tuple[int, ...], Drawing] = {}
-        self._expected: Plan | None = None
 
     def clear(self) -> None:
         """Let go of memory on the device."""
         self._tables.clear()
         self._drawings.clear()
-        self._expected = None
 
     def geometry(self, stretches: Sequence[Stretch], groups: Sequence[Sequence[int]]) -> Table:
         """Where merged tensors lie, without their values, with the group of each."""
@@ -125,30 +136,25 @@ class Auctions:
             self._tables[key] = Table(segments, torch.float32, self._cuda.device)
         return self._tables[key]
 
-    def expect(self, method: TunableMagmax, stretches: Sequence[Stretch]) -> None:
-        """Make ready for an auction that is likely to come."""
-        budget = method.options.budget
-        if stretches and (budget is None or sum(budget) == sum(stretch.size for stretch in stretches)):
-            self._expected = self._plan(method, stretches)
-            self.drawing(self._expected.sizes, 0)
-
-    def open(self, method: TunableMagmax, floor: Floor, mark: Callable[[], object]) -> Auction:
-        """Begin an auction; `mark` marks candidates anew."""
-        plan, self._expected = self._expected, None
-        if plan is None or plan.method is not method or plan.stretches != floor.stretches:
-            plan = self._plan(method, floor.stretches)
-        return Auction(self, self._cuda, floor, plan, mark)
-
-    def _plan(self, method: TunableMagmax, stretches: Sequence[Stretch]) -> Plan:
-        groups, budgets = method.groups(stretches)
+    def plan(
+        self,
+        method: TunableMagmax,
+        stretches: Sequence[Stretch],
+        groups: Sequence[Sequence[int]],
+        budgets: NDArray[np.int64],
+    ) -> Plan:
         sizes = tuple(sum(stretches[k].size for k in group) for group in groups)
-        wanted = np.array(budgets, np.int64).T.copy()
+        wanted = budgets.T.copy()
         return Plan(method, stretches, self.geometry(stretches, groups), sizes, wanted, self.sheet(wanted))
 
+    def open(self, plan: Plan, floor: Floor, mark: Callable[[], object]) -> Auction:
+        """Begin an auction; `mark` marks candidates anew."""
+        return Auction(self, self._cuda, floor, plan, mark)
+
     def sheet(self, wanted: NDArray[np.int64]) -> Tensor:
-        """A plan's numbers, all 0 but what is wanted."""
+        """A plan's sheet, all 0 but what is wanted."""
         tasks, groups = wanted.shape
-        return self._cuda.numbers(np.concatenate([wanted, np.zeros((tasks + 4, groups), np.int64)]))
+        return self._cuda.numbers(np.concatenate([wanted, np.zeros((3 * tasks + 4, groups), np.int64)]))
 
     def trim(self, method: Ties, floor: Floor) -> None:
         """Keep each task's largest elements."""
@@ -157,13 +163,13 @@ class Auctions:
         table = self.geometry(floor.stretches, [range(len(floor.stretches))])
         wanted = self._cuda.numbers([int(method.options.density * floor.elements)])
         for tries in range(TRIES):
-            failed = self._cuda.zeros(1)
-            draws = Draws(self._cuda, floor, table, self.drawing((floor.elements,), tries), failed.data_ptr())
+            state = self._cuda.zeros(1)
+            draws = Draws(self._cuda, floor, table, self.drawing((floor.elements,), tries), state.data_ptr())
             self._cuda.open(table, floor.free)
             for t in method.voters:
                 drum = lottery.drum(method.options.seed, lottery.TIES_CUT, t + 1)
                 draws.cut(t, floor.free, wanted, self._cuda.numbers([floor.elements]), floor.row(t), drum)
-            if not failed.any():
+            if not state.any():
                 return
         raise ExactnessError(NOT_FOUND)
 
@@ -176,49 +182,58 @@ class Auctions:
 
 
 class Auction:
-    """All auctions of a method: the device is at it when this is made; `close` waits for it.
+    """All auctions of a method, ordered from the device when this is made. `close` waits for them.
 
-    `owners` has the row of what each task owns, which holds when it is closed.
+    `owners` has the row of what each task owns, which holds when it is closed. What is ordered in between is done by
+    the device only if nothing calls the auction off (`CudaKernels`' states), so it may rely on them.
     """
 
     def __init__(
         self, house: Auctions, kernels: CudaKernels, floor: Floor, plan: Plan, mark: Callable[[], object]
     ) -> None:
-        self._house, self._cuda, self._floor, self._plan, self._mark = house, kernels, floor, plan, mark
-        method = plan.method
-        bidders = [t for t in reversed(range(plan.tasks)) if plan.wanted[t].any()]
-        self.owners = {t: floor.spare - plan.tasks + t if method.reusable else method.rows[t] for t in bidders}
+        self._house, self._cuda, self._floor, self._mark = house, kernels, floor, mark
+        self.plan = plan
+        bidders = np.flatnonzero(plan.wanted.any(axis=1))[::-1].tolist()
+        first = floor.spare - plan.tasks
+        self.owners = {t: first + t if plan.method.reusable else plan.method.rows[t] for t in bidders}
         self._begin(0)
 
     def _begin(self, tries: int) -> None:
-        """Rules 4 and 5."""
-        plan, floor = self._plan, self._floor
-        self._draws = Draws(self._cuda, floor, plan.table, self._house.drawing(plan.sizes, tries), plan.failed)
+        plan, floor = self.plan, self._floor
+        self._draws = Draws(self._cuda, floor, plan.table, self._house.drawing(plan.sizes, tries), plan.state)
         self._cuda.open(plan.table, floor.free)
         bid = self._bid_by_magnitude if plan.method.options.keep == "magnitude" else self._bid_by_lottery
         bid()
+        at_once = len(self.owners) <= AT_ONCE
+        self._cuda.divide(
+            plan.tasks, len(plan.sizes), plan.asked(0), plan.got(0), plan.unowned, plan.portion(0), plan.remaining(0),
+            at_once, plan.state,
+        )  # fmt: skip
+        if at_once:
+            self._share_out(sorted(self.owners))
+        self._letter = plan.letter()
 
-    def close(self) -> None:
-        """Share out what nobody has; if a threshold was missed, do everything again with a wider window."""
-        method = self._plan.method
+    def close(self) -> bool:
+        """Wait, and see to what could not be ordered in advance. False if there was any: nothing else was done then."""
         for tries in range(1, TRIES + 1):
-            found = self._plan.told()
-            counts, unowned, missed = found[:-2], found[-2], found[-1].any()
-            method.leftovers = int(unowned.sum())
-            if method.leftovers and not missed:
-                self._share_out(self._plan.wanted - counts, unowned)
-                missed = self._plan.told()[-1].any()
-            if not missed:
-                return
-            if tries < TRIES:
+            *portions, unowned, (state, *_) = self._letter.read()
+            self.plan.method.leftovers = int(unowned.sum())
+            if state == LEFT_OVER:
+                self.plan.reopen()
+                self._share_out([t for t, portion in enumerate(portions) if portion.any()])
+                if not self.plan.letter().read()[-1].any():
+                    return False
+            elif not state:
+                return tries == 1
+            if tries < TRIES:  # a threshold was missed: all over again, with a wider window
                 self._mark()  # the attempt may have written over the marks
-                self._plan = replace(self._plan, numbers=self._house.sheet(self._plan.wanted))
+                self.plan = replace(self.plan, sheet=self._house.sheet(self.plan.wanted))
                 self._begin(tries)
         raise ExactnessError(NOT_FOUND)
 
     def _bid_by_lottery(self) -> None:
-        """Draw for one task after the other; each draw also counts the next task's candidates, or what is left."""
-        plan, floor, owners = self._plan, self._floor, self.owners
+        """Rules 4 and 5: a draw for one task after the other, each of which counts the next one's candidates."""
+        plan, floor, owners = self.plan, self._floor, self.owners
         planes = [*(floor.row(plan.method.rows[t]) for t in owners), floor.free]
         counted = [*(plan.candidates(k) for k in range(len(owners))), plan.unowned]
         self._cuda.count(plan.table, planes[0], floor.free, 0, counted[0])
@@ -228,52 +243,45 @@ class Auction:
             self._draws.pick(planes[k], floor.row(owned), drum, plan.asked(t), counted[k], sequel, plan.got(t))
 
     def _bid_by_magnitude(self) -> None:
-        """Take the largest magnitudes for one task after the other."""
-        plan, floor = self._plan, self._floor
+        """Rules 4 and 5 with the largest magnitudes of one task after the other."""
+        plan, floor = self.plan, self._floor
         candidates, won = self._cuda.zeros(len(plan.sizes)), 0
         for t, owned in self.owners.items():
-            plane, asked = floor.row(plan.method.rows[t]), plan.numbers[t]
+            plane, asked = floor.row(plan.method.rows[t]), plan.sheet[t]
             self._cuda.count(plan.table, plane, floor.free, won, candidates.data_ptr())
-            plan.numbers[plan.tasks + t] = torch.minimum(asked, candidates)
+            plan.sheet[plan.tasks + t] = torch.minimum(asked, candidates)
             won = floor.row(owned)
             self._draws.cut(t, plane, asked, candidates, won, self._drum(lottery.KEEP, t))
         self._cuda.count(plan.table, floor.free, floor.free, won, plan.unowned)
 
-    def _share_out(self, left: NDArray[np.int64], unowned: NDArray[np.int64]) -> None:
-        """Rule 6: what nobody owns, by lottery, to the tasks with budget left."""
-        floor = self._floor
-        portions, remaining = [], [unowned]
-        for rest in left:
-            portions.append(np.minimum(rest, remaining[-1]))
-            remaining.append(remaining[-1] - portions[-1])
-        numbers = self._cuda.numbers([*portions, *remaining])
-        for t, portion in enumerate(portions):
-            if portion.any():
-                asked, candidates = row_of(numbers, t), row_of(numbers, len(portions) + t)
-                won, drum = floor.row(self.owners[t]), self._drum(lottery.LEFTOVERS, t)
-                self._draws.pick(floor.free, won, drum, asked, candidates, Sequel(True, floor.free))
+    def _share_out(self, tasks: Sequence[int]) -> None:
+        """Rule 6: what nobody owns, by lottery, to these tasks."""
+        plan, floor = self.plan, self._floor
+        for t in tasks:
+            won, drum, sequel = floor.row(self.owners[t]), self._drum(lottery.LEFTOVERS, t), Sequel(True, floor.free)
+            self._draws.pick(floor.free, won, drum, plan.portion(t), plan.remaining(t), sequel)
 
     def _drum(self, purpose: int, task: int) -> int:
-        return lottery.drum(self._plan.method.options.seed, purpose, task + 1)
+        return lottery.drum(self.plan.method.options.seed, purpose, task + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Draws among the groups of a table, which write to `failed` if a threshold lies outside its window."""
+    """Draws among the groups of a table, which write to `state` if a threshold lies outside its window."""
 
     cuda: CudaKernels
     floor: Floor
     table: Table
     drawing: Drawing
-    failed: Address
+    state: Address
 
     def pick(
         self, plane: Address, won: Address, drum: int, wanted: Address, candidates: Address, then: Sequel,
         counts: Address = 0,
     ) -> None:  # fmt: skip
         """The wanted number of a plane's free elements, by lottery, are `won`; see `CudaKernels.pick`."""
-        free, failed = self.floor.free, self.failed
-        self.cuda.pick(self.table, plane, free, won, drum, self.drawing, wanted, candidates, counts, failed, then)
+        free, state = self.floor.free, self.state
+        self.cuda.pick(self.table, plane, free, won, drum, self.drawing, wanted, candidates, counts, state, then)
 
     def cut(self, task: int, plane: Address, wanted: Tensor, candidates: Tensor, owned: Address, drum: int) -> None:
         """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.budget import split, whole_numbers
+from tunable_magmax.merging.budget import split, split_each, whole_numbers
 from tunable_magmax.merging.field import Field, Lot, Terms
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.options import Options
@@ -97,9 +97,8 @@ class TunableMagmax(Method):
         """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
         super().__init__(options, tasks)
         self.reusable = reusable
-        weights = options.weights or (Fraction(1),) * tasks
-        self._proportions = whole_numbers(weights)
-        wanted = [reusable or n > 0 for n in options.budget or weights]
+        self._proportions = whole_numbers(options.weights) if options.weights else (1,) * tasks
+        wanted = [reusable or n > 0 for n in options.budget or self._proportions]
         self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
         self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
@@ -132,8 +131,8 @@ class TunableMagmax(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
-    def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], list[tuple[int, ...]]]:
-        """Rule 7: which of the merged tensors share a budget, and each group's."""
+    def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], NDArray[np.int64]]:
+        """Rule 7: which of the merged tensors share a budget, and the budgets [groups, tasks]."""
         elements = sum(stretch.size for stretch in stretches)
         if self.options.budget is not None and sum(self.options.budget) != elements:
             raise InputError(
@@ -142,13 +141,16 @@ class TunableMagmax(Method):
             )
         everything = list(range(len(stretches)))
         groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
-        budgets = [self.expected_budget(sum(stretches[k].size for k in group)) for group in groups]
-        self.budget = tuple(sum(budget[t] for budget in budgets) for t in range(self.tasks))
+        if self.options.budget is not None:
+            budgets = np.array([self.options.budget] * len(groups), np.int64).reshape(-1, self.tasks)
+        else:
+            budgets = split_each(self._proportions, [sum(stretches[k].size for k in group) for group in groups])
+        self.budget = tuple(budgets.sum(axis=0).tolist())
         return groups, budgets
 
     def decide(self, field: Field) -> None:
         groups, budgets = self.groups(field.stretches)
-        lots = [Lot(tuple(group), budget) for group, budget in zip(groups, budgets, strict=True)]
+        lots = [Lot(tuple(group), tuple(budget)) for group, budget in zip(groups, budgets.tolist(), strict=True)]
         terms = Terms(tuple(self.rows), self._spare, self.options.seed, self.options.keep)
         owners = field.auctions(lots, terms)
         for group, ownership in zip(groups, owners, strict=True):

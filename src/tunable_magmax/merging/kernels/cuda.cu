@@ -18,6 +18,7 @@ constexpr int ROW = 128;          // elements that a warp looks at together: fou
 constexpr int BATCH = 4;          // tasks whose values are fetched together
 constexpr int HELD_BYTES = 64;    // of one task's values that a thread of the survey fetches together
 constexpr int SURVEY_BLOCKS = 2;  // of the survey that share a multiprocessor: up to 128 registers a thread
+constexpr int PICK_BLOCKS = 5;    // of a draw, likewise: up to 48 registers
 constexpr int BINS = 4096;        // of the histogram of undecided lottery numbers
 constexpr int CLOSE = 4096;       // undecided numbers that may share one bin
 constexpr int KEPT = 512;         // undecided numbers that a block collects before it appends them
@@ -40,7 +41,12 @@ struct Target {
     double scale;
     double *square;      // of tau, over everything
     u64 *unfit;          // [tensors], set where a result is not finite
+    const u64 *state;    // of the auction that decides what is written, if one does
 };
+
+// Why what was ordered is not wanted: a draw has missed its threshold, not every tensor is as it was expected to be, or
+// elements without an owner must be shared out first.
+constexpr u64 MISSED = 1, UNEXPECTED = 2, LEFT_OVER = 4;
 
 template <class R> struct Largest;
 template <> struct Largest<float> { static constexpr float value = 3.402823466e+38f; };
@@ -103,10 +109,16 @@ template <class R> __device__ inline bool store(i64 address, u8 kind, i64 p, R v
     return number && (bits & 0x7f80) != 0x7f80;
 }
 
+// x * c + more, by instructions that multiply 32 bits: left to itself, the compiler takes more of them.
+__device__ inline u64 product(u64 x, u64 c, u64 more = 0) {
+    const u32 high = u32(x) * u32(c >> 32) + u32(x >> 32) * u32(c);
+    return u64(u32(x)) * u32(c) + more + (u64(high) << 32);
+}
+
 // A lottery number in two halves of work: stirring is most of it, and the upper bits of the number need little more.
 __device__ inline u64 stirred(u64 x) {
-    x = (x ^ (x >> 30)) * MIX_A;
-    return (x ^ (x >> 27)) * MIX_B;
+    x = product(x ^ (x >> 30), MIX_A);
+    return product(x ^ (x >> 27), MIX_B);
 }
 __device__ inline u64 settled(u64 x) { return x ^ (x >> 31); }
 __device__ inline u32 upper(u64 x) { return u32(x >> 32) ^ u32(x >> 63); }  // settled(x) >> 32
@@ -122,6 +134,14 @@ template <class V> __device__ inline V block_sum(V value) {
     V total = 0;
     for (int w = 0; w < WARPS; ++w) total += parts[w];
     return total;
+}
+
+// Whether what was ordered is not wanted any more: all threads of a block get the same answer.
+__device__ inline bool called_off(const u64 *state) {
+    __shared__ u64 seen;
+    if (threadIdx.x == 0) seen = *state;
+    __syncthreads();
+    return seen;
 }
 
 struct Place {
@@ -235,6 +255,15 @@ __device__ void survey(const Table &table, const i64 *marks, u32 *planes, i64 st
     }
 }
 
+// An auction was ordered as if all tensors were merged: it is called off if one has not changed, or may not be finite.
+extern "C" __global__ void unexpected(Table table, const u64 *flags, u64 *state) {
+    for (i64 s = threadIdx.x; s < table.segments; s += THREADS) {
+        u64 seen = 0;
+        for (i64 k = 0; k < table.tasks; ++k) seen |= flags[table.tensor[s] * table.tasks + k];
+        if (seen != 1) atomicOr(state, UNEXPECTED);
+    }
+}
+
 // -- the auction, on planes alone -----------------------------------------------------------------------------------
 
 __device__ inline i64 word_of(const Place &place) {
@@ -328,7 +357,7 @@ struct Draw {
     u32 *histogram;                  // [groups, BINS]
     u64 *close_keys, *close_places;  // [groups, CLOSE]
     u32 *close;                      // [groups]
-    u64 *failed;
+    u64 *state;
     double deviations;
     i64 groups;
 };
@@ -339,7 +368,7 @@ __device__ inline void append(const Draw &draw, i64 group, u64 at, u64 key, u64 
         draw.places[draw.first[group] + at] = place;
         atomicAdd(&draw.histogram[group * BINS + ((key - window.low) >> window.shift)], 1u);
     } else {
-        *draw.failed = 1;
+        atomicOr(draw.state, MISSED);
     }
 }
 
@@ -353,12 +382,14 @@ struct Sequel {
     u64 *candidates;
 };
 
-extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw,
-                                Sequel sequel) {
+extern "C" __global__ void __launch_bounds__(THREADS, PICK_BLOCKS)
+    pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw, Sequel sequel) {
     __shared__ u64 keys[KEPT], places[KEPT];
     __shared__ u32 kept;
     __shared__ u64 offset;
     u64 winners = 0, others = 0;
+    if (called_off(draw.state)) return;
+    if (sequel.join && draw.groups == 1 && draw.wanted[0] <= 0) return;
     if (threadIdx.x == 0) kept = 0;
     __syncthreads();
     i64 known = -1;
@@ -383,11 +414,10 @@ extern "C" __global__ void pick(Table table, const u32 *plane, const u32 *free, 
                 while (left) {
                     const u32 j = 31 - __clz(left), bit = 1u << j;
                     left ^= bit;
-                    const u64 stir = stirred(start + GOLDEN * j);
+                    const u64 stir = stirred(product(j, GOLDEN, start));
                     const u32 lead = upper(stir);
-                    if (lead < low) {
-                        taken |= bit;
-                    } else if (lead <= high) {
+                    if (lead < low) taken |= bit;
+                    if (lead - low <= high - low) {
                         const u64 key = settled(stir), spot = u64(word) * 32 + j;
                         const u32 at = atomicAdd(&kept, 1u);
                         if (at < KEPT) {
@@ -441,13 +471,14 @@ __device__ inline void forget(const Sequel &sequel, i64 group, u64 lost) {
 extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel) {
     __shared__ u32 sums[THREADS];
     __shared__ u32 decisive, before;
+    if (called_off(draw.state)) return;
     const i64 group = blockIdx.x;
     const Window window(draw.wanted[group], draw.candidates[group], draw.deviations);
     if (window.everyone || window.nobody) return;
     const i64 wanted = draw.wanted[group] - i64(draw.winners[group]);
     const i64 undecided = i64(draw.undecided[group]);
     if (wanted < 0 || wanted > undecided || undecided > draw.room[group]) {
-        *draw.failed = 1;
+        if (threadIdx.x == 0) atomicOr(draw.state, MISSED);
         return;
     }
     if (wanted == 0) return;
@@ -484,7 +515,7 @@ extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel)
                 draw.close_keys[group * CLOSE + at] = key;
                 draw.close_places[group * CLOSE + at] = place;
             } else {
-                *draw.failed = 1;
+                atomicOr(draw.state, MISSED);
             }
         }
     }
@@ -495,7 +526,8 @@ extern "C" __global__ void settle(u32 *won, Draw draw, u64 *rest, Sequel sequel)
 // draw. A block a group.
 extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, Sequel sequel, u64 *candidates, i64 *counts) {
     const i64 group = blockIdx.x;
-    const u32 listed = draw.close[group] < CLOSE ? draw.close[group] : CLOSE;
+    const u32 found = draw.close[group] < CLOSE ? draw.close[group] : CLOSE;
+    const u32 listed = called_off(draw.state) ? 0 : found;
     const u64 *keys = draw.close_keys + group * CLOSE, *places = draw.close_places + group * CLOSE;
     u64 lost = 0;
     for (u32 i = threadIdx.x; i < listed; i += THREADS) {
@@ -513,6 +545,22 @@ extern "C" __global__ void finish(u32 *won, Draw draw, u64 *rest, Sequel sequel,
         }
         draw.winners[group] = draw.undecided[group] = rest[group] = candidates[group] = 0;
         draw.close[group] = 0;
+    }
+}
+
+// Rule 6: what nobody owns goes to the tasks with budget left, in order: their portions, and how much there is before
+// each [tasks, groups]. If portions are not drawn at once, whatever follows has to wait.
+extern "C" __global__ void divide(i64 tasks, i64 groups, const i64 *wanted, const i64 *got, const i64 *unowned,
+                                  i64 *portions, i64 *remaining, i64 at_once, u64 *state) {
+    for (i64 g = threadIdx.x; g < groups; g += THREADS) {
+        i64 left = unowned[g];
+        if (left && !at_once) atomicOr(state, LEFT_OVER);
+        for (i64 t = 0; t < tasks; ++t) {
+            const i64 rest = wanted[t * groups + g] - got[t * groups + g], portion = rest < left ? rest : left;
+            portions[t * groups + g] = portion;
+            remaining[t * groups + g] = left;
+            left -= portion;
+        }
     }
 }
 
@@ -638,6 +686,7 @@ template <class R, bool PLAIN>
 __device__ void gather(const Table &table, const Target &target, const i64 *tasks, const i64 *rows, i64 owners,
                        const u32 *planes, i64 stride) {
     extern __shared__ __align__(16) u32 noted[];
+    if (*target.state) return;
     const Place place(table, blockIdx.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     i64 *addresses = reinterpret_cast<i64 *>(noted);  // of each owner's values

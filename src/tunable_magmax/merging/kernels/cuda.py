@@ -9,10 +9,11 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
@@ -21,6 +22,8 @@ from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Table, Tar
 from tunable_magmax.merging.ownership import NARROW_DIGITS, WIDE_DIGITS
 
 THREADS, BINS, CLOSE = 256, 4096, 4096
+MISSED, UNEXPECTED, LEFT_OVER = 1, 2, 4
+"""States of an auction in which nothing more is done, as cuda.cu says."""
 
 Walk = Callable[[], Iterable[Table]]
 """Tables of all values, again and again: those of a model in memory, or of one block of files after the other."""
@@ -30,7 +33,7 @@ class _Draw(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("wanted", "candidates", "winners", "undecided", "keys", "places")),
         *((name, ctypes.c_void_p) for name in ("first", "room", "histogram", "close_keys", "close_places", "close")),
-        ("failed", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
         ("deviations", ctypes.c_double),
         ("groups", ctypes.c_int64),
     )
@@ -49,6 +52,25 @@ class _Cut(ctypes.Structure):
         ("wide", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("plane", "free", "wanted", "candidates", "codes")),
     )
+
+
+class Letter:
+    """What the device tells the host: written when its work has come so far, read without waiting for what follows."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._told: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._told = torch.cuda.current_stream(values.device).record_event()
+        else:
+            self._values = values.clone()
+
+    def read(self) -> NDArray[Any]:
+        """Waits until it is written."""
+        if self._told is not None:
+            self._told.synchronize()
+        return self._values.numpy()
 
 
 class Launcher(Protocol):
@@ -136,6 +158,10 @@ class CudaKernels:
             shared=4 * tasks,
         )
 
+    def unexpected(self, table: Table, flags: Address, state: Address) -> None:
+        """Call an auction off that was ordered as if all tensors were merged, if the flags say otherwise."""
+        self._launch("unexpected", (1, 1), table.structure, flags, state)
+
     # -- the auction ---------------------------------------------------------------------------------------------------
 
     def open(self, table: Table, free: Address) -> None:
@@ -153,18 +179,28 @@ class CudaKernels:
 
     def pick(
         self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
-        wanted: Address, candidates: Address, counts: Address, failed: Address, then: Sequel,
+        wanted: Address, candidates: Address, counts: Address, state: Address, then: Sequel,
     ) -> None:  # fmt: skip
         """Of each group's free candidates, the wanted number with the smallest lottery numbers are `won`.
 
-        Resets `candidates`; writes to counts[group] how many were taken, and to `failed` if a threshold was missed.
-        `then` says what else becomes of the winners.
+        Resets `candidates`; writes to counts[group] how many were taken, and to `state` if a threshold was missed: if
+        that is not 0, nothing is drawn. `then` says what else becomes of the winners.
         """
-        draw = drawing.structure(wanted, candidates, failed)
+        draw = drawing.structure(wanted, candidates, state)
         grid = (self._shares(table), 1)
         self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
         self._launch("settle", (drawing.groups, drawing.blocks), won, draw, drawing.rest, then)
         self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
+
+    def divide(
+        self, tasks: int, groups: int, wanted: Address, got: Address, unowned: Address, portions: Address,
+        remaining: Address, at_once: bool, state: Address,
+    ) -> None:  # fmt: skip
+        """Rule 6: each task's portion of what nobody owns, and how much there is before it [tasks, groups].
+
+        If there is anything and it is not drawn `at_once`, that is a state in which what follows is not done.
+        """
+        self._launch("divide", (1, 1), tasks, groups, wanted, got, unowned, portions, remaining, int(at_once), state)
 
     def _shares(self, table: Table) -> int:
         """Blocks that share a table's tiles."""
@@ -241,9 +277,9 @@ class Drawing:
             groups=self.groups,
         )
 
-    def structure(self, wanted: Address, candidates: Address, failed: Address) -> _Draw:
+    def structure(self, wanted: Address, candidates: Address, state: Address) -> _Draw:
         """What the kernels read; it changes with the next call."""
-        self._structure.wanted, self._structure.candidates, self._structure.failed = wanted, candidates, failed
+        self._structure.wanted, self._structure.candidates, self._structure.state = wanted, candidates, state
         return self._structure
 
 

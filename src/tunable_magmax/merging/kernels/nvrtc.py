@@ -21,7 +21,7 @@ class Module:
 
     def __init__(self, source: str, device: torch.device, options: Sequence[str] = ()) -> None:
         self.device = device
-        self.blocks = 8 * torch.cuda.get_device_properties(device).multi_processor_count
+        self.blocks = 10 * torch.cuda.get_device_properties(device).multi_processor_count
         major, minor = torch.cuda.get_device_capability(device)
         image = _compiled(source, (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *options))
         self._driver = _driver()

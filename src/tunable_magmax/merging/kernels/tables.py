@@ -40,6 +40,7 @@ class _Target(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("square", ctypes.c_void_p),
         ("unfit", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
     )
 
 
@@ -113,9 +114,14 @@ class Destination:
 
 
 class Target:
-    """Where a kernel writes, and as what: the merged vector in the working type, or base + scale * vector, cast."""
+    """Where a kernel writes, and as what: the merged vector in the working type, or base + scale * vector, cast.
 
-    def __init__(self, into: Destination, square: Tensor, unfit: Tensor, scale: float | None) -> None:
+    `state` is that of the auction that decides what is written, if one does.
+    """
+
+    def __init__(
+        self, into: Destination, square: Tensor, unfit: Tensor, scale: float | None, state: Address = 0
+    ) -> None:
         self._kept = (into, square, unfit)
         self.structure = _Target(
             into.addresses,
@@ -124,4 +130,5 @@ class Target:
             scale or 0.0,
             square.data_ptr(),
             unfit.data_ptr(),
+            state,
         )

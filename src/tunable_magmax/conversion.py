@@ -12,9 +12,10 @@ import tunable_magmax
 from tunable_magmax.checkpoints.card import tag_along
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.output_name import is_one_file
+from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
-from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.sizes import parse_size
 

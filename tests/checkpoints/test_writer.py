@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
-from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
 
 U8 = [TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))]
@@ -308,7 +309,8 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.checkpoints.writer import Output, plan_shards
+from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.writer import Output
 shards = plan_shards([TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))], 7)
 def slowly():
     yield b"n"
@@ -505,7 +507,8 @@ def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.checkpoints.writer import Output, plan_shards
+from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.writer import Output
 [shard] = plan_shards([TensorInfo("a", "U8", (1 << 20,))])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 with Output(sys.argv[1], {}) as output:

@@ -14,10 +14,8 @@ from typing import Self
 
 from tunable_magmax.checkpoints.card import is_module_folder
 from tunable_magmax.checkpoints.partial import Partial, sync_directory
-from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
-
-__all__ = ["Output", "Shard", "index_json", "plan_shards"]
 
 _BLOCK = 1 << 20
 
@@ -30,6 +28,7 @@ class Output:
     what identifies the inputs) goes on from them. `fresh` discards them, `overwrite` allows to replace an older output.
 
     >>> import tempfile
+    >>> from tunable_magmax.checkpoints.shards import plan_shards
     >>> from tunable_magmax.checkpoints.tensors import TensorInfo
     >>> [shard] = plan_shards([TensorInfo("w", "U8", (3,))])
     >>> with tempfile.TemporaryDirectory() as folder:

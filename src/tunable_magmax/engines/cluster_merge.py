@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
-from tunable_magmax.checkpoints.writer import Output, Shard
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.cluster_field import ClusterField
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.inputs import FileVectors, Inputs

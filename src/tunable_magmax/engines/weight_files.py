@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
-from tunable_magmax.checkpoints.writer import Output, Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.ownership import Piece

@@ -124,7 +124,7 @@ class Worker:
         if tensors not in self._floors:
             held = self._position if tensors is None else [k for k in tensors if k in self._position]
             members = [self._position[k] for k in held]
-            self._floors[tensors] = self._field.floor(members, wide, self._merge.each)
+            self._floors[tensors] = self._field.floor(members, wide, self._merge.walker.each)
         result = None
         for name, arguments in steps:
             result = getattr(self._floors[tensors], name)(*arguments)

@@ -9,10 +9,8 @@ ones. Nothing here depends on where values come from (`Vectors`) or where result
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -38,12 +36,10 @@ from tunable_magmax.merging.reading import Buffers, ChunkReader, Vectors, workin
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.summary import significant, summarize
 from tunable_magmax.merging.survey import Survey
+from tunable_magmax.merging.walking import Walker, Wanted, Work
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(phase, elements done, elements in all)."""
-
-
-Work = Callable[[Piece, Chunk], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +80,9 @@ class Merge:
         self._done: dict[str, int] = {}
         self.notes = notes
         self._spill = spill if self.memory.spill else None
-        self._pool = ThreadPoolExecutor(self.memory.pool) if self.memory.pool > 1 else None
-        self._turn = threading.Semaphore(self.threads)
         self._buffers = Buffers(layout, kernels, self.memory.chunk)
         self._reader = ChunkReader(layout, vectors, self.tasks, self._buffers)
+        self.walker = Walker(self._reader, self.threads, self.memory)
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
@@ -103,53 +98,22 @@ class Merge:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self.walker.close()
         if self._planes is not None:
             self._planes.close()
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
-    def each(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Apply `work` to items, in the pool if there is one; results in order."""
-        if self._pool is None:
-            return [work(item) for item in items]
-
-        def in_turn(item: Any) -> Any:
-            with self._turn:
-                return work(item)
-
-        return list(self._pool.map(in_turn, items))
-
     def _walk(
-        self, phase: str, work: Work, stretches: Sequence[Stretch], wanted: Callable[[Piece], Collection[int]]
+        self, phase: str, work: Work, stretches: Sequence[Stretch], wanted: Wanted
     ) -> Iterator[tuple[Piece, Any]]:
-        """Apply `work` to all pieces; yields results in order, a bounded number of pieces ahead of the consumer.
-
-        `wanted` says which tasks' values (from 0) a piece needs; the others are not read.
-        """
+        """Apply `work` to all pieces of some tensors; yields results in order."""
         total = self.layout.elements if phase == "survey" else self.elements
-        todo = pieces(stretches, self.memory.chunk)
-        ahead: deque[Callable[[], Any]] = deque()
-        for k, piece in enumerate(todo):
-            while len(ahead) < self.memory.ahead and k + len(ahead) < len(todo):
-                begun = todo[k + len(ahead)]
-                ahead.append(self._begin(work, begun, wanted(begun)))
-            result = ahead.popleft()()
+        for piece, result in self.walker.walk(work, pieces(stretches, self.memory.chunk), wanted):
             # Before the yield: a consumer that has what it wants does not come back after its last piece.
             self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
             self.progress(phase, self._done[phase], total)
             yield piece, result
-
-    def _begin(self, work: Work, piece: Piece, wanted: Collection[int]) -> Callable[[], Any]:
-        """Start to read a piece and to work on it; call the result for what came of it."""
-
-        def read_and_work() -> Any:
-            chunk = self._reader.chunk(piece, wanted)
-            with self._turn:  # whoever waits here, or for a disk, has let another one work
-                return work(piece, chunk)
-
-        return self._pool.submit(read_and_work).result if self._pool is not None else read_and_work
 
     def _all_tasks(self, piece: Piece) -> Collection[int]:
         return range(self.tasks)
@@ -259,7 +223,7 @@ class Merge:
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             found.changed[k] = False
             for piece in pieces([everything[k]], self.memory.chunk):
-                self._begin(look_closely, piece, self._all_tasks(piece))()
+                self.walker.begin(look_closely, piece, self._all_tasks(piece))()
 
     @property
     def elements(self) -> int:
@@ -304,7 +268,7 @@ class Merge:
         wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
         pair = self._reader.pair
         chunk, room = self.memory.chunk, self.memory.room
-        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, chunk, room, self.each)
+        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, chunk, room, self.walker.each)
 
     def measure(self, stretches: Sequence[Stretch]) -> None:
         """Count owners and measure the merged vector of tensors that were not measured yet."""

@@ -1,23 +1,28 @@
 """Speed of a merge on a GPU as a ratio to a floor measured in the same run: 86,192,640 elements in float32.
 
-    python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--profile]
+    python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--files] [--profile]
 
 The elements are one tensor, or the tensors of ViT-B/16's image tower. The floor is the time to read T float32 task
 vectors once at the bandwidth of a copy on the device (bytes read and written). "in place" is everything from the
 vectors in device memory to the merged tensors there, all waits included, with the tables of addresses made before;
 "whole call" is `merge_state_dicts`; "again" a further merge of an open `MergeSession`. `--check` compares with the CPU
-to the bit, on fresh random inputs, odd sizes and poisoned memory.
+to the bit, on fresh random inputs, odd sizes and poisoned memory. `--files` merges from files to a file, by the GPU and
+by the CPU, against the time to read the inputs, which the page cache holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import save_file
 from vit import ELEMENTS, shapes
 
 import tunable_magmax as tmx
@@ -136,6 +141,34 @@ def show_kernels(case: Case) -> None:
         print(f"  {label}  {sum(row.device_time_total for row in rows) / 1000:.2f} ms: {parts}", flush=True)
 
 
+def from_files(case: Case) -> None:
+    """Print the times from file to file."""
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{k}.safetensors" for k in range(len(case.vectors) + 1)]
+        for path, state in zip(paths, [case.base, *case.vectors], strict=True):
+            save_file({name: tensor.cpu() for name, tensor in state.items()}, path)
+        outs = {device: Path(folder) / f"{device}.safetensors" for device in ("cuda", "cpu")}
+
+        def read() -> None:
+            for path in paths:
+                with open(path, "rb", buffering=0) as file:
+                    while file.read(1 << 22):
+                        pass
+
+        def merge(device: str) -> None:
+            tmx.merge_checkpoints(paths[0], paths[1:], outs[device], overwrite=True, device=device)
+
+        seconds = {device: best(lambda device=device: merge(device), 3) / 1000 for device in outs}
+        reading = best(read, 3) / 1000
+        same = len({hashlib.sha256(out.read_bytes()).digest() for out in outs.values()}) == 1
+        print(
+            f"  from files, T = {len(case.vectors)}: reading by one thread {reading:.2f} s; "
+            f"GPU {seconds['cuda']:.2f} s = {seconds['cuda'] / reading:.2f} x; "
+            f"CPU with {torch.get_num_threads()} threads {seconds['cpu']:.2f} s; {'same' if same else 'OTHER'} bytes",
+            flush=True,
+        )
+
+
 def check(rounds: int) -> None:
     """Every method and option against the CPU, to the bit."""
     differ = compared = 0
@@ -187,6 +220,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 50])
     parser.add_argument("--check", type=int, nargs="?", const=5, default=0, help="rounds of comparison with the CPU")
+    parser.add_argument("--files", action="store_true", help="file to file too")
     parser.add_argument("--profile", action="store_true", help="show the kernels' times as well")
     given = parser.parse_args()
     if given.check:
@@ -196,5 +230,7 @@ if __name__ == "__main__":
     shown = [(tasks, sizes) for tasks in given.tasks for sizes in ({"w": (ELEMENTS,)}, shapes())]
     for tasks, sizes in shown:
         measure(Case.make(tasks, sizes), speed)
+    for tasks in given.tasks if given.files else ():
+        from_files(Case.make(tasks, shapes()))
     for tasks, sizes in shown if given.profile else ():
         show_kernels(Case.make(tasks, sizes))

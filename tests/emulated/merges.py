@@ -15,6 +15,7 @@ from emulated import EmulatedModule
 from tunable_magmax.merging import session, state_dicts
 from tunable_magmax.merging.device import DeviceMerge
 from tunable_magmax.merging.kernels.cuda import CudaKernels
+from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
 
 # Several tiles, a tile that ends inside a word, and tensors smaller than one.
@@ -46,6 +47,7 @@ def on(
         patch.setattr(state_dicts, "merge_in_memory", merge)
         patch.setattr(session, "merge_in_memory", merge)
         patch.setattr(CudaKernels, "empty", poisoned)
+        patch.setattr(PortableKernels, "empty", poisoned)
         patch.setattr(CudaKernels, "planes", noisy)
         yield
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from emulated import EmulatedModule
 from safetensors.torch import save_file
 
 import tunable_magmax as tmx
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import on_device
 from tunable_magmax.merging.kernels.cuda import CudaKernels, kernel_source
 
@@ -71,8 +74,23 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+@contextmanager
+def interrupted_after_a_shard() -> Iterator[None]:
+    write = Output.write_shard
+
+    def write_first(output: Output, *rest: Any) -> str:
+        if output.resumed:
+            raise KeyboardInterrupt
+        return write(output, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Output, "write_shard", write_first)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.parametrize("room", ["everything", "blocks", "blocks without the merged vector"])
-def test_files_through_the_device_are_the_files_of_the_cpu(
+def test_files_through_the_device_are_the_files_of_the_cpu_also_if_resumed(
     files: list[Path], module: EmulatedModule, tmp_path: Path, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_device, "open_device", lambda name: HOST)
@@ -90,7 +108,9 @@ def test_files_through_the_device_are_the_files_of_the_cpu(
     if room != "everything":
         monkeypatch.setattr(on_device.OnDevice, "_room", less)
     for k, options in enumerate(CHOSEN):
-        asked: dict[str, Any] = {**given(options, TASKS), "shard_size": "40kB"}
+        asked: dict[str, Any] = {**given(options, TASKS), "shard_size": "20kB"}
         tmx.merge_checkpoints(files[0], files[1:], tmp_path / f"cpu-{k}", **asked)
+        with interrupted_after_a_shard():
+            tmx.merge_checkpoints(files[0], files[1:], tmp_path / f"gpu-{k}", device="cuda", **asked)
         tmx.merge_checkpoints(files[0], files[1:], tmp_path / f"gpu-{k}", device="cuda", **asked)
         assert digests(tmp_path / f"gpu-{k}") == digests(tmp_path / f"cpu-{k}"), options

@@ -27,7 +27,9 @@ weights = st.lists(st.one_of(WEIGHTS, decimals, st.integers(0, 9)), min_size=1, 
 @given(weights, st.lists(elements, max_size=5))
 def test_many_budgets_at_once_are_the_same(weights, sizes):
     whole = whole_numbers(read_weights(weights, len(weights)))
-    assert split_each(whole, sizes).tolist() == [split(whole, size) for size in sizes]
+    found = split_each(whole, sizes)
+    assert found.shape == (len(sizes), len(weights))
+    assert found.tolist() == [split(whole, size) for size in sizes]
 
 
 def test_examples():

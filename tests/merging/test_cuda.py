@@ -28,9 +28,9 @@ def poison() -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("tasks", [1, 4, 33, 70])
-def test_tensors_on_the_device_give_the_bits_of_the_cpu(tasks: int) -> None:
-    here = sequence(SHAPES, tasks, seed=tasks)
+@pytest.mark.parametrize(("tasks", "still"), [(1, "b"), (4, ""), (33, "b"), (33, ""), (70, "b")])
+def test_tensors_on_the_device_give_the_bits_of_the_cpu(tasks: int, still: str) -> None:
+    here = sequence(SHAPES, tasks, seed=tasks, still=still)
     near = there(here)
     for options in OPTIONS:
         poison()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import emulated
 import pytest
-from device_cases import OPTIONS, coarse, sequence
+from device_cases import OPTIONS, coarse, sequence, shrinking
 from emulated import EmulatedModule, Library
 from emulated.merges import SHAPES, check
 
@@ -41,6 +41,9 @@ FAULTS = {
     "no barrier before counting kept numbers": ("kept = 0;\n    __syncthreads();", "kept = 0;"),
     "no barrier between reading and adding": ("- step] : 0;\n        __syncthreads();", "- step] : 0;"),
     "a barrier for some": ("__syncthreads();\n    V total", "if (threadIdx.x < 32) __syncthreads();\n    V total"),
+    "a merged vector of marks that are not wanted": ("if (*target.state) return;", ""),
+    "leftovers do not hold up what follows": ("if (left && !at_once)", "if (false)"),
+    "one group's draw is everybody's": ("sequel.join && draw.groups == 1 &&", "sequel.join &&"),
     "a vote of some": ("note_owner(noted, owner, inside);", "if (inside) note_owner(noted, owner, inside);"),
 }  # fmt: skip
 
@@ -50,6 +53,7 @@ def compare(library: Library) -> None:
         module = EmulatedModule(library, backwards=backwards)
         check(sequence(SHAPES, 4), module, OPTIONS)
         check(coarse(3), module, OPTIONS[:-1])
+        check(shrinking(7, 3000), module, [{}])
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -122,7 +122,7 @@ def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64
     [[3, 0, 3, 2], [1, 0, 1, 1]]
     """
     if sum(weights) * max([1, *sizes]) >= 1 << 63:  # beyond numpy's integers
-        return np.array([split(weights, size) for size in sizes], np.int64)
+        return np.array([split(weights, size) for size in sizes], np.int64).reshape(-1, len(weights))
     each, many = np.array(weights, np.int64), np.array(sizes, np.int64).reshape(-1, 1)
     shares: NDArray[np.int64] = each * many // sum(weights)
     heirs = np.cumsum(each > 0) * (each > 0)  # 1 for the first task that has a weight, 2 for the next

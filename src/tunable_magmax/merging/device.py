@@ -20,7 +20,7 @@ from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.merging.casting import does_not_fit
-from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, segment_of
+from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, Plan, segment_of
 from tunable_magmax.merging.kernels.cuda import CudaKernels, Letter, signed
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Destination, Table, Target, row_of
@@ -82,7 +82,7 @@ class DeviceMerge(Merge):
             self.memory = replace(self.memory, stash=0)
         self._cuda = kernels
         self._bits = self._cuda.planes(0, 0)
-        self._auction: Auction | None = None
+        self._plan: Plan | None = None
         self._owning: Tensor | None = None  # tasks that own something, and the rows of it
         self._loads: dict[tuple[int, ...], list[list[Load]]] = {}
         self._auctions = Auctions(kernels)
@@ -97,7 +97,7 @@ class DeviceMerge(Merge):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._loads.clear()
-        self._auction = None
+        self._plan = None
         self._auctions.clear()
         self._bits = self._cuda.planes(0, 0)
 
@@ -183,26 +183,28 @@ class DeviceMerge(Merge):
 
     def choose(self) -> None:
         self._cuda.follow()
-        self._order(self.stretches)
-        if self._auction is not None:
-            self._auction.close()
+        auction = self._order(self.stretches)
+        if auction is not None:
+            auction.close(self._mark)
+            self._plan = auction.plan
 
-    def _order(self, stretches: Sequence[Stretch], flags: Address = 0) -> None:
-        """Order the method's decision about these tensors, to be called off if flags that are given say otherwise."""
-        self._auction = None
+    def _order(self, stretches: Sequence[Stretch], guard: Callable[[Address], object] | None = None) -> Auction | None:
+        """Order the method's decision about these tensors. `guard` orders what may call an auction off."""
+        auction = self._plan = None
         if isinstance(self.method, TunableMagmax):
             self.method.leftovers = 0
             groups, budgets = self.method.groups(stretches)
             if stretches:
-                plan = self._auctions.plan(self.method, stretches, groups, budgets)
-                for load in self._all_loads(stretches) if flags else ():
-                    self._cuda.unexpected(load.table, flags, plan.state)
-                self._auction = self._auctions.open(plan, self._floor(stretches), self._mark)
+                self._plan = self._auctions.plan(self.method, stretches, groups, budgets)
+                if guard is not None:
+                    guard(self._plan.sheet.state)
+                auction = self._auctions.open(self._plan, self._floor(stretches))
         elif isinstance(self.method, Ties):
             self._auctions.trim(self.method, self._floor(stretches))
-        owners = self._auction.owners if self._auction is not None else {}
-        self._owning = self._cuda.numbers(np.array(sorted(owners.items())).T) if owners else None
+        owners = sorted(auction.owners.items()) if auction is not None else []
+        self._owning = self._cuda.numbers(np.array(owners).T) if owners else None
         self._sums.zero_()
+        return auction
 
     def _floor(self, stretches: Sequence[Stretch]) -> Floor:
         """What is auctioned: the merged tensors with their planes, and their values where these matter."""
@@ -286,7 +288,7 @@ class DeviceMerge(Merge):
         cuda, method, bits = self._cuda, self.method, self._bits
         given = torch.zeros_like(self._given) if again else self._given
         square = torch.zeros_like(self._square) if again else self._square
-        target = Target(into, square, self._unfit, scale, self._auction.plan.state if self._auction else 0)
+        target = Target(into, square, self._unfit, scale, self._plan.sheet.state if self._plan else 0)
         if isinstance(method, TunableMagmax):
             assert self._owning is not None
             tasks, rows, owners = row_of(self._owning, 0), row_of(self._owning, 1), self._owning.shape[1]

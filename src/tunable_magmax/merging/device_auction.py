@@ -62,56 +62,66 @@ class Floor:
         return row_of(self.bits, row)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An auction before anything is known of candidates: who may bid for how much, and a sheet for what is counted.
+class Sheet:
+    """The numbers of an auction, on the device: rows of [groups], all 0 but what each task wants."""
 
-    Rows of the sheet, which is on the device, are [groups]. What is `wanted` [tasks, groups] the host knows as well.
-    """
+    def __init__(self, kernels: CudaKernels, wanted: NDArray[np.int64]) -> None:
+        self._tasks, groups = wanted.shape
+        # By task: wanted, got, portions of what nobody owns, and how much of that there is before each; then what
+        # nobody owns, the state, and two rows of candidates.
+        rest = np.zeros((3 * self._tasks + 4, groups), np.int64)
+        self.numbers = kernels.numbers(np.concatenate([wanted, rest]))
 
-    method: TunableMagmax
-    stretches: Sequence[Stretch]
-    table: Table
-    sizes: tuple[int, ...]
-    wanted: NDArray[np.int64]
-    sheet: Tensor
-
-    @property
-    def tasks(self) -> int:
-        return len(self.wanted)
-
-    def asked(self, task: int) -> Address:
-        return row_of(self.sheet, task)
+    def wanted(self, task: int) -> Address:
+        return row_of(self.numbers, task)
 
     def got(self, task: int) -> Address:
-        return row_of(self.sheet, self.tasks + task)
+        return row_of(self.numbers, self._tasks + task)
 
     def portion(self, task: int) -> Address:
-        """A task's share of what nobody owns."""
-        return row_of(self.sheet, 2 * self.tasks + task)
+        return row_of(self.numbers, 2 * self._tasks + task)
 
     def remaining(self, task: int) -> Address:
-        """What nobody owns before a task gets its portion."""
-        return row_of(self.sheet, 3 * self.tasks + 4 + task)
+        return row_of(self.numbers, 3 * self._tasks + task)
 
     @property
     def unowned(self) -> Address:
-        return row_of(self.sheet, 3 * self.tasks)
+        return row_of(self.numbers, 4 * self._tasks)
 
     @property
     def state(self) -> Address:
-        return row_of(self.sheet, 3 * self.tasks + 1)
+        return row_of(self.numbers, 4 * self._tasks + 1)
 
     def candidates(self, k: int) -> Address:
-        return row_of(self.sheet, 3 * self.tasks + 2 + k % 2)
+        return row_of(self.numbers, 4 * self._tasks + 2 + k % 2)
 
-    def letter(self) -> Letter:
-        """The host is told of portions, unowned elements and the state, as of now."""
-        return Letter(self.sheet[2 * self.tasks : 3 * self.tasks + 2])
+    def note(self, task: int, got: Tensor) -> None:
+        """Write down what a task got."""
+        self.numbers[self._tasks + task] = got
 
     def reopen(self) -> None:
         """Whatever called the auction off is done with."""
-        self.sheet[3 * self.tasks + 1].zero_()
+        self.numbers[4 * self._tasks + 1].zero_()
+
+    def letter(self) -> Letter:
+        """To be read with `told`."""
+        return Letter(self.numbers[2 * self._tasks : 4 * self._tasks + 2])
+
+    def told(self, letter: Letter) -> tuple[NDArray[np.int64], int, int]:
+        """Portions [tasks, groups], how many elements nobody owned, and the state, when the letter was written."""
+        found = letter.read()
+        return found[: self._tasks], int(found[-2].sum()), int(found[-1, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An auction before anything is known of candidates: what each task wants [tasks, groups], and a sheet for it."""
+
+    method: TunableMagmax
+    table: Table
+    sizes: tuple[int, ...]
+    wanted: NDArray[np.int64]
+    sheet: Sheet
 
 
 class Auctions:
@@ -119,7 +129,7 @@ class Auctions:
 
     def __init__(self, kernels: CudaKernels) -> None:
         self._cuda = kernels
-        self._tables: dict[tuple[int, int], Table] = {}
+        self._tables: dict[tuple[int, ...], Table] = {}
         self._drawings: dict[tuple[int, ...], Drawing] = {}
 
     def clear(self) -> None:
@@ -129,7 +139,7 @@ class Auctions:
 
     def geometry(self, stretches: Sequence[Stretch], groups: Sequence[Sequence[int]]) -> Table:
         """Where merged tensors lie, without their values, with the group of each."""
-        key = (len(groups), len(stretches))
+        key = (len(groups), *(stretch.tensor for stretch in stretches))
         if key not in self._tables:
             group_of = {k: g for g, members in enumerate(groups) for k in members}
             segments = [segment_of(Piece(s, 0, s.size), (), group_of[k]) for k, s in enumerate(stretches)]
@@ -145,16 +155,11 @@ class Auctions:
     ) -> Plan:
         sizes = tuple(sum(stretches[k].size for k in group) for group in groups)
         wanted = budgets.T.copy()
-        return Plan(method, stretches, self.geometry(stretches, groups), sizes, wanted, self.sheet(wanted))
+        return Plan(method, self.geometry(stretches, groups), sizes, wanted, Sheet(self._cuda, wanted))
 
-    def open(self, plan: Plan, floor: Floor, mark: Callable[[], object]) -> Auction:
-        """Begin an auction; `mark` marks candidates anew."""
-        return Auction(self, self._cuda, floor, plan, mark)
-
-    def sheet(self, wanted: NDArray[np.int64]) -> Tensor:
-        """A plan's sheet, all 0 but what is wanted."""
-        tasks, groups = wanted.shape
-        return self._cuda.numbers(np.concatenate([wanted, np.zeros((3 * tasks + 4, groups), np.int64)]))
+    def open(self, plan: Plan, floor: Floor) -> Auction:
+        """Order an auction."""
+        return Auction(self, self._cuda, floor, plan)
 
     def trim(self, method: Ties, floor: Floor) -> None:
         """Keep each task's largest elements."""
@@ -184,82 +189,84 @@ class Auctions:
 class Auction:
     """All auctions of a method, ordered from the device when this is made. `close` waits for them.
 
-    `owners` has the row of what each task owns, which holds when it is closed. What is ordered in between is done by
-    the device only if nothing calls the auction off (`CudaKernels`' states), so it may rely on them.
+    `owners` has the row of what each task owns, which holds when it is closed. Kernels that are given the sheet's
+    state do nothing if the auction was called off, so what relies on its result may be ordered before it is closed.
     """
 
-    def __init__(
-        self, house: Auctions, kernels: CudaKernels, floor: Floor, plan: Plan, mark: Callable[[], object]
-    ) -> None:
-        self._house, self._cuda, self._floor, self._mark = house, kernels, floor, mark
-        self.plan = plan
+    def __init__(self, house: Auctions, kernels: CudaKernels, floor: Floor, plan: Plan) -> None:
+        self._house, self._cuda, self._floor, self.plan = house, kernels, floor, plan
         bidders = np.flatnonzero(plan.wanted.any(axis=1))[::-1].tolist()
-        first = floor.spare - plan.tasks
+        first = floor.spare - len(plan.wanted)
         self.owners = {t: first + t if plan.method.reusable else plan.method.rows[t] for t in bidders}
         self._begin(0)
 
     def _begin(self, tries: int) -> None:
-        plan, floor = self.plan, self._floor
-        self._draws = Draws(self._cuda, floor, plan.table, self._house.drawing(plan.sizes, tries), plan.state)
+        plan, floor, sheet = self.plan, self._floor, self.plan.sheet
+        self._draws = Draws(self._cuda, floor, plan.table, self._house.drawing(plan.sizes, tries), sheet.state)
         self._cuda.open(plan.table, floor.free)
         bid = self._bid_by_magnitude if plan.method.options.keep == "magnitude" else self._bid_by_lottery
         bid()
         at_once = len(self.owners) <= AT_ONCE
+        tasks, groups = plan.wanted.shape
         self._cuda.divide(
-            plan.tasks, len(plan.sizes), plan.asked(0), plan.got(0), plan.unowned, plan.portion(0), plan.remaining(0),
-            at_once, plan.state,
+            tasks, groups, sheet.wanted(0), sheet.got(0), sheet.unowned, sheet.portion(0), sheet.remaining(0),
+            at_once, sheet.state,
         )  # fmt: skip
         if at_once:
             self._share_out(sorted(self.owners))
-        self._letter = plan.letter()
+        self._letter = sheet.letter()
 
-    def close(self) -> bool:
-        """Wait, and see to what could not be ordered in advance. False if there was any: nothing else was done then."""
+    def close(self, mark: Callable[[], object]) -> bool:
+        """Wait, and see to what could not be ordered in advance; `mark` marks candidates anew.
+
+        Returns whether all went as ordered. If not, what was ordered after the auction was not done.
+        """
         for tries in range(1, TRIES + 1):
-            *portions, unowned, (state, *_) = self._letter.read()
-            self.plan.method.leftovers = int(unowned.sum())
+            sheet = self.plan.sheet
+            portions, self.plan.method.leftovers, state = sheet.told(self._letter)
             if state == LEFT_OVER:
-                self.plan.reopen()
-                self._share_out([t for t, portion in enumerate(portions) if portion.any()])
-                if not self.plan.letter().read()[-1].any():
+                sheet.reopen()
+                self._share_out(np.flatnonzero(portions.any(axis=1)).tolist())
+                *_, state = sheet.told(sheet.letter())
+                if not state:
                     return False
-            elif not state:
+            if not state:
                 return tries == 1
             if tries < TRIES:  # a threshold was missed: all over again, with a wider window
-                self._mark()  # the attempt may have written over the marks
-                self.plan = replace(self.plan, sheet=self._house.sheet(self.plan.wanted))
+                mark()  # the attempt may have written over the marks
+                self.plan = replace(self.plan, sheet=Sheet(self._cuda, self.plan.wanted))
                 self._begin(tries)
         raise ExactnessError(NOT_FOUND)
 
     def _bid_by_lottery(self) -> None:
         """Rules 4 and 5: a draw for one task after the other, each of which counts the next one's candidates."""
-        plan, floor, owners = self.plan, self._floor, self.owners
-        planes = [*(floor.row(plan.method.rows[t]) for t in owners), floor.free]
-        counted = [*(plan.candidates(k) for k in range(len(owners))), plan.unowned]
-        self._cuda.count(plan.table, planes[0], floor.free, 0, counted[0])
+        floor, owners, rows, sheet = self._floor, self.owners, self.plan.method.rows, self.plan.sheet
+        planes = [*(floor.row(rows[t]) for t in owners), floor.free]
+        counted = [*(sheet.candidates(k) for k in range(len(owners))), sheet.unowned]
+        self._cuda.count(self.plan.table, planes[0], floor.free, 0, counted[0])
         for k, (t, owned) in enumerate(owners.items()):
             sequel = Sequel(False, floor.free, planes[k + 1], counted[k + 1])
             drum = self._drum(lottery.KEEP, t)
-            self._draws.pick(planes[k], floor.row(owned), drum, plan.asked(t), counted[k], sequel, plan.got(t))
+            self._draws.pick(planes[k], floor.row(owned), drum, sheet.wanted(t), counted[k], sequel, sheet.got(t))
 
     def _bid_by_magnitude(self) -> None:
         """Rules 4 and 5 with the largest magnitudes of one task after the other."""
-        plan, floor = self.plan, self._floor
+        plan, floor, sheet = self.plan, self._floor, self.plan.sheet
         candidates, won = self._cuda.zeros(len(plan.sizes)), 0
         for t, owned in self.owners.items():
-            plane, asked = floor.row(plan.method.rows[t]), plan.sheet[t]
+            plane, wanted = floor.row(plan.method.rows[t]), sheet.numbers[t]
             self._cuda.count(plan.table, plane, floor.free, won, candidates.data_ptr())
-            plan.sheet[plan.tasks + t] = torch.minimum(asked, candidates)
+            sheet.note(t, torch.minimum(wanted, candidates))
             won = floor.row(owned)
-            self._draws.cut(t, plane, asked, candidates, won, self._drum(lottery.KEEP, t))
-        self._cuda.count(plan.table, floor.free, floor.free, won, plan.unowned)
+            self._draws.cut(t, plane, wanted, candidates, won, self._drum(lottery.KEEP, t))
+        self._cuda.count(plan.table, floor.free, floor.free, won, sheet.unowned)
 
     def _share_out(self, tasks: Sequence[int]) -> None:
         """Rule 6: what nobody owns, by lottery, to these tasks."""
-        plan, floor = self.plan, self._floor
+        floor, sheet = self._floor, self.plan.sheet
         for t in tasks:
             won, drum, sequel = floor.row(self.owners[t]), self._drum(lottery.LEFTOVERS, t), Sequel(True, floor.free)
-            self._draws.pick(floor.free, won, drum, plan.portion(t), plan.remaining(t), sequel)
+            self._draws.pick(floor.free, won, drum, sheet.portion(t), sheet.remaining(t), sequel)
 
     def _drum(self, purpose: int, task: int) -> int:
         return lottery.drum(self.plan.method.options.seed, purpose, task + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.merging.device import Block, DeviceMerge, Load
+from tunable_magmax.merging.device_auction import Auction
 from tunable_magmax.merging.kernels.cuda import Letter
 from tunable_magmax.merging.kernels.tables import Address, Destination
 from tunable_magmax.merging.methods import Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
+from tunable_magmax.merging.stream import matched_scale
 from tunable_magmax.merging.survey import Survey
 
 
@@ -56,29 +58,28 @@ class ResidentMerge(DeviceMerge):
     expected, it leaves alone what was ordered after, and the host orders that again.
     """
 
-    _outs: dict[int, Tensor]
-    """Room for merged tensors, in their shapes."""
-    _ready: Sequence[tuple[Load, Destination | None, Destination]]
-    """All values, with the places of their merged vectors (None: not kept) and of the output."""
-    _foreseen: Sequence[Stretch] | None
-    """What the order in force is for."""
     _letter: Letter
     """Tells of the merged vectors' length, and of values that do not fit."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._let_go()
+        self._foreseen: tuple[Sequence[Stretch], Auction] | None = None
+        # Room for merged tensors and, where these are measured first, for their vectors, in their shapes.
+        self._outs: dict[int, Tensor] = {}
+        self._taus_of: dict[int, Tensor] = {}
+        # All values, with the places of their vectors (None: not measured first) and of the output.
+        self._ready: list[tuple[Load, Destination | None, Destination]] = []
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._let_go()
+        self._forget()
 
-    def _let_go(self) -> None:
-        """What was made belongs to somebody else from now on."""
-        self._outs, self._stash, self._ready, self._foreseen = {}, {}, (), None
+    def _forget(self) -> None:
+        """Forget what was ordered, and the room for it."""
+        self._foreseen, self._outs, self._taus_of, self._ready = None, {}, {}, []
 
     def restart(self, options: Options, method: Method, mark: bool) -> None:
-        self._let_go()
+        self._forget()
         super().restart(options, method, mark)
 
     def _foresee(self, flags: Address) -> None:
@@ -87,27 +88,47 @@ class ResidentMerge(DeviceMerge):
         if not isinstance(method, TunableMagmax) or method.reusable or method.cuts_by_magnitude:
             return
         stretches = tuple(stretch for stretch in self._everything if stretch.size)
-        if stretches and (budget is None or sum(budget) == self.layout.elements):
-            self._order(stretches, flags)
+        if not stretches or (budget is not None and sum(budget) != self.layout.elements):
+            return
+
+        def guard(state: Address) -> None:
+            for load in self._all_loads(stretches):
+                self._cuda.unexpected(load.table, flags, state)
+
+        try:
+            auction = self._order(stretches, guard)
+        except torch.OutOfMemoryError:  # which may not be needed: less may be merged
+            self._forget()
+            self._marked(self._everything)  # the auction may have written over the marks
+        else:
+            assert auction is not None
+            self._foreseen = stretches, auction
 
     def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
-        if suspect.any():
+        if suspect.any():  # the device called everything off
             self._foreseen = None
         super()._settle_suspects(everything, suspect, found)
 
     def choose(self) -> None:
         self._cuda.follow()
-        if self._foreseen != self.stretches:
-            self._order(self.stretches)
-        if self._auction is not None and not self._auction.close():
+        if self._foreseen is not None and self._foreseen[0] == self.stretches:
+            auction: Auction | None = self._foreseen[1]
+        else:
+            merged = {stretch.tensor for stretch in self.stretches}
+            self._outs = {k: out for k, out in self._outs.items() if k in merged}
+            self._taus_of = {k: tau for k, tau in self._taus_of.items() if k in merged}
+            auction = self._order(self.stretches)
+        self._foreseen = None
+        if auction is not None and not auction.close(self._mark):
+            self._plan = auction.plan
             self._combine_all()
 
-    def _order(self, stretches: Sequence[Stretch], flags: Address = 0) -> None:
-        super()._order(stretches, flags)
-        self._foreseen = stretches
+    def _order(self, stretches: Sequence[Stretch], guard: Callable[[Address], object] | None = None) -> Auction | None:
+        auction = super()._order(stretches, guard)
         self._make_room(stretches)
         self._ready = [self._placed(load) for load in self._all_loads(stretches)]
         self._combine_all()
+        return auction
 
     def _combine_all(self) -> None:
         for load, taus, outs in self._ready:
@@ -115,43 +136,44 @@ class ResidentMerge(DeviceMerge):
         self._letter = Letter(self._noted)
 
     def _make_room(self, stretches: Sequence[Stretch]) -> None:
-        """Room for merged tensors, and for their vectors if these are measured first: the same where types are."""
+        """Vectors and output share it where their types are the same."""
         for k in (stretch.tensor for stretch in stretches if stretch.tensor not in self._outs):
             shape, dtype = self.layout.mergeable[k].shape, self._out_dtype(k)
             self._outs[k] = self._cuda.empty(shape, dtype)
             if self.options.scale is None:
                 same = dtype == self._working[k]
-                self._stash[k] = self._outs[k] if same else self._cuda.empty(shape, self._working[k])
+                self._taus_of[k] = self._outs[k] if same else self._cuda.empty(shape, self._working[k])
 
     def _placed(self, load: Load) -> tuple[Load, Destination | None, Destination]:
         tensors = [piece.stretch.tensor for piece in load.pieces]
         outs = Destination([self._outs[k] for k in tensors], self._cuda.device)
-        if not self._stash:
+        if self.options.scale is not None:
             return load, None, outs
-        same = all(self._stash[k] is self._outs[k] for k in tensors)
-        return load, outs if same else Destination([self._stash[k] for k in tensors], self._cuda.device), outs
+        same = all(self._taus_of[k] is self._outs[k] for k in tensors)
+        return load, outs if same else Destination([self._taus_of[k] for k in tensors], self._cuda.device), outs
+
+    def decide(self) -> None:
+        """The scale is left for later: the device may still be at it."""
+        self.choose()
+        self._measured.update(stretch.tensor for stretch in self.stretches)
 
     @property
     def merged_square(self) -> float:
         return float(self._letter.read()[:1].view(np.float64)[0])
 
-    def make_stash(self, stretches: Sequence[Stretch]) -> None:
-        """It is there by then."""
-
-    def measure(self, stretches: Sequence[Stretch]) -> None:
-        """Done by then."""
-        self._measured.update(stretch.tensor for stretch in stretches)
-
     def values(self) -> dict[str, Tensor]:
         self._cuda.follow()
-        letter = self._letter
-        for load, taus, outs in self._ready:
-            if taus is not None:  # otherwise the output is there
+        last = self._letter
+        if self.options.scale is not None:  # the output is there
+            self.scale = self.options.scale
+        else:
+            self.scale = matched_scale(self.last_square, self.merged_square)
+            for load, taus, outs in self._ready:
                 self._render_load(load, taus, outs)
-                letter = Letter(self._noted)
+            last = Letter(self._noted)
         mergeable = self.layout.mergeable
         found = {mergeable[stretch.tensor].name: self._outs[stretch.tensor] for stretch in self.stretches}
-        self._let_go()
+        self._forget()
         self.progress("merge", self.elements, self.elements)
-        self._check_fit(letter)
+        self._check_fit(last)
         return found

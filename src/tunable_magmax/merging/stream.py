@@ -51,7 +51,7 @@ class Findings:
 
 
 class Merge:
-    """One merge: `survey`, `decide`, then `render` as often as needed; `report` at the end. A context manager."""
+    """One merge: `survey`, `decide`, then `values` or `render`; `report` at the end. A context manager."""
 
     alignment = SLOTS
     """Each tensor's slots in the planes begin at a multiple of this."""
@@ -86,7 +86,7 @@ class Merge:
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
         self.stretches: tuple[Stretch, ...] = ()
-        self._scale: float | None = None
+        self.scale = 1.0
         self.last_square = 0.0
         self.squares: list[float] = []
         self._measured: set[int] = set()
@@ -233,24 +233,14 @@ class Merge:
     # -- decide -------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Let the method settle what it must, and measure what the scale depends on."""
+        """Let the method settle what it must, and find the scale."""
         self.choose()
-        self._scale = self.options.scale
-        if self._scale is None:
-            self.make_stash(self.stretches)
-            self.measure(self.stretches)
-
-    @property
-    def scale(self) -> float:
-        """Rule 9: as given, or matched to what was measured, which a device may have to finish first."""
-        if self._scale is None:
-            self._scale = matched_scale(self.last_square, self.merged_square)
-        return self._scale
-
-    @scale.setter
-    def scale(self, found: float) -> None:
-        """Take over what was found elsewhere."""
-        self._scale = found
+        if self.options.scale is not None:
+            self.scale = self.options.scale
+            return
+        self.make_stash(self.stretches)
+        self.measure(self.stretches)
+        self.scale = matched_scale(self.last_square, self.merged_square)
 
     def make_stash(self, stretches: Sequence[Stretch]) -> None:
         """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
@@ -353,7 +343,7 @@ class Merge:
         return out, counts, square
 
     def values(self) -> dict[str, Tensor]:
-        """The merged tensors, by name, in memory of their own: where the merged vector lies, if that has their type."""
+        """The merged tensors, by name, in memory of their own. Call it once: kept vectors become the output."""
         out: dict[int, Tensor] = {}
         for k in (stretch.tensor for stretch in self.stretches):
             dtype = torch_dtype(self.out_dtype(self.layout.mergeable[k]))

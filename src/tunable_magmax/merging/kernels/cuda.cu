@@ -136,7 +136,8 @@ template <class V> __device__ inline V block_sum(V value) {
     return total;
 }
 
-// Whether what was ordered is not wanted any more: all threads of a block get the same answer.
+// Whether what was ordered is not wanted any more: all threads of a block get the same answer. `pick` must not spoil marks
+// then, and `gather` must not add to sums; the others save time.
 __device__ inline bool called_off(const u64 *state) {
     __shared__ u64 seen;
     if (threadIdx.x == 0) seen = *state;
@@ -389,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PICK_BLOCKS)
     __shared__ u64 offset;
     u64 winners = 0, others = 0;
     if (called_off(draw.state)) return;
-    if (sequel.join && draw.groups == 1 && draw.wanted[0] <= 0) return;
+    if (sequel.join && draw.groups == 1 && draw.wanted[0] <= 0) return;  // nobody joins; of many groups, some may
     if (threadIdx.x == 0) kept = 0;
     __syncthreads();
     i64 known = -1;

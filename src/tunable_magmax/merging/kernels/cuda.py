@@ -22,8 +22,8 @@ from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Table, Tar
 from tunable_magmax.merging.ownership import NARROW_DIGITS, WIDE_DIGITS
 
 THREADS, BINS, CLOSE = 256, 4096, 4096
-MISSED, UNEXPECTED, LEFT_OVER = 1, 2, 4
-"""States of an auction in which nothing more is done, as cuda.cu says."""
+LEFT_OVER = 4
+"""The state of an auction in which elements that nobody owns must be shared out before anything else is done."""
 
 Walk = Callable[[], Iterable[Table]]
 """Tables of all values, again and again: those of a model in memory, or of one block of files after the other."""
@@ -40,8 +40,8 @@ class _Draw(ctypes.Structure):
 
 
 class Sequel(ctypes.Structure):
-    """What becomes of winners: whether they join what their row holds, which elements they are no longer free in, and
-    the next plane with the number of its candidates, to be counted along the way."""
+    """What becomes of winners: whether they join what their row holds or take its place, the free elements that they
+    leave (0: they stay), and the next task's plane with the number of its candidates, counted along the way."""
 
     _fields_ = (("join", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("free", "plane", "candidates")))
 

@@ -131,8 +131,8 @@ def plan_merge(
                 shard = 0 if _single(target) else limit
                 fingerprint = fingerprint_of(inputs, options, shard, base_model, read_names(names, len(tasks)))
                 problems += _complaints(Output.check_unfinished, target, fingerprint, fresh)
-            plan, load = _planned(inputs, options, bound, limit, threads, target, problems)
-            return _timed(plan, load, inputs, options, threads, target, workers, start) if estimate else plan
+            plan, load, at_once = _planned(inputs, options, bound, limit, threads, target, problems)
+            return _timed(plan, load, inputs, options, at_once, target, workers, start) if estimate else plan
     except InputError as error:
         problems.append(str(error))
     method = str(given.get("method", "tunable_magmax"))
@@ -141,7 +141,8 @@ def plan_merge(
 
 def _planned(
     inputs: Inputs, options: Options, bound: int, limit: int, threads: int | None, out: Path | None, problems: list[str]
-) -> tuple[MergePlan, Load]:
+) -> tuple[MergePlan, Load, int]:
+    """The plan, what it has to do, and how many threads do it."""
     layout = inputs.layout
     tasks = len(inputs.checkpoints) - 1
     kernels = kernels_for(torch.device("cpu"))
@@ -149,7 +150,7 @@ def _planned(
         memory = plan_memory(layout, options, kernels, working_threads(kernels, threads), bound)
     except InputError as error:
         problems.append(str(error))
-        memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0)
+        memory = MemoryPlan(1, 0, 0, 0, 0, 0, 0, 0)
     if options.budget is not None and sum(options.budget) > layout.elements:
         problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
     merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
@@ -178,7 +179,7 @@ def _planned(
         warnings=(*inputs.warnings(), *layout.warnings),
         notes=tuple(inputs.notes()),
     )
-    return plan, load
+    return plan, load, memory.threads
 
 
 def _timed(
@@ -186,7 +187,7 @@ def _timed(
     load: Load,
     inputs: Inputs,
     options: Options,
-    threads: int | None,
+    threads: int,
     out: Path | None,
     workers: int | None,
     start: float,
@@ -197,8 +198,7 @@ def _timed(
     from tunable_magmax.engines.calibration import measure_speeds
 
     folder = None if out is None else _existing_folder(out)
-    kernels = kernels_for(torch.device("cpu"))
-    speeds = measure_speeds(inputs, options, kernels, working_threads(kernels, threads), folder)
+    speeds = measure_speeds(inputs, options, kernels_for(torch.device("cpu")), threads, folder)
     notes = plan.notes if out is not None else (*plan.notes, "without -o, the time to write is not estimated")
     cluster = None if workers is None else plan_cluster(load, speeds, workers, start)
     here = estimate_time(load, speeds).after(start)

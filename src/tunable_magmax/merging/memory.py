@@ -15,6 +15,9 @@ from tunable_magmax.merging.options import Options
 SMALLEST_CHUNK = 1 << 12
 GOOD_CHUNK = 1 << 17
 """Below this, what each chunk costs beside its work is felt: at a quarter of it, merges took over twice as long."""
+CHUNK_A_THREAD = 1 << 15
+"""Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
+they wait for each other. With 16 cores and 51 checkpoints, 16 threads took 25 s in chunks of 2^16, 4 took 7 s in 2^18."""
 AHEAD = 2
 """Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32
@@ -25,6 +28,8 @@ LIST_SHARE = 32
 class MemoryPlan:
     """How a merge divides the memory it may use, in bytes."""
 
+    threads: int
+    """That work at a time: fewer than asked for where memory would leave them only small chunks."""
     chunk: int
     workspace: int
     planes: int
@@ -51,7 +56,23 @@ class MemoryPlan:
 def plan_memory(
     layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
 ) -> MemoryPlan:
-    """Choose the chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    """Choose threads and chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    while threads > 1 and memory is not None:
+        try:
+            plan = _plan_for(layout, options, kernels, threads, memory, borrows)
+        except InputError:  # for fewer it may do
+            pass
+        else:
+            if plan.chunk >= min(kernels.chunk, threads * CHUNK_A_THREAD):
+                return plan
+        threads //= 2
+    return _plan_for(layout, options, kernels, threads, memory, borrows)
+
+
+def _plan_for(
+    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool
+) -> MemoryPlan:
+    """The plan for so many threads."""
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
@@ -64,7 +85,7 @@ def plan_memory(
     room = max(LEAST_ROOM, layout.elements // 64)
     selections = threads if options.scope == "tensor" else 1
     if memory is None:
-        return MemoryPlan(kernels.chunk, 0, planes, 0, stash, ahead, pool, room)
+        return MemoryPlan(threads, kernels.chunk, 0, planes, 0, stash, ahead, pool, room)
 
     # Histograms of magnitudes, and after them lists in the same memory.
     if method.cuts_by_magnitude:
@@ -97,13 +118,13 @@ def plan_memory(
     least = workspace + span
     if least > memory:
         raise InputError(
-            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks with {threads} threads: "
+            f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
             f"give at least {-(-least // 2**20)} MiB"
         )
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
-    return MemoryPlan(chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool, room)
+    return MemoryPlan(threads, chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool, room)
 
 
 def factor_room(layout: Layout, memory: int) -> int:

@@ -19,12 +19,12 @@ Wanted = Callable[[Piece], Collection[int]]
 
 
 class Walker:
-    """Threads that read chunks, of which so many as `threads` says may work at a time."""
+    """Threads that read chunks, as many as the plan's pool has, of which its `threads` may work at a time."""
 
-    def __init__(self, reader: ChunkReader, threads: int, plan: MemoryPlan) -> None:
+    def __init__(self, reader: ChunkReader, plan: MemoryPlan) -> None:
         self._reader, self._ahead = reader, plan.ahead
         self._pool = ThreadPoolExecutor(plan.pool) if plan.pool > 1 else None
-        self._turn = threading.Semaphore(threads)
+        self._turn = threading.Semaphore(plan.threads)
 
     def close(self) -> None:
         """Let the threads go."""

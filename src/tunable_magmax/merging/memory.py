@@ -17,7 +17,7 @@ GOOD_CHUNK = 1 << 17
 """Below this, what each chunk costs beside its work is felt: at a quarter of it, merges took over twice as long."""
 CHUNK_A_THREAD = 1 << 15
 """Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
-they wait for each other. With 16 cores and 51 checkpoints, 16 threads took 25 s in chunks of 2^16, 4 took 7 s in 2^18."""
+they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
 AHEAD = 2
 """Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32

@@ -591,6 +591,22 @@ def test_float8():
     assert re.search(r"float8|F8", message)
 
 
+def test_quantised_weights():
+    """Merging the units and keeping the base's numbers would give a model that is neither's."""
+    base, task = (
+        {"l.qweight": torch.full((16, 16), k, dtype=torch.int32), "l.scales": torch.full((16, 2), k, dtype=torch.half)}
+        for k in (1, 2)
+    )
+    message = refusal(base, [task])
+    for fragment in ("l.qweight", "quantised", "exclude"):
+        assert fragment in message, message
+    kept = merge(base, [task], exclude=["*.qweight"], scale=1).state_dict
+    assert kept["l.qweight"].unique().tolist() == [1]
+    assert kept["l.scales"].unique().tolist() == [2]
+    masked = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.bool), "position_ids": torch.arange(512)[None]}
+    assert merge({"w": torch.zeros(40)} | masked, [{"w": torch.ones(40)} | masked]).report.copied == tuple(masked)
+
+
 def test_float_in_one_checkpoint_and_integer_in_another():
     message = refusal(tasks=with_task(3, enc_bias=torch.zeros(3, dtype=torch.int64)))
     for fragment in ("enc.bias", "task 3", "int64|I64", "float32|F32"):

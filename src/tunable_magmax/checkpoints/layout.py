@@ -115,6 +115,7 @@ def build_layout(
     }
     candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
     copied: list[TensorInfo] = []
+    whole: list[TensorInfo] = []
     for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
         info = base.tensors[base.name_of(name) or name]
         if not allowed(name, include, exclude):
@@ -135,7 +136,9 @@ def build_layout(
         if info.is_float:
             candidates.append((name, tuple(info for _, info in held)))
         else:
-            copied.append(TensorInfo(name, info.dtype, info.shape))
+            whole.append(TensorInfo(name, info.dtype, info.shape))
+    problems.extend(_quantised(whole, candidates))
+    copied += whole
     for label, signature in zip(labels[1:], signatures[1:], strict=True):
         for name in [*signature.tensors, *signature.aliases] if label not in differing else ():
             known = base.name_of(name) or ties.get(name)
@@ -201,6 +204,19 @@ def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
     stored = signature.name_of(name)
     group = [stored, *(alias for alias, kept in signature.aliases.items() if kept == stored)]
     return any(member is not None and base.name_of(member) is not None for member in group)
+
+
+def _quantised(whole: Sequence[TensorInfo], candidates: Sequence[tuple[str, Sequence[TensorInfo]]]) -> Iterator[str]:
+    """A base of which most is matrices of whole numbers: its weights, in units that the rest of it says."""
+    matrices = [info for info in whole if sum(length > 1 for length in info.shape) > 1]
+    if 2 * sum(info.nbytes for info in matrices) > sum(info.nbytes for info in whole) + sum(
+        infos[0].nbytes for _, infos in candidates
+    ):
+        names = ", ".join(repr(info.name) for info in matrices[:3]) + (", ..." if len(matrices) > 3 else "")
+        yield (
+            f"most of the base is whole numbers, as of a quantised model ({names}): such weights can't be merged; give "
+            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to have the base's copied"
+        )
 
 
 def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:

@@ -594,7 +594,7 @@ def test_float8():
 def test_quantised_weights():
     """Merging the units and keeping the base's numbers would give a model that is neither's."""
     base, task = (
-        {"l.qweight": torch.full((16, 16), k, dtype=torch.int32), "l.scales": torch.full((16, 2), k, dtype=torch.half)}
+        {"l.qweight": torch.full((256, 99), k, dtype=torch.int32), "l.scales": torch.full((9, 9), k, dtype=torch.half)}
         for k in (1, 2)
     )
     message = refusal(base, [task])

@@ -13,6 +13,8 @@ from tunable_magmax.checkpoints.mismatch import Hints, prefixed, told
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 
+LARGE_BUFFERS = 1 << 16
+"""Bytes of whole numbers that a small model may hold beside its weights: masks, places and the like."""
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
@@ -209,9 +211,9 @@ def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
 def _quantised(whole: Sequence[TensorInfo], candidates: Sequence[tuple[str, Sequence[TensorInfo]]]) -> Iterator[str]:
     """A base of which most is matrices of whole numbers: its weights, in units that the rest of it says."""
     matrices = [info for info in whole if sum(length > 1 for length in info.shape) > 1]
-    if 2 * sum(info.nbytes for info in matrices) > sum(info.nbytes for info in whole) + sum(
-        infos[0].nbytes for _, infos in candidates
-    ):
+    held = sum(info.nbytes for info in matrices)
+    total = sum(info.nbytes for info in whole) + sum(infos[0].nbytes for _, infos in candidates)
+    if held > max(total // 2, LARGE_BUFFERS):
         names = ", ".join(repr(info.name) for info in matrices[:3]) + (", ..." if len(matrices) > 3 else "")
         yield (
             f"most of the base is whole numbers, as of a quantised model ({names}): such weights can't be merged; give "

@@ -77,6 +77,11 @@ class Output:
         """Raise what the constructor would say of unfinished work beside this place, without touching it."""
         _partial_of(_absolute(Path(out))).check(fingerprint, fresh)
 
+    @staticmethod
+    def unfinished_bytes(out: str | Path) -> int:
+        """Bytes of unfinished work beside this place, for which the next run needs no more room."""
+        return _partial_of(_absolute(Path(out))).held()
+
     @property
     def partial(self) -> Path:
         """The directory of the work in progress."""

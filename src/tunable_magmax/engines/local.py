@@ -20,7 +20,8 @@ from tunable_magmax.engines.choice import check_merge
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
 from tunable_magmax.engines.place import Errand, Place
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
-from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
+from tunable_magmax.engines.space import check_space
+from tunable_magmax.engines.weight_files import expected_shards, output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import Kernels, kernels_for
 from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads, working_threads
@@ -123,7 +124,9 @@ def merge_checkpoints(
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
         fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model, called)
         # Here, because what is asked for must not cost the finished shards of an earlier run.
-        place.check(inputs, options, bound)
+        spilled = place.check(inputs, options, bound)
+        shards = expected_shards(inputs.layout, options.out_dtype, None if single else shard)
+        check_space(target, sum(file.size for file in shards) + spilled)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
             try:
                 if single:
@@ -148,9 +151,10 @@ class Here:
 
     threads: int | None
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         kernels = kernels_for(torch.device("cpu"))
-        plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
+        plan = plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
+        return plan.planes if plan.spill else 0
 
     def merge(self, errand: Errand) -> MergeReport:
         kernels, spill = kernels_for(torch.device("cpu")), errand.output.scratch("planes")

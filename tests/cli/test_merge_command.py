@@ -18,6 +18,7 @@ from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
+from tunable_magmax.sizes import show_size
 
 
 def merged(sequence, **options):
@@ -545,6 +546,40 @@ def test_a_plan_says_that_old_torch_files_are_loaded_whole(tmx, sequence, tmp_pa
     assert "note: " not in tmx("plan", *arguments).out
     arguments[3] = convert[-1]
     assert "note: " not in tmx("plan", *arguments).out
+
+
+def test_a_merge_prints_the_notes_of_its_plan(tmx, sequence, tmp_path):
+    torch.save(sequence.state_dicts[1], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    arguments = ["--base", sequence.base, "--task", tmp_path / "old.pt", "--task", sequence.tasks[1]]
+    [note] = json.loads(tmx("plan", *arguments, "--json").out)["notes"]
+    assert f"loaded whole: {show_size((tmp_path / 'old.pt').stat().st_size)} beyond the bound on memory" in note
+    result = tmx("merge", *arguments, "-o", tmp_path / "a.safetensors")
+    assert (result.code, result.err) == (0, f"note: {note}\n")
+    as_json = tmx("merge", *arguments, "-o", tmp_path / "b.safetensors", "--json")
+    assert json.loads(as_json.out)["warnings"] == [note]
+    # The report beside the weights has no path in it: it is the same wherever the merge is made.
+    assert MergeReport.from_json((tmp_path / "b.report.json").read_text()).warnings == ()
+    quiet = tmx("merge", *arguments, "-o", tmp_path / "c.safetensors", "-q")
+    assert (quiet.out, quiet.err) == ("", "")
+
+
+def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence, tmp_path):
+    words = "has no config.json, which it needs to be loaded by transformers"
+    result = tmx("merge", *sequence.arguments, "-o", tmp_path / "a")
+    assert f"note: {tmp_path / 'a'} {words}: there was none beside the weights" in result.out
+    assert "library_name" not in (tmp_path / "a" / "README.md").read_text()
+    [warning] = json.loads(tmx("merge", *sequence.arguments, "-o", tmp_path / "b", "--json").out)["warnings"]
+    assert words in warning
+    assert words not in tmx("merge", *sequence.arguments, "-o", tmp_path / "c.safetensors").out
+    (tmp_path / "config.json").write_text("{}")
+    beside = tmx("merge", *sequence.arguments, "-o", tmp_path / "d").out
+    assert f"give --base {tmp_path}, or copy them from there" in beside
+    (tmp_path / "whole").mkdir()
+    for name in ("config.json", "base.safetensors"):
+        (tmp_path / name).rename(tmp_path / "whole" / name.replace("base", "model"))
+    whole = ["--base", tmp_path / "whole", "--task", sequence.tasks[0]]
+    assert words not in tmx("merge", *whole, "-o", tmp_path / "e").out
+    assert "\nlibrary_name: transformers\n---" in (tmp_path / "e" / "README.md").read_text()
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path):

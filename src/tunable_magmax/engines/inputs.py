@@ -149,8 +149,8 @@ class Inputs:
                 new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
                 convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} on top of the "
-                    f"memory planned here; to have it streamed, convert it first: {convert}"
+                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} beyond the "
+                    f"bound on memory; to have it streamed, convert it first: {convert}"
                 )
 
     def identity(self) -> list[Any]:

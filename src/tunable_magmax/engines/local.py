@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +76,7 @@ def merge_checkpoints(
     ray_address: str | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> MergeReport:
     """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
@@ -84,7 +85,7 @@ def merge_checkpoints(
     all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
-    and `threads` are of each.
+    and `threads` are of each. `notify` is told what the plan notes, such as files that `memory` does not bound.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -127,6 +128,9 @@ def merge_checkpoints(
         spilled = place.check(inputs, options, bound)
         shards = expected_shards(inputs.layout, options.out_dtype, None if single else shard)
         check_space(target, sum(file.size for file in shards) + spilled)
+        if notify is not None:
+            for note in inputs.notes():
+                notify(note)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
             try:
                 if single:

@@ -18,6 +18,8 @@ from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import InputError
 from tunable_magmax.sizes import show_size
 
 
@@ -173,6 +175,9 @@ def test_budget(tmx, sequence, tmp_path):
     [
         (["--weights", "1,2"], ["2 weights for 3 tasks"]),
         (["--weights", "1,,2"], ["--weights", "'1,,2'"]),
+        (["--weights", "3 1 1"], ["--weights: '3 1 1' is no number, expected numbers with commas between them"]),
+        (["--weights", "3,1;1"], ["--weights: '1;1' is no number"]),
+        (["--budget", "40 60 3"], ["--budget: '40 60 3' is no number"]),
         (["--weights", "-1,1,1"], ["weight 1 is negative"]),
         (["--weights", "nan,1,1"], ["weight 1", "'nan'"]),
         (["--weights", "0,0,0"], ["all weights are zero"]),
@@ -621,6 +626,22 @@ def test_errors_of_ours_are_exit_code_1_and_debug_shows_where(tmx, sequence, tmp
 
     with pytest.raises(RuntimeError, match="bolt"):
         main(["merge", *sequence.arguments, "-o", str(tmp_path / "out"), "--debug"])
+
+
+def test_debug_changes_no_exit_code(sequence, tmp_path):
+    bad = ["merge", *sequence.arguments, "--task", tmp_path / "nowhere", "-o", tmp_path / "out"]
+    plain, debug = run_process(*bad), run_process(*bad, "--debug")
+    assert plain.returncode == debug.returncode == 2
+    assert debug.stderr.startswith("Traceback")
+    assert debug.stderr.endswith(plain.stderr)  # what is wrong comes last, as ever
+
+
+def test_an_existing_output_names_option_and_keyword(tmx, sequence, tmp_path):
+    (tmp_path / "out").mkdir()
+    base, *tasks = (sequence.base, *sequence.tasks)
+    with pytest.raises(InputError, match=r"pass overwrite \(--overwrite\) to replace it") as error:
+        merge_checkpoints(base, tasks, tmp_path / "out")
+    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "out").err == f"error: {error.value}\n"
 
 
 def test_interrupts_are_exit_code_1(tmx, sequence, tmp_path, monkeypatch):

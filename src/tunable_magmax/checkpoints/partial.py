@@ -122,7 +122,7 @@ class Partial:
         if stored is not None and not fresh and stored != wanted:
             raise InputError(
                 f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
-                "Run that merge to its end, choose another output, or discard the unfinished work with --fresh"
+                "Run that merge to its end, choose another output, or discard the unfinished work with fresh (--fresh)"
             )
 
     def _is_lock(self, descriptor: int) -> bool:

@@ -238,7 +238,7 @@ def _output_problems(out: Path, overwrite: bool) -> list[str]:
         return named
     beside = out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
     if is_one_file(out) and beside.exists() and not out.exists() and not overwrite:
-        return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]
+        return [f"{beside} already exists: move it away, or pass overwrite (--overwrite) to replace it"]
     return _complaints(Output.check, out, overwrite)
 
 

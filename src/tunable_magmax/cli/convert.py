@@ -68,9 +68,7 @@ def convert(
     if as_json:
         sys.stdout.write(json.dumps(done.to_dict(), indent=1) + "\n")
     elif not quiet:
-        weights = sum(
-            name.endswith(".safetensors") for name in done.files
-        )  # the others are its index and configuration
+        weights = sum(name.endswith(".safetensors") for name in done.files)  # not the index or the configuration
         tied = f", {number(len(done.tied), 'tied name')} kept" if done.tied else ""
         sys.stdout.write(
             f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "

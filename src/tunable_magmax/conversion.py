@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tunable_magmax
-from tunable_magmax.checkpoints.card import tag_along
+from tunable_magmax.checkpoints.card import MODEL_CONFIG, tag_along, without_config
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
@@ -22,7 +22,6 @@ from tunable_magmax.sizes import parse_size
 DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20
 _INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def convert_checkpoint(
                 files |= {name: output.copy_file(name, path) for name, path in tag_along(source)}
             output.commit()
     elements = sum(info.numel for info in tensors)
-    notes = () if single or CONFIG in files else (_without_config(source, target),)
+    notes = () if single or MODEL_CONFIG in files else (without_config(source, target, "convert"),)
     return Conversion(str(source), str(target), len(tensors), elements, total, tied, files, notes)
 
 
@@ -120,14 +119,6 @@ def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
 
 def _prefixes(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(f"{name.split('.')[0]}." for name in names if "." in name))
-
-
-def _without_config(source: Path, target: Path) -> str:
-    home = source if source.is_dir() else source.parent
-    what = f"{target} has no {CONFIG}, which it needs to be loaded by transformers"
-    if (home / CONFIG).is_file():
-        return f"{what}: only a directory's files go along; convert {home}, or copy them from there"
-    return f"{what}: there was none beside the weights; put the model's own there"
 
 
 def _write(

@@ -145,7 +145,7 @@ def test_output_holds_what_was_written_and_nothing_else(tmp_path: Path, name: st
 def test_overwriting(tmp_path: Path, name: str) -> None:
     out = tmp_path / name
     write(out, b"o")
-    with pytest.raises(InputError, match=f"{name} already exists: choose another output, or pass --overwrite"):
+    with pytest.raises(InputError, match=f"{name} already exists: choose another output, or pass overwrite"):
         write(out, b"n")
     assert files(tmp_path) == expected(out, b"o")
     write(out, b"n", overwrite=True)
@@ -175,7 +175,9 @@ def test_sidecars(tmp_path: Path) -> None:
 
 def test_a_sidecar_beside_a_single_file_replaces_nothing_unasked(tmp_path: Path) -> None:
     (tmp_path / "x.report.json").write_bytes(b"mine")
-    with pytest.raises(InputError, match=r"x\.report\.json already exists: move it away, or pass --overwrite"):
+    with pytest.raises(
+        InputError, match=r"x\.report\.json already exists: move it away, or pass overwrite \(--overwrite\)"
+    ):
         write(tmp_path / "x.safetensors")
     assert (tmp_path / "x.report.json").read_bytes() == b"mine"
     write(tmp_path / "x.safetensors", overwrite=True)

@@ -54,7 +54,9 @@ def test_a_torch_file_to_one_safetensors_file(tmx, tmp_path, tensors, key):
 def test_shards_and_back_give_the_same_bytes(tmx, tmp_path, tensors):
     torch.save(tensors, tmp_path / "old.pt")
     assert tmx("convert", tmp_path / "old.pt", "-o", tmp_path / "one.safetensors", "-q").out == ""
-    assert tmx("convert", tmp_path / "one.safetensors", "-o", tmp_path / "many", "--shard-size", "100").code == 0
+    done = tmx("convert", tmp_path / "one.safetensors", "-o", tmp_path / "many", "--shard-size", "100")
+    assert done.code == 0
+    assert f", in {len(list((tmp_path / 'many').glob('*.safetensors')))} weight files\n" in done.out
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == tensors.keys()
     assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in tensors.values())

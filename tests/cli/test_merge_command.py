@@ -18,6 +18,9 @@ from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.sizes import show_size
 
 
 def merged(sequence, **options):
@@ -172,6 +175,9 @@ def test_budget(tmx, sequence, tmp_path):
     [
         (["--weights", "1,2"], ["2 weights for 3 tasks"]),
         (["--weights", "1,,2"], ["--weights", "'1,,2'"]),
+        (["--weights", "3 1 1"], ["--weights: '3 1 1' is no number, expected numbers with commas between them"]),
+        (["--weights", "3,1;1"], ["--weights: '1;1' is no number"]),
+        (["--budget", "40 60 3"], ["--budget: '40 60 3' is no number"]),
         (["--weights", "-1,1,1"], ["weight 1 is negative"]),
         (["--weights", "nan,1,1"], ["weight 1", "'nan'"]),
         (["--weights", "0,0,0"], ["all weights are zero"]),
@@ -547,6 +553,40 @@ def test_a_plan_says_that_old_torch_files_are_loaded_whole(tmx, sequence, tmp_pa
     assert "note: " not in tmx("plan", *arguments).out
 
 
+def test_a_merge_prints_the_notes_of_its_plan(tmx, sequence, tmp_path):
+    torch.save(sequence.state_dicts[1], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    arguments = ["--base", sequence.base, "--task", tmp_path / "old.pt", "--task", sequence.tasks[1]]
+    [note] = json.loads(tmx("plan", *arguments, "--json").out)["notes"]
+    assert f"loaded whole: {show_size((tmp_path / 'old.pt').stat().st_size)} beyond the bound on memory" in note
+    result = tmx("merge", *arguments, "-o", tmp_path / "a.safetensors")
+    assert (result.code, result.err) == (0, f"note: {note}\n")
+    as_json = tmx("merge", *arguments, "-o", tmp_path / "b.safetensors", "--json")
+    assert json.loads(as_json.out)["warnings"] == [note]
+    # The report beside the weights has no path in it: it is the same wherever the merge is made.
+    assert MergeReport.from_json((tmp_path / "b.report.json").read_text()).warnings == ()
+    quiet = tmx("merge", *arguments, "-o", tmp_path / "c.safetensors", "-q")
+    assert (quiet.out, quiet.err) == ("", "")
+
+
+def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence, tmp_path):
+    words = "has no config.json, which it needs to be loaded by transformers"
+    result = tmx("merge", *sequence.arguments, "-o", tmp_path / "a")
+    assert f"note: {tmp_path / 'a'} {words}: there was none beside the weights" in result.out
+    assert "library_name" not in (tmp_path / "a" / "README.md").read_text()
+    [warning] = json.loads(tmx("merge", *sequence.arguments, "-o", tmp_path / "b", "--json").out)["warnings"]
+    assert words in warning
+    assert words not in tmx("merge", *sequence.arguments, "-o", tmp_path / "c.safetensors").out
+    (tmp_path / "config.json").write_text("{}")
+    beside = tmx("merge", *sequence.arguments, "-o", tmp_path / "d").out
+    assert f"give --base {tmp_path}, or copy them from there" in beside
+    (tmp_path / "whole").mkdir()
+    for name in ("config.json", "base.safetensors"):
+        (tmp_path / name).rename(tmp_path / "whole" / name.replace("base", "model"))
+    whole = ["--base", tmp_path / "whole", "--task", sequence.tasks[0]]
+    assert words not in tmx("merge", *whole, "-o", tmp_path / "e").out
+    assert "\nlibrary_name: transformers\n---" in (tmp_path / "e" / "README.md").read_text()
+
+
 def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path):
     for size in range(400):
         save_file({"w": torch.zeros(1)}, tmp_path / "x.safetensors", metadata={"padding": "x" * size})
@@ -586,6 +626,22 @@ def test_errors_of_ours_are_exit_code_1_and_debug_shows_where(tmx, sequence, tmp
 
     with pytest.raises(RuntimeError, match="bolt"):
         main(["merge", *sequence.arguments, "-o", str(tmp_path / "out"), "--debug"])
+
+
+def test_debug_changes_no_exit_code(sequence, tmp_path):
+    bad = ["merge", *sequence.arguments, "--task", tmp_path / "nowhere", "-o", tmp_path / "out"]
+    plain, debug = run_process(*bad), run_process(*bad, "--debug")
+    assert plain.returncode == debug.returncode == 2
+    assert debug.stderr.startswith("Traceback")
+    assert debug.stderr.endswith(plain.stderr)  # what is wrong comes last, as ever
+
+
+def test_an_existing_output_names_option_and_keyword(tmx, sequence, tmp_path):
+    (tmp_path / "out").mkdir()
+    base, *tasks = (sequence.base, *sequence.tasks)
+    with pytest.raises(InputError, match=r"pass overwrite \(--overwrite\) to replace it") as error:
+        merge_checkpoints(base, tasks, tmp_path / "out")
+    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "out").err == f"error: {error.value}\n"
 
 
 def test_interrupts_are_exit_code_1(tmx, sequence, tmp_path, monkeypatch):

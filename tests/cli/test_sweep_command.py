@@ -188,7 +188,7 @@ def test_a_warning_is_said_once(tmx, sequence, tmp_path):
         (["--from", "1,0,0", "--to", "2,0,0"], "the same preference"),
         (["--from", "1,,0", "--to", "0,0,1"], "--from is '1,,0'"),
         (["--from", "1,0,0", "--to", "0,-1,1"], "weight 2 is negative"),
-        (["--from", "1,x,0", "--to", "0,0,1"], "weight 2 is 'x', expected a finite number"),
+        (["--from", "1,x,0", "--to", "0,0,1"], "--from: 'x' is no number, expected numbers with commas"),
         ([*LINE, "--grid", "2"], "--from and --grid were given"),
         (["--preference", "a.json", "--grid", "2"], "--grid and --preference were given"),
         (["--grid", "0"], "the grid has 0 parts"),

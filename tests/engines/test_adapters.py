@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -304,10 +306,29 @@ def test_values_that_are_not_finite(tmp_path, bad) -> None:
 
 def test_an_adapter_is_no_base(files, tmp_path) -> None:
     base, tasks, _ = files
-    with pytest.raises(InputError, match=r"base: .* is an adapter, which is a model only together with its base"):
-        merge_checkpoints(tasks[0], [base], tmp_path / "out")
+    for start in (tasks[0], tasks[0] / "adapter_model.safetensors"):
+        with pytest.raises(InputError) as error:
+            merge_checkpoints(start, tasks, tmp_path / "out")
+        # Of tasks that are adapters nothing can be said without a base.
+        assert str(error.value).startswith(f"base: {start} is an adapter, which is no base: ")
+        assert "task 1" not in str(error.value)
+    with pytest.raises(InputError, match=r"base: .*\n?.*task 2: .*nowhere does not exist"):
+        merge_checkpoints(tasks[0], [*tasks[:1], tmp_path / "nowhere"], tmp_path / "out")
     with pytest.raises(InputError, match="would replace task 1"):
         merge_checkpoints(base, tasks, tasks[0], overwrite=True)
+
+
+def test_the_command_that_makes_a_base_of_an_adapter(files, tmp_path) -> None:
+    """What is advised works: with the base filled in, its output is a base."""
+    base, tasks, _ = files
+    adapter = shutil.copytree(tasks[0], tmp_path / "my adapter")
+    with pytest.raises(InputError, match="make a checkpoint of it: tmx merge ") as error:
+        merge_checkpoints(adapter, tasks, tmp_path / "out")
+    command = shlex.split(str(error.value).partition("make a checkpoint of it: tmx ")[2])
+    with pytest.raises(SystemExit) as stopped:
+        main([str(base) if word == "BASE" else word for word in command])
+    assert not stopped.value.code
+    merge_checkpoints(command[-1], tasks, tmp_path / "out")
 
 
 # -- around a merge ---------------------------------------------------------------------------------------------------

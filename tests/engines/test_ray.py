@@ -193,7 +193,7 @@ def test_errors_of_workers_are_ours(cluster, tmp_path, capsys) -> None:
 
 
 def test_too_little_memory_for_a_worker(cluster, files, tmp_path) -> None:
-    with pytest.raises(InputError, match="memory of 1 MiB is too little for 5 tasks with 1 threads"):
+    with pytest.raises(InputError, match="memory of 1 MiB is too little for 5 tasks: give at least 3 MiB"):
         merge(files, tmp_path / "out", "model", 4, memory="1MiB")
 
 

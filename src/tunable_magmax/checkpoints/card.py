@@ -15,6 +15,8 @@ from tunable_magmax.errors import InputError
 REPORT = "tmx-report.json"
 CONFIG = "tmx-config.yaml"
 CARD = "README.md"
+MODEL_CONFIG = "config.json"
+"""Without it, transformers does not load a directory."""
 
 _TAG_ALONG = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
 _NOT_ALONG = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*", ".*")
@@ -60,9 +62,23 @@ def _complete(modules: Path) -> bool:
     return all(place == modules.parent or not place.exists() or is_module_folder(place) for place in listed)
 
 
+def without_config(source: Path, target: Path, instead: str) -> str:
+    """What a directory lacks that got no configuration from its source; `instead`: what to do with a directory.
+
+    >>> without_config(Path("old.pt"), Path("new"), "convert")
+    "new has no config.json, which it needs to be loaded by transformers: there was none beside the weights; put the \
+model's own there"
+    """
+    home = source if source.is_dir() else source.parent
+    what = f"{target} has no {MODEL_CONFIG}, which it needs to be loaded by transformers"
+    if (home / MODEL_CONFIG).is_file():
+        return f"{what}: only a directory's files go along; {instead} {home}, or copy them from there"
+    return f"{what}: there was none beside the weights; put the model's own there"
+
+
 def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
     """A config.json that names the output's type, if one was asked for; None if the file can stay as it is."""
-    if name != "config.json" or dtype is None:
+    if name != MODEL_CONFIG or dtype is None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -83,7 +99,7 @@ def base_name(base: Path, given: str | None) -> str:
     if given:
         return given
     try:
-        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((base / MODEL_CONFIG).read_text(encoding="utf-8"))
         name = config.get("_name_or_path", "")
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError):
         name = ""
@@ -112,9 +128,10 @@ def effective_config(options: Mapping[str, Any], method: str, tasks: int, base: 
     return config
 
 
-def model_card(base: str, method: str, shares: list[tuple[str, str]], config: str) -> str:
-    """The model card with its front matter; `shares` are rows of (task, what it gave)."""
-    front = f"---\nbase_model: {json.dumps(base)}\ntags:\n- merge\n- tunable-magmax\nlibrary_name: transformers\n---\n"
+def model_card(base: str, method: str, shares: list[tuple[str, str]], config: str, library: str | None) -> str:
+    """The model card with its front matter; `shares` are rows of (task, what it gave), `library` is what loads it."""
+    loaded = "" if library is None else f"library_name: {library}\n"
+    front = f"---\nbase_model: {json.dumps(base)}\ntags:\n- merge\n- tunable-magmax\n{loaded}---\n"
     rows = "".join(f"| {_cell(task)} | {share} |\n" for task, share in shares)
     return (
         f"{front}\n# A merge of {len(shares)} task checkpoints into {base}\n\n"

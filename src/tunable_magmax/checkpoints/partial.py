@@ -103,6 +103,13 @@ class Partial:
             self._refuse_strange()
         self._refuse_other(json.loads(json.dumps(fingerprint)), fresh)
 
+    def held(self) -> int:
+        """Bytes of finished files, and those on disk that the next run frees."""
+        finished = sum(status.st_size for status in _statuses(self.output))
+        # These may have holes, which take no room.
+        freed = sum(512 * status.st_blocks for place in (self.unfinished, self.scratch) for status in _statuses(place))
+        return finished + freed
+
     def _no_directory(self) -> InputError:
         return InputError(f"{self.path} is a file, but the work in progress goes there: move it away")
 
@@ -115,7 +122,7 @@ class Partial:
         if stored is not None and not fresh and stored != wanted:
             raise InputError(
                 f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
-                "Run that merge to its end, choose another output, or discard the unfinished work with --fresh"
+                "Run that merge to its end, choose another output, or discard the unfinished work with fresh (--fresh)"
             )
 
     def _is_lock(self, descriptor: int) -> bool:
@@ -259,6 +266,13 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # somebody is at work there
+            if path.is_file():
+                yield path.stat()
 
 
 def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

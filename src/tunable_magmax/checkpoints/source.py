@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError
 
-__all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
+__all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "as_checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Where PEFT keeps an adapter's tensors, in order of preference."""
@@ -90,6 +91,17 @@ def holds_adapter(path: Path) -> bool:
         raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
 
 
+def as_checkpoint(adapter: Path) -> str:
+    """The command that makes a checkpoint of an adapter; BASE is to be filled in.
+
+    >>> as_checkpoint(Path("lora"))
+    'tmx merge --base BASE --task lora --method last_task --scale 1 -o lora-merged'
+    """
+    made = adapter.with_name(f"{adapter.name}-merged") if adapter.name else Path("merged")
+    task = ["--task", str(adapter), "--method", "last_task", "--scale", "1", "-o", str(made)]
+    return shlex.join(["tmx", "merge", "--base", "BASE", *task])
+
+
 def _open_directory(path: Path) -> Checkpoint:
     for name in _LAYOUTS:
         if (path / name).exists():
@@ -98,7 +110,7 @@ def _open_directory(path: Path) -> Checkpoint:
     if holds_adapter(path):
         raise InputError(
             f"{path} is an adapter, which is a model only together with its base: give it as a task to merge, plan, "
-            "sweep or verify; for anything else, merge it first"
+            f"sweep or verify; for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
         )
     found = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
     raise InputError(

@@ -77,6 +77,11 @@ class Output:
         """Raise what the constructor would say of unfinished work beside this place, without touching it."""
         _partial_of(_absolute(Path(out))).check(fingerprint, fresh)
 
+    @staticmethod
+    def unfinished_bytes(out: str | Path) -> int:
+        """Bytes of unfinished work beside this place, for which the next run needs no more room."""
+        return _partial_of(_absolute(Path(out))).held()
+
     @property
     def partial(self) -> Path:
         """The directory of the work in progress."""
@@ -237,7 +242,9 @@ class Output:
         if name in self._shards:
             raise InputError(f"{name!r} is the name of a shard and cannot be that of another output file")
         if self._is_file and not self.overwrite and self._beside(name).exists():
-            raise InputError(f"{self._beside(name)} already exists: move it away, or pass --overwrite to replace it")
+            raise InputError(
+                f"{self._beside(name)} already exists: move it away, or pass overwrite (--overwrite) to replace it"
+            )
 
     def _store(self, name: str, pieces: Iterable[memoryview | bytes]) -> str:
         unfinished, finished = self._partial.unfinished / name, self._partial.output / name
@@ -340,7 +347,7 @@ def _refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
             f"{out} is a file, but the output is a directory unless its name ends in .safetensors: choose another"
         )
     if not overwrite:
-        raise InputError(f"{out} already exists: choose another output, or pass --overwrite to replace it")
+        raise InputError(f"{out} already exists: choose another output, or pass overwrite (--overwrite) to replace it")
     if is_file:
         return
     items = list(out.iterdir())
@@ -348,6 +355,6 @@ def _refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
     if items and (folders or not any(item.suffix == ".safetensors" for item in items)):
         why = f"it holds the folder {folders[0]!r}" if folders else "it holds files but no *.safetensors"
         raise InputError(
-            f"{out} does not look like a checkpoint ({why}), so it is not replaced even with --overwrite: "
+            f"{out} does not look like a checkpoint ({why}), so it is not replaced even with overwrite (--overwrite): "
             "choose another output, or remove it yourself"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(fail("UsageError", f"{error} See tmx {command}--help.", 2))
     except TmxError as error:
         if debug:
-            raise
+            traceback.print_exc()
         sys.exit(fail(type(error).__name__, str(error), error.exit_code))
     except KeyboardInterrupt:
         sys.exit(fail("Interrupted", "interrupted; run the same command again to go on", 1))

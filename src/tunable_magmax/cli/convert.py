@@ -68,9 +68,10 @@ def convert(
     if as_json:
         sys.stdout.write(json.dumps(done.to_dict(), indent=1) + "\n")
     elif not quiet:
+        weights = sum(name.endswith(".safetensors") for name in done.files)  # not the index or the configuration
         tied = f", {number(len(done.tied), 'tied name')} kept" if done.tied else ""
         sys.stdout.write(
             f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "
-            f"{show_size(done.bytes)}{tied}, in {number(len(done.files), 'file')}\n"
+            f"{show_size(done.bytes)}{tied}, in {number(weights, 'weight file')}\n"
         )
         sys.stdout.write("".join(f"note: {note}\n" for note in done.notes))

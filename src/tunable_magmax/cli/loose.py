@@ -29,7 +29,7 @@ def refuse_loose(
     number where `source` belongs: `chosen` says that there should be none, since others say what to work on.
     """
     astray = [] if source is None or source.exists() else [str(source)]
-    numbers = [word for word in (*astray, *loose) if _is_number(word)]
+    numbers = [word for word in (*astray, *loose) if is_number(word)]
     given = {option: value for option, value in lists.items() if value is not None}
     if given and numbers and (loose or chosen):
         option, value = next(iter(given.items()))
@@ -42,7 +42,12 @@ def refuse_loose(
         raise InputError(f"{', '.join(map(repr, loose))} belongs to no option{hint}. See tmx {command} --help.")
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether a word is a number, a fraction, or several with commas between them.
+
+    >>> is_number("1/3"), is_number("3 1")
+    (True, False)
+    """
     try:
         [float(part) for part in word.strip(",").replace("/", ",").split(",")]
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +69,16 @@ def merge(
         return tell_plan(recipe, out, how, as_json, where=where)
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
+    from tunable_magmax.checkpoints.card import MODEL_CONFIG, without_config
+    from tunable_magmax.checkpoints.output_name import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
+
+    notes: list[str] = []
+
+    def notify(note: str) -> None:
+        notes.append(note)
+        if not quiet:
+            sys.stderr.write(f"note: {note}\n")
 
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -84,13 +94,18 @@ def merge(
             workers=where.workers,
             ray_address=where.ray_address,
             progress=progress,
+            notify=notify,
         )
+    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
+    lacking = [without_config(recipe.base, out, "give --base")] if incomplete else []
     for warning in report.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     if as_json:
-        sys.stdout.write(report.to_json())
+        # Not in the report beside the weights: notes name paths, and equal merges must give equal bytes.
+        sys.stdout.write(replace(report, warnings=(*report.warnings, *notes, *lacking)).to_json())
     elif not quiet:
         sys.stdout.write(summary(report, out, recipe))
+        sys.stdout.write("".join(f"note: {note}\n" for note in lacking))
     return 0
 
 

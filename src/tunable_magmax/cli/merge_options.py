@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import refuse_loose
+from tunable_magmax.cli.loose import is_number, refuse_loose
 from tunable_magmax.errors import InputError
 from tunable_magmax.recipes import Recipe, read_recipe
 
@@ -183,6 +183,8 @@ def numbers(text: str | None, option: str) -> list[Any] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0")
+    if odd := next((part for part in parts if not is_number(part)), None):
+        raise InputError(f"{option}: {odd!r} is no number, expected numbers with commas between them, as 3,1,0")
     return parts
 
 

@@ -30,10 +30,11 @@ class Cluster:
     ray: Any
     room: Room
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
-        """Refuse a bound on a worker's memory that no worker could keep."""
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
+        """Refuse a bound on a worker's memory that no worker could keep. What they may put on disk is not known yet."""
         kernels = kernels_for(torch.device("cpu"))
         plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.room.cpus), memory)
+        return 0
 
     def merge(self, errand: Errand) -> MergeReport:
         """Do the merge and write its weights; `memory` bounds each worker."""

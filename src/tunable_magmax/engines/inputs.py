@@ -17,7 +17,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
-from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
@@ -51,9 +51,16 @@ class Inputs:
         """Open all checkpoints; if some cannot be opened, one error says everything that is wrong."""
         opened: list[Opened] = []
         problems: list[str] = []
+        base: Checkpoint | None = None
         for label, path in zip(self.labels, self.paths, strict=True):
             try:
-                opened.append(open_task(path, opened[0]) if opened else open_checkpoint(path))
+                if label == self.labels[0]:
+                    base = _open_base(path)
+                    opened.append(base)
+                elif base is not None:
+                    opened.append(open_task(path, base))
+                elif not holds_adapter(path):  # of which nothing can be said without a base
+                    opened.append(open_checkpoint(path))
             except InputError as error:
                 problems.append(f"{label}: {error}")
         if problems:
@@ -149,8 +156,8 @@ class Inputs:
                 new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
                 convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} on top of the "
-                    f"memory planned here; to have it streamed, convert it first: {convert}"
+                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} beyond the "
+                    f"bound on memory; to have it streamed, convert it first: {convert}"
                 )
 
     def identity(self) -> list[Any]:
@@ -172,6 +179,16 @@ class Inputs:
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             if checkpoint.would_be_replaced_by(out):
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
+
+
+def _open_base(path: Path) -> Checkpoint:
+    adapter = path.parent if path.name in ADAPTER_WEIGHTS and path.is_file() else path
+    if holds_adapter(adapter):
+        raise InputError(
+            f"{path} is an adapter, which is no base: give the model that it was trained on. To start from what the "
+            f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
+        )
+    return open_checkpoint(path)
 
 
 def is_legacy_torch(file: Path) -> bool:

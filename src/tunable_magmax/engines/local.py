@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from tunable_magmax.engines.choice import check_merge
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
 from tunable_magmax.engines.place import Errand, Place
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
-from tunable_magmax.engines.weight_files import output_tensors, shard_data, write_weights
+from tunable_magmax.engines.space import check_space
+from tunable_magmax.engines.weight_files import expected_shards, output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.kernels import Kernels, kernels_for
 from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads, working_threads
@@ -75,6 +76,7 @@ def merge_checkpoints(
     ray_address: str | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> MergeReport:
     """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
@@ -83,7 +85,7 @@ def merge_checkpoints(
     all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
-    and `threads` are of each.
+    and `threads` are of each. `notify` is told what the plan notes, such as files that `memory` does not bound.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -123,7 +125,12 @@ def merge_checkpoints(
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
         fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model, called)
         # Here, because what is asked for must not cost the finished shards of an earlier run.
-        place.check(inputs, options, bound)
+        spilled = place.check(inputs, options, bound)
+        shards = expected_shards(inputs.layout, options.out_dtype, None if single else shard)
+        check_space(target, sum(file.size for file in shards) + spilled)
+        if notify is not None:
+            for note in inputs.notes():
+                notify(note)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
             try:
                 if single:
@@ -148,9 +155,10 @@ class Here:
 
     threads: int | None
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         kernels = kernels_for(torch.device("cpu"))
-        plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
+        plan = plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
+        return plan.planes if plan.spill else 0
 
     def merge(self, errand: Errand) -> MergeReport:
         kernels, spill = kernels_for(torch.device("cpu")), errand.output.scratch("planes")

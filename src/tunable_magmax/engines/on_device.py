@@ -71,9 +71,10 @@ class OnDevice:
     device: torch.device
     threads: int | None
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         self._room(inputs, options, memory)
         kernels_on(self.device)  # compiles, if it can
+        return 0
 
     def merge(self, errand: Errand) -> MergeReport:
         inputs, options, memory = errand.inputs, errand.options, errand.memory

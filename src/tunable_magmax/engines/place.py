@@ -27,8 +27,8 @@ class Errand:
 class Place(Protocol):
     """Where a merge is done."""
 
-    def check(self, inputs: Inputs, options: Options, memory: int) -> None:
-        """Raise what is wrong with the resources, before anything is touched."""
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
+        """Raise what is wrong with the resources, before anything is touched; bytes on disk beside the weights."""
 
     def merge(self, errand: Errand) -> MergeReport:
         """Merge and write the weights."""

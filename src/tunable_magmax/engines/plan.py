@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,20 +11,20 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.output_name import is_one_file, looks_like_torch
-from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.choice import check_merge, check_workers
 from tunable_magmax.engines.cost import RAY_START, Cluster, Estimate, Load, Speeds, estimate_cluster, load_of
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
 from tunable_magmax.engines.local import DEFAULT_MEMORY, DEFAULT_SHARD_SIZE, fingerprint_of
-from tunable_magmax.engines.weight_files import output_tensors
+from tunable_magmax.engines.space import check_space, existing_folder
+from tunable_magmax.engines.weight_files import expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import MemoryPlan, plan_memory, working_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.sizes import parse_size, show_size
+from tunable_magmax.sizes import parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +152,11 @@ def _planned(
         memory = MemoryPlan(1, 0, 0, 0, 0, 0, 0, 0)
     if options.budget is not None and sum(options.budget) > layout.elements:
         problems.append(f"the budget sums to {sum(options.budget):,}, but there are only {layout.elements:,} elements")
-    merged = {tensor.name: options.out_dtype or tensor.widest for tensor in layout.mergeable}
     single = out is not None and _single(out)
-    shards = plan_shards(output_tensors(layout, merged, options.out_dtype), None if single else limit)
+    shards = expected_shards(layout, options.out_dtype, None if single else limit)
     to_write = sum(shard.size for shard in shards)
     if out is not None:
-        problems += _space_problems(out, to_write + (memory.planes if memory.spill else 0))
+        problems += _complaints(check_space, out, to_write + (memory.planes if memory.spill else 0))
     method = METHODS[options.method](options, tasks)
     method.assume(layout.elements)
     load = load_of(layout, options, memory, method, to_write, inputs.bytes_of)
@@ -197,7 +195,7 @@ def _timed(
         return plan
     from tunable_magmax.engines.calibration import measure_speeds
 
-    folder = None if out is None else _existing_folder(out)
+    folder = None if out is None else existing_folder(out.absolute().parent)
     speeds = measure_speeds(inputs, options, kernels_for(torch.device("cpu")), threads, folder)
     notes = plan.notes if out is not None else (*plan.notes, "without -o, the time to write is not estimated")
     cluster = None if workers is None else plan_cluster(load, speeds, workers, start)
@@ -240,7 +238,7 @@ def _output_problems(out: Path, overwrite: bool) -> list[str]:
         return named
     beside = out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
     if is_one_file(out) and beside.exists() and not out.exists() and not overwrite:
-        return [f"{beside} already exists: move it away, or pass --overwrite to replace it"]
+        return [f"{beside} already exists: move it away, or pass overwrite (--overwrite) to replace it"]
     return _complaints(Output.check, out, overwrite)
 
 
@@ -255,19 +253,3 @@ def _complaints(check: Any, *arguments: Any) -> list[str]:
     except InputError as error:
         return [str(error)]
     return []
-
-
-def _space_problems(out: Path, needed: int) -> list[str]:
-    folder = _existing_folder(out)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        return [f"{show_size(needed)} would be written, but only {show_size(free)} are free at {folder}"]
-    return []
-
-
-def _existing_folder(out: Path) -> Path:
-    """Where the output will go, or what exists of the way to there."""
-    folder = out.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    return folder

@@ -17,6 +17,7 @@ import tunable_magmax
 from tunable_magmax.checkpoints.card import (
     CARD,
     CONFIG,
+    MODEL_CONFIG,
     REPORT,
     base_name,
     effective_config,
@@ -42,7 +43,9 @@ def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mod
     config = yaml.safe_dump(effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
     note = "# Models are named here, not located: put in their paths before merging by this again.\n"
     digests[CONFIG] = output.write_file(CONFIG, (note + config).encode())
-    digests[CARD] = output.write_file(CARD, model_card(name, report.method, _shares(report), config).encode())
+    library = "transformers" if MODEL_CONFIG in digests else None
+    card = model_card(name, report.method, _shares(report), config, library)
+    digests[CARD] = output.write_file(CARD, card.encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report

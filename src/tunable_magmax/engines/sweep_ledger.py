@@ -42,7 +42,7 @@ class Ledger:
             if (folder / SUMMARY).exists() and not overwrite:
                 raise InputError(
                     f"{folder} holds a sweep without its {LEDGER}, so its points can't be recognised: "
-                    "choose another output, or pass --overwrite to replace it"
+                    "choose another output, or pass overwrite (--overwrite) to replace it"
                 )
         else:
             self._ours = set(stored["points"])
@@ -144,7 +144,7 @@ class Ledger:
             return
         keys = [k for k in {**stored, **self._fingerprint} if stored.get(k) != self._fingerprint.get(k)]
         what = "another sweep" if finished else "unfinished work of another sweep"
-        todo = "pass --overwrite to replace it" if finished else "discard it with --fresh"
+        todo = "pass overwrite (--overwrite) to replace it" if finished else "discard it with fresh (--fresh)"
         raise InputError(
             f"{self.folder} holds {what} (different: {', '.join(map(_words, keys))}): choose another output, or {todo}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +12,12 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.layout import Layout
-from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
 from tunable_magmax.engines.local import DEFAULT_SHARD_SIZE, fingerprint_of
+from tunable_magmax.engines.space import space_problem
 from tunable_magmax.engines.sweep_ledger import Ledger
-from tunable_magmax.engines.weight_files import output_tensors
+from tunable_magmax.engines.weight_files import expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.kernels import SLOTS, Kernels, kernels_for
@@ -198,18 +197,13 @@ def problems_of(job: Job, reports_only: bool) -> Iterator[str]:
         yield f"{need}, but {show_size(available)} are free: {instead.removeprefix('give a larger --memory, ')}"
     if not reports_only:
         to_write = _size_of_point(job)[0] * len(job.todo)
-        place = job.ledger.folder.absolute()
-        while not place.exists():
-            place = place.parent
-        if to_write > (free := shutil.disk_usage(place).free):
-            yield f"{show_size(to_write)} would be written, but only {show_size(free)} are free at {place}"
+        if problem := space_problem(job.ledger.folder, to_write):
+            yield problem
 
 
 def _size_of_point(job: Job) -> tuple[int, int]:
     """Bytes and number of the weight files of one point."""
-    layout, asked = job.inputs.layout, job.options.out_dtype
-    merged = {tensor.name: asked or tensor.widest for tensor in layout.mergeable}
-    shards = plan_shards(output_tensors(layout, merged, asked), job.shard, aliases=layout.ties)
+    shards = expected_shards(job.inputs.layout, job.options.out_dtype, job.shard)
     return sum(shard.size for shard in shards), len(shards)
 
 

@@ -36,6 +36,12 @@ def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | N
     return sorted(infos, key=lambda info: (-BITS[info.dtype], info.name))
 
 
+def expected_shards(layout: Layout, out_dtype: str | None, shard_size: int | None) -> tuple[Shard, ...]:
+    """The weight files as headers let expect them: all that may be merged is. One file if there is no shard size."""
+    merged = {tensor.name: out_dtype or tensor.widest for tensor in layout.mergeable}
+    return plan_shards(output_tensors(layout, merged, out_dtype), shard_size, aliases=layout.ties)
+
+
 Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 """Writes shards and returns the sha256 of each by its name."""
 

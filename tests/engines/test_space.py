@@ -1,0 +1,136 @@
+"""Disks that are too small: refused before values are read, and interrupted work is counted as there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sequences import digests, save_sequence, sequence
+
+from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines import local, plan
+from tunable_magmax.engines.inputs import FileVectors
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.plan import plan_merge
+from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.merging import stream
+
+SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
+OPTIONS = {"shard_size": 10_000, "threads": 1}
+FULL = r"would be written, but only .* are free at .*: free space, or choose another output"
+
+Files = tuple[Path, list[Path]]
+Disk = Callable[[int], None]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return save_sequence(tmp_path / "in", *sequence(3, SHAPES))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Pretends that so many bytes of the disk are free."""
+
+    def set_free(free: int, total: int = 10**9) -> None:
+        usage = SimpleNamespace(free=free, used=0, total=total)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+
+    return set_free
+
+
+def weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def refused(files: Files, out: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+    """The merge is refused with the words of its plan, reads nothing and leaves everything as it was."""
+    before = {path: path.stat().st_mtime_ns for path in out.parent.rglob("*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(FileVectors, "read", lambda *given: pytest.fail("values were read"))
+        with pytest.raises(InputError, match=FULL) as error:
+            merge_checkpoints(*files, out, **{**OPTIONS, **options})
+    assert plan_merge(*files, out, **{**OPTIONS, **options}).problems == (str(error.value),)
+    assert {path: path.stat().st_mtime_ns for path in out.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["out", "out.safetensors", "new/folder/out"])
+def test_a_merge_needs_room_for_its_weights_and_not_a_byte_more(files, tmp_path, monkeypatch, disk, name) -> None:
+    merge_checkpoints(*files, tmp_path / "plain" / name, **OPTIONS)
+    plain = tmp_path / "plain" / name
+    size = plain.stat().st_size if plain.is_file() else weights(plain)
+    disk(size - 1)
+    refused(files, tmp_path / name, monkeypatch)
+    disk(size)
+    merge_checkpoints(*files, tmp_path / name, **OPTIONS)
+    assert digests(tmp_path / name) == digests(plain)
+
+
+def test_a_file_system_that_does_not_tell_its_size_is_tried(files, tmp_path, disk) -> None:
+    disk(0, 0)
+    assert plan_merge(*files, tmp_path / "out", **OPTIONS).problems == ()
+    merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
+
+
+def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> None:
+    merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
+    planes: set[int] = set()
+    divide = stream.plan_memory
+
+    def spilled(*given, **named):
+        found = replace(divide(*given, **named), mapped=1)
+        planes.add(found.planes)
+        return found
+
+    for module in (local, plan, stream):
+        monkeypatch.setattr(module, "plan_memory", spilled)
+    disk(weights(tmp_path / "plain"))
+    refused(files, tmp_path / "out", monkeypatch)
+    [size] = planes
+    assert size
+    disk(weights(tmp_path / "plain") + size)
+    merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_an_interrupted_run_has_written_counts_as_there(files, tmp_path, monkeypatch, disk, fresh) -> None:
+    plain, out = tmp_path / "plain", tmp_path / "work" / "out"
+    merge_checkpoints(*files, plain, **OPTIONS)
+    finish = Output.write_shard
+
+    def stop_at_the_third(self, shard, chunks):
+        if "00003" in shard.name:
+            raise OSError("the machine was switched off")
+        return finish(self, shard, chunks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "write_shard", stop_at_the_third)
+        with pytest.raises(StorageError, match="switched off"):
+            merge_checkpoints(*files, out, **OPTIONS)
+    done = weights(tmp_path / "work" / "out.partial" / "output")
+    assert 0 < done < weights(plain)
+    disk(weights(plain) - done - 1)
+    refused(files, out, monkeypatch, fresh=fresh)
+    disk(weights(plain) - done)
+    merge_checkpoints(*files, out, fresh=fresh, **OPTIONS)
+    assert digests(out) == digests(plain)
+
+
+def test_wherever_the_merge_would_be_done(files, tmp_path, monkeypatch, disk) -> None:
+    class Elsewhere:
+        def check(self, *given: object) -> int:
+            return 5
+
+        def merge(self, errand: object) -> None:
+            pytest.fail("the merge was begun")
+
+    merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
+    monkeypatch.setattr(local, "_place", lambda *given: nullcontext(Elsewhere()))
+    disk(weights(tmp_path / "plain") + 4)
+    with pytest.raises(InputError, match=FULL):
+        merge_checkpoints(*files, tmp_path / "out", **OPTIONS)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from training import toy
 
+from tunable_magmax.data.orders import FILE
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import PAPER, VARIANTS
@@ -256,6 +257,7 @@ def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp
         "run.head.file": tmp_path / "gone" / "head.safetensors",
     }
     words = [f"{place} does not exist; say where it is with --set {key}=PATH" for key, place in places.items()]
+    words[1] += f" ({FILE}: docs/training.md), or order the classes by the seed with --set order_from_seed=true"
     planned = tmx("reproduce", path, *out, "--dry-run")
     assert planned.code == 2
     assert [line.partition(": ")[2].partition(": ")[2] for line in planned.err.splitlines()] == words
@@ -267,6 +269,9 @@ def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp
     assert all(word in run.err for word in words)
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "work").exists()
+    by_seed = tmx("reproduce", path, *out, "--dry-run", "--set", "order_from_seed=true")
+    assert "run.benchmark.data" in by_seed.err
+    assert "orders.json" not in by_seed.err  # as it was told, a seed takes the file's place
 
 
 def test_what_is_not_needed_any_more_is_not_missed(done, tmx):

@@ -34,7 +34,7 @@ def reproduce(
 ) -> int:
     """Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, figures and a page.
 
-    tmx reproduce configs/paper/cifar100-20.yaml --set run.benchmark.data=DIR
+    tmx reproduce configs/mini-clip/cifar100-20.yaml --set run.model=DIR --set run.benchmark.data=DIR
     tmx reproduce configs/paper/cifar100-20.yaml --dry-run
 
     Started again, it goes on. docs/experiments.md describes the file.

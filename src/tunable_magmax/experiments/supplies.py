@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.data.orders import FILE
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.training.config import GLYPHS, TrainConfig
@@ -41,10 +42,15 @@ def _data(config: TrainConfig) -> Iterator[str]:
     for path, what, key in (
         (benchmark.data, f"the data of {benchmark.name}", "data"),
         (benchmark.class_names, "the class names", "class_names"),
-        (benchmark.order.file, "the order of classes", "order.file"),
     ):
         if path is not None and not path.exists():
             yield _absent(what, path, f"run.benchmark.{key}")
+    orders = benchmark.order.file
+    if orders is not None and not orders.exists():
+        yield (
+            f"{_absent('the order of classes', orders, 'run.benchmark.order.file')} ({FILE}: docs/training.md), or "
+            "order the classes by the seed with --set order_from_seed=true"
+        )
 
 
 def _weights(config: TrainConfig) -> Iterator[str]:

@@ -177,6 +177,20 @@ def test_a_shipped_collection_takes_a_model_and_data():
         assert (config.model, config.benchmark.data.name) == ("elsewhere", "there")
 
 
+def test_paths_that_are_typed_count_from_the_current_directory(tmx, tmp_path, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    typed = ["run.benchmark.data=README.md", "run.benchmark.order.file=docs/orders.json"]
+    for part in read_experiment("configs/paper/alpha.yaml", typed).parts:
+        benchmark = part.training(3).benchmark
+        assert benchmark.data == CONFIGS.parent / "README.md"
+        assert benchmark.order.file == CONFIGS.parent / "docs" / "orders.json"
+    planned = tmx("reproduce", "configs/paper/cifar100-5.yaml", "-o", tmp_path, "--set", typed[0], "--dry-run")
+    assert "the order of classes: " in planned.err
+    assert "the data of cifar100" not in planned.err  # it was found where it was typed
+    several = read_experiment("configs/paper/alpha.yaml", ["parts=[configs/minilm/clinc150-5.yaml]"])
+    assert [part.setting for part in several.parts] == ["minilm/clinc150-5"]
+
+
 @pytest.mark.parametrize("given", ["false", 0, 1, None])
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
     with pytest.raises(InputError, match=f"order_from_seed is {given!r}: expected true or false"):

@@ -48,7 +48,8 @@ def reproduce(
     work
         Checkpoints go there; they can be removed when the records are complete.
     change
-        KEY=VALUE instead of what the file says; may be repeated.
+        KEY=VALUE instead of what the file says; may be repeated. Relative paths count from the current directory here,
+        and from the file's own inside the file.
     device
         Default: the GPU if there is one.
     engine

@@ -48,7 +48,8 @@ def train(
     out
         The run directory. Default: named after the file, beside it.
     change
-        KEY=VALUE instead of what the file says; may be repeated.
+        KEY=VALUE instead of what the file says; may be repeated. Relative paths count from the current directory here,
+        and from the file's own inside the file.
     device
         Default: the GPU if there is one.
     strict

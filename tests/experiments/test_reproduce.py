@@ -288,6 +288,21 @@ def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp
     assert "orders.json" not in by_seed.err  # as it was told, a seed takes the file's place
 
 
+def test_a_model_that_would_be_fetched_is_told_and_is_no_problem(done, tmx, tmp_path):
+    root, _, _ = done
+    command = ["reproduce", root / "toy.yaml", "-o", tmp_path / "results", "--work", tmp_path / "work", "--dry-run"]
+    assert "note: " not in tmx(*command).out
+    named = tmx(*command, "--set", "run.model=some/clpi")
+    assert (named.code, named.err) == (0, "")
+    (note,) = (line for line in named.out.splitlines() if line.startswith("note: "))
+    assert "the model 'some/clpi' is not here" in note
+    assert "would be fetched from the Hugging Face hub" in note
+    found = json.loads(tmx(*command, "--set", "run.model=some/clpi", "--json").out)
+    assert (found["problems"], [f"note: {text}" for text in found["notes"]]) == ([], [note])
+    trained = [*command[:3], root / "results", "--work", root / "work", "--dry-run", "--set", "run.model=some/clpi"]
+    assert "note: " not in tmx(*trained).out  # nothing is left to do, so nothing would be fetched
+
+
 def test_what_is_not_needed_any_more_is_not_missed(done, tmx):
     """Records that are complete are shown without data and weights, and the last lines say what they hold and where."""
     root, _, _ = done

@@ -57,7 +57,7 @@ def reproduce(
     ray_address
         HOST:PORT of the cluster's head. Default: a cluster on this machine.
     dry_run
-        Only say what would be done, and which data and weights are missing for it.
+        Only say what would be done, which data and weights are missing for it, and which model would be fetched.
     quiet
         No progress bars, no summary.
     as_json
@@ -94,19 +94,22 @@ def reproduce(
 
 def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
     from tunable_magmax.experiments.reproduce import lacking
+    from tunable_magmax.experiments.supplies import Supplies
 
-    missing = lacking(experiment, out, work) if here else []  # nodes of a cluster may see what this one does not
+    found = lacking(experiment, out, work) if here else Supplies()  # nodes of a cluster may see what this one does not
     rows = _rows(experiment, out)
     if as_json:
-        sys.stdout.write(json.dumps({"jobs": rows, "problems": missing}, indent=1) + "\n")
+        told = {"jobs": rows, "problems": found.missing, "notes": found.notes}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
     else:
         cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
         total = sum(row["missing"] for row in rows)
         lines = [f"{experiment.name}: {number(total, 'job')} to do"]
         lines += table([["setting", "kind", "jobs", "missing"], *cells])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.write("".join(f"problem: {text}\n" for text in missing))
-    return 2 if missing else 0
+        sys.stdout.write("".join(f"note: {text}\n" for text in found.notes))
+        sys.stderr.write("".join(f"problem: {text}\n" for text in found.missing))
+    return 2 if found.missing else 0
 
 
 def _rows(experiment: Experiment, out: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunable_magmax.checkpoints.source import open_checkpoint
@@ -14,20 +15,33 @@ from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.run_directory import RunDirectory
 
 
-def missing_supplies(experiment: Experiment, seeds: Sequence[int], work: Path) -> list[str]:
-    """What is missing for some seeds of an experiment, each thing once, with the key that says where it is.
+@dataclass(frozen=True)
+class Supplies:
+    """`missing`: what is not there, each thing once, with the key that says where it is; `notes`: what is fetched."""
+
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Supplies) -> Supplies:
+        return Supplies(
+            tuple(dict.fromkeys((*self.missing, *other.missing))), tuple(dict.fromkeys((*self.notes, *other.notes)))
+        )
+
+
+def look_for_supplies(experiment: Experiment, seeds: Sequence[int], work: Path) -> Supplies:
+    """What some seeds of an experiment need that is not here.
 
     Only places are looked at. A seed whose run directory holds base and head needs neither model nor head's file, and a
     model with a hub's name may still be fetched.
     """
-    found: dict[str, None] = {}
+    found = Supplies()
     for seed in seeds:
         config = experiment.training(seed)
         begun = RunDirectory(work / f"seed-{seed}")
-        found |= dict.fromkeys(_data(config))
+        found += Supplies(tuple(_data(config)))
         if not begun.base.exists() or not begun.head.exists():
-            found |= dict.fromkeys(_weights(config))
-    return list(found)
+            found += Supplies(tuple(_weights(config)), tuple(_fetched(config)))
+    return found
 
 
 def refuse_missing(name: str, missing: Sequence[str]) -> None:
@@ -68,6 +82,14 @@ def _weights(config: TrainConfig) -> Iterator[str]:
         yield _absent("the model", place, "run.model")
     if config.head.file is not None and not Path(config.head.file).exists():
         yield _absent("the head", Path(config.head.file), "run.head.file")
+
+
+def _fetched(config: TrainConfig) -> Iterator[str]:
+    from tunable_magmax.models.hub import fetch_note
+
+    note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
+    if note is not None:
+        yield f"{note}; give another one with --set run.model=PATH"
 
 
 def _absent(what: str, path: Path, key: str) -> str:

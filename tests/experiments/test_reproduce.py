@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +198,7 @@ def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given)
         read_experiment(written(tmp_path, order_from_seed=given))
 
 
+FROM_NOTHING = sorted((CONFIGS / "glyphs").glob("*.yaml"))
 SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.startswith("common-"))
 
 
@@ -204,10 +206,20 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.start
 def test_every_shipped_configuration_is_planned(path):
     experiment = read_experiment(path)
     jobs = plan_jobs(experiment)
-    assert {job.seed for job in jobs} == {3, 4, 5}
+    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one.
+    assert {job.seed for job in jobs} == ({3} if path in FROM_NOTHING else {3, 4, 5})
     for part in experiment.parts or (experiment,):
         own = plan_jobs(part)
         assert len({(job.seed, job.kind, job.name) for job in own}) == len(own)
+
+
+@pytest.mark.parametrize("path", FROM_NOTHING, ids=lambda path: path.name)
+def test_what_is_to_run_from_nothing_lacks_nothing(tmx, tmp_path, path):
+    planned = tmx("reproduce", path, "-o", tmp_path / "results", "--work", tmp_path / "work", "--dry-run", "--json")
+    found = json.loads(planned.out)
+    assert (planned.code, found["problems"], found["notes"]) == (0, [], [])
+    for page in ("README.md", "REPRODUCIBILITY.md", "docs/experiments.md"):
+        assert f"tmx reproduce configs/glyphs/{path.name} -o " in (CONFIGS.parent / page).read_text()
 
 
 def test_all_problems_of_a_configuration_at_once(tmp_path):
@@ -301,6 +313,18 @@ def test_a_model_that_would_be_fetched_is_told_and_is_no_problem(done, tmx, tmp_
     assert (found["problems"], [f"note: {text}" for text in found["notes"]]) == ([], [note])
     trained = [*command[:3], root / "results", "--work", root / "work", "--dry-run", "--set", "run.model=some/clpi"]
     assert "note: " not in tmx(*trained).out  # nothing is left to do, so nothing would be fetched
+
+
+def test_warnings_are_one_plain_line_each(done, tmx, monkeypatch):
+    def warned(*given, **options):
+        for _ in range(2):
+            warnings.warn("transport did not converge", stacklevel=1)
+        return reproduce_all(*given, **options)
+
+    monkeypatch.setattr("tunable_magmax.experiments.reproduce.reproduce_all", warned)
+    root, _, _ = done
+    shown = tmx("reproduce", root / "toy.yaml", "-o", root / "results", "--work", root / "work")
+    assert (shown.code, shown.err) == (0, "warning: transport did not converge\n")
 
 
 def test_what_is_not_needed_any_more_is_not_missed(done, tmx):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, table
-from tunable_magmax.cli.train import training_bars
+from tunable_magmax.cli.train import plain_warnings, training_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -72,7 +72,7 @@ def reproduce(
     if dry_run:
         return _tell_plan(experiment, out, work, as_json, here=engine == "local")
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
-    with training_bars(quiet or as_json) as (progress, watch), redirect_stdout(sys.stderr):
+    with training_bars(quiet or as_json) as (progress, watch), plain_warnings(), redirect_stdout(sys.stderr):
         written = reproduce_all(
             experiment,
             out,

@@ -77,9 +77,7 @@ def train(
         return
     from tunable_magmax.training.sequence import train_sequence
 
-    with training_bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
-        warnings.showwarning = _teller()
-        warnings.simplefilter("always", UserWarning)
+    with training_bars(quiet or as_json) as (progress, watch), plain_warnings():
         run = train_sequence(
             chosen,
             place,
@@ -96,16 +94,20 @@ def train(
         sys.stdout.write(_summary(run))
 
 
-def _teller() -> Callable[..., None]:
-    """Says each warning for the user once, as soon as it comes."""
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Says each warning for the user once, as soon as it comes, in one line."""
     told: set[str] = set()
 
-    def tell(message: Any, category: type[Warning], *rest: Any) -> None:
+    def tell(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, UserWarning) and str(message) not in told:
             told.add(str(message))
             sys.stderr.write(f"warning: {message}\n")
 
-    return tell
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        warnings.simplefilter("always", UserWarning)
+        yield
 
 
 @contextmanager

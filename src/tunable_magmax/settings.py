@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError, closest
@@ -30,8 +31,12 @@ def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:
     return found
 
 
-def set_value(given: Any, change: str) -> None:
-    """Put a value into nested mappings, in place: "train.lr=3e-5"."""
+def set_value(given: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:
+    """Put a value into nested mappings, in place: "train.lr=3e-5".
+
+    `paths`: keys that say where something is, each with what makes of the value a path that no longer depends on where
+    the file lies. They are also found inside a mapping that is given, as in "benchmark={data: cifar, ...}".
+    """
     import yaml
 
     path, equals, value = change.partition("=")
@@ -47,6 +52,22 @@ def set_value(given: Any, change: str) -> None:
         place[last] = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise InputError(f"--set {change}: the value is not readable ({error})") from None
+    for key, read in paths.items():
+        if f"{key}.".startswith(f"{path}."):
+            _replace(given, key.split("."), read)
+
+
+def path_here(value: Any) -> Any:
+    """A path as people type it: it counts from the current directory. What is no text stays, to be refused later."""
+    return str(Path(value).expanduser().absolute()) if isinstance(value, str) and value else value
+
+
+def _replace(given: Any, keys: Sequence[str], read: Reader) -> None:
+    *outer, last = keys
+    for key in outer:
+        given = given.get(key) if isinstance(given, dict) else None
+    if isinstance(given, dict) and last in given:
+        given[last] = read(given[last])
 
 
 def read_section(given: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> dict[str, Any]:

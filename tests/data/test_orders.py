@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,27 @@ def test_files_of_orders(tmp_path):
         read("texts", file="orders.json", name="A")
     with pytest.raises(InputError, match="order A: not an order of the 3 classes"):
         read("images", ("ant", "bee", "cat"), file="orders.json", name="A")
+    (tmp_path / "text.json").write_text("A: 1, 2")
     with pytest.raises(InputError, match="cannot be read as JSON"):
+        read("images", file="text.json")
+    with pytest.raises(
+        InputError, match=r"none\.json does not exist: a file of class orders is a JSON list of all"
+    ) as no:
         read("images", file="none.json")
+    assert str(no.value).endswith("or order the classes by a seed: order: {seed: 3}")
     with pytest.raises(InputError, match="holds one order without a name"):
         read("images", file="list.json", name="A")
+
+
+def test_the_documented_file_of_orders_is_read_as_the_page_says(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "orders.json").write_text(shown)
+    assert order({"file": "orders.json"}, tmp_path).indices(("ant", "bee", "cat"), "images") == [2, 0, 1]
+    named = order({"file": "orders.json", "name": "B"}, tmp_path)
+    assert named.indices(("ant", "bee", "cat"), "images") == [1, 2, 0]
+    birds = order({"file": "orders.json", "name": "A"}, tmp_path)
+    assert birds.indices(("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
 
 
 def test_groups():

@@ -184,6 +184,10 @@ def test_known_time_scale_ownership_and_meta() -> None:
     assert meta.columns == ("method", "5", "10", "20", "50")
     assert meta.under[-1] == "10 environments"
     assert "different environments" in meta.notes[1]
+    assert "one seed, so no deviation is given" in meta.notes[0]
+    several = meta_table(results_of([meta_record(seed, "tunable:ot@matched") for seed in (3, 4)]), SETTING)
+    assert several is not None
+    assert "±deviation over seeds" in several.notes[0]
 
 
 def test_without_records_no_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from training import toy
 
+from tunable_magmax.data.orders import FILE
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import PAPER, VARIANTS
@@ -176,12 +178,27 @@ def test_a_shipped_collection_takes_a_model_and_data():
         assert (config.model, config.benchmark.data.name) == ("elsewhere", "there")
 
 
+def test_paths_that_are_typed_count_from_the_current_directory(tmx, tmp_path, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    typed = ["run.benchmark.data=README.md", "run.benchmark.order.file=docs/orders.json"]
+    for part in read_experiment("configs/paper/alpha.yaml", typed).parts:
+        benchmark = part.training(3).benchmark
+        assert benchmark.data == CONFIGS.parent / "README.md"
+        assert benchmark.order.file == CONFIGS.parent / "docs" / "orders.json"
+    planned = tmx("reproduce", "configs/paper/cifar100-5.yaml", "-o", tmp_path, "--set", typed[0], "--dry-run")
+    assert "the order of classes: " in planned.err
+    assert "the data of cifar100" not in planned.err  # it was found where it was typed
+    several = read_experiment("configs/paper/alpha.yaml", ["parts=[configs/minilm/clinc150-5.yaml]"])
+    assert [part.setting for part in several.parts] == ["minilm/clinc150-5"]
+
+
 @pytest.mark.parametrize("given", ["false", 0, 1, None])
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
     with pytest.raises(InputError, match=f"order_from_seed is {given!r}: expected true or false"):
         read_experiment(written(tmp_path, order_from_seed=given))
 
 
+FROM_NOTHING = sorted((CONFIGS / "glyphs").glob("*.yaml"))
 SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.startswith("common-"))
 
 
@@ -189,10 +206,20 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.start
 def test_every_shipped_configuration_is_planned(path):
     experiment = read_experiment(path)
     jobs = plan_jobs(experiment)
-    assert {job.seed for job in jobs} == {3, 4, 5}
+    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one.
+    assert {job.seed for job in jobs} == ({3} if path in FROM_NOTHING else {3, 4, 5})
     for part in experiment.parts or (experiment,):
         own = plan_jobs(part)
         assert len({(job.seed, job.kind, job.name) for job in own}) == len(own)
+
+
+@pytest.mark.parametrize("path", FROM_NOTHING, ids=lambda path: path.name)
+def test_what_is_to_run_from_nothing_lacks_nothing(tmx, tmp_path, path):
+    planned = tmx("reproduce", path, "-o", tmp_path / "results", "--work", tmp_path / "work", "--dry-run", "--json")
+    found = json.loads(planned.out)
+    assert (planned.code, found["problems"], found["notes"]) == (0, [], [])
+    for page in ("README.md", "REPRODUCIBILITY.md", "docs/experiments.md"):
+        assert f"tmx reproduce configs/glyphs/{path.name} -o " in (CONFIGS.parent / page).read_text()
 
 
 def test_all_problems_of_a_configuration_at_once(tmp_path):
@@ -256,6 +283,7 @@ def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp
         "run.head.file": tmp_path / "gone" / "head.safetensors",
     }
     words = [f"{place} does not exist; say where it is with --set {key}=PATH" for key, place in places.items()]
+    words[1] += f" ({FILE}: docs/training.md), or order the classes by the seed with --set order_from_seed=true"
     planned = tmx("reproduce", path, *out, "--dry-run")
     assert planned.code == 2
     assert [line.partition(": ")[2].partition(": ")[2] for line in planned.err.splitlines()] == words
@@ -267,6 +295,36 @@ def test_everything_that_is_missing_is_told_at_once_and_nothing_is_made(tmx, tmp
     assert all(word in run.err for word in words)
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "work").exists()
+    by_seed = tmx("reproduce", path, *out, "--dry-run", "--set", "order_from_seed=true")
+    assert "run.benchmark.data" in by_seed.err
+    assert "orders.json" not in by_seed.err  # as it was told, a seed takes the file's place
+
+
+def test_a_model_that_would_be_fetched_is_told_and_is_no_problem(done, tmx, tmp_path):
+    root, _, _ = done
+    command = ["reproduce", root / "toy.yaml", "-o", tmp_path / "results", "--work", tmp_path / "work", "--dry-run"]
+    assert "note: " not in tmx(*command).out
+    named = tmx(*command, "--set", "run.model=some/clpi")
+    assert (named.code, named.err) == (0, "")
+    (note,) = (line for line in named.out.splitlines() if line.startswith("note: "))
+    assert "the model 'some/clpi' is not here" in note
+    assert "would be fetched from the Hugging Face hub" in note
+    found = json.loads(tmx(*command, "--set", "run.model=some/clpi", "--json").out)
+    assert (found["problems"], [f"note: {text}" for text in found["notes"]]) == ([], [note])
+    trained = [*command[:3], root / "results", "--work", root / "work", "--dry-run", "--set", "run.model=some/clpi"]
+    assert "note: " not in tmx(*trained).out  # nothing is left to do, so nothing would be fetched
+
+
+def test_warnings_are_one_plain_line_each(done, tmx, monkeypatch):
+    def warned(*given, **options):
+        for _ in range(2):
+            warnings.warn("transport did not converge", stacklevel=1)
+        return reproduce_all(*given, **options)
+
+    monkeypatch.setattr("tunable_magmax.experiments.reproduce.reproduce_all", warned)
+    root, _, _ = done
+    shown = tmx("reproduce", root / "toy.yaml", "-o", root / "results", "--work", root / "work")
+    assert (shown.code, shown.err) == (0, "warning: transport did not converge\n")
 
 
 def test_what_is_not_needed_any_more_is_not_missed(done, tmx):

@@ -123,6 +123,37 @@ def test_single_values_can_be_changed(tmp_path):
     assert "unknown key 'lrr' in train (did you mean 'lr'?)" in problems(PLAIN, "train.lrr=1", folder=tmp_path)
 
 
+def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
+    """Those in the file from the file's folder, those on the command line from the current directory."""
+    file, here = tmp_path / "configs", tmp_path / "here"
+    for folder in (file, here, here / "clip", here / "glyphs"):
+        folder.mkdir()
+    order = {"file": "orders.json", "name": "B"}
+    path = written(file, {"model": "bert", "benchmark": {**TEXTS, "order": order}, "head": {"file": "h.safetensors"}})
+    monkeypatch.chdir(here)
+    inside = read_config(path)
+    assert (inside.benchmark.data, inside.benchmark.order.file) == (file / "all.csv", file / "orders.json")
+    assert inside.head.file == str(file / "h.safetensors")
+
+    typed = ["benchmark.data=all.csv", "benchmark.order.file=o.json", "benchmark.class_names=n.txt", "head.file=h.st"]
+    config = read_config(path, typed)
+    assert (config.benchmark.data, config.benchmark.class_names) == (here / "all.csv", here / "n.txt")
+    assert (config.benchmark.order.file, config.benchmark.order.name) == (here / "o.json", "B")
+    assert config.head.file == str(here / "h.st")
+    whole = read_config(path, ["benchmark={name: texts, data: b.csv, tasks: 2, order: {file: c.json}}"])
+    assert (whole.benchmark.data, whole.benchmark.order.file) == (here / "b.csv", here / "c.json")
+    mixed = read_config(path, ["benchmark.data=b.csv"])
+    assert mixed.benchmark.order.file == file / "orders.json"  # what was not typed stays the file's
+
+    models = ("clip", "./gone", "../gone/far/away", "glyphs", "openai/clip")
+    found = [read_config(path, [f"model={model}"]).model for model in models]
+    assert found == [str(here / "clip"), str(here / "gone"), f"{here}/../gone/far/away", "glyphs", "openai/clip"]
+    refused = {"benchmark.data=[1]": "data is \\[1\\], expected a path", "benchmark=7": "'benchmark' is 7"}
+    for change, told in refused.items():
+        with pytest.raises(InputError, match=told):
+            read_config(path, [change])
+
+
 def test_all_problems_at_once(tmp_path):
     given = {
         "modell": "x",

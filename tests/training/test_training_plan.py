@@ -62,3 +62,14 @@ def test_a_warm_up_that_never_ends_is_said(tmp_path):
 def test_models_that_are_not_here_yet_have_no_size(tmp_path):
     given = {**toy.settings(tmp_path, "vit"), "model": "some/hub-name"}
     assert plan_training(TrainConfig.read(given, tmp_path)).bytes is None
+
+
+def test_what_would_become_of_a_model_that_is_not_here_is_said(tmp_path):
+    def notes(model):
+        return plan_training(TrainConfig.read({**toy.settings(tmp_path, "vit"), "model": model}, tmp_path)).notes
+
+    (fetched,) = notes("clpi")
+    assert fetched.startswith(f"the model 'clpi' is not here ({tmp_path / 'clpi'} does not exist): it would be fetched")
+    (nowhere,) = notes("./clpi")
+    assert nowhere.startswith(f"the model {tmp_path / 'clpi'} does not exist: training would stop at once")
+    assert notes("vit") == ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, table
-from tunable_magmax.cli.train import training_bars
+from tunable_magmax.cli.train import plain_warnings, training_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -34,7 +34,7 @@ def reproduce(
 ) -> int:
     """Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, figures and a page.
 
-    tmx reproduce configs/paper/cifar100-20.yaml --set run.benchmark.data=DIR
+    tmx reproduce configs/mini-clip/cifar100-20.yaml --set run.model=DIR --set run.benchmark.data=DIR
     tmx reproduce configs/paper/cifar100-20.yaml --dry-run
 
     Started again, it goes on. docs/experiments.md describes the file.
@@ -48,7 +48,8 @@ def reproduce(
     work
         Checkpoints go there; they can be removed when the records are complete.
     change
-        KEY=VALUE instead of what the file says; may be repeated.
+        KEY=VALUE instead of what the file says; may be repeated. Relative paths count from the current directory here,
+        and from the file's own inside the file.
     device
         Default: the GPU if there is one.
     engine
@@ -56,7 +57,7 @@ def reproduce(
     ray_address
         HOST:PORT of the cluster's head. Default: a cluster on this machine.
     dry_run
-        Only say what would be done, and which data and weights are missing for it.
+        Only say what would be done, which data and weights are missing for it, and which model would be fetched.
     quiet
         No progress bars, no summary.
     as_json
@@ -71,7 +72,7 @@ def reproduce(
     if dry_run:
         return _tell_plan(experiment, out, work, as_json, here=engine == "local")
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
-    with training_bars(quiet or as_json) as (progress, watch), redirect_stdout(sys.stderr):
+    with training_bars(quiet or as_json) as (progress, watch), plain_warnings(), redirect_stdout(sys.stderr):
         written = reproduce_all(
             experiment,
             out,
@@ -93,19 +94,22 @@ def reproduce(
 
 def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
     from tunable_magmax.experiments.reproduce import lacking
+    from tunable_magmax.experiments.supplies import Supplies
 
-    missing = lacking(experiment, out, work) if here else []  # nodes of a cluster may see what this one does not
+    found = lacking(experiment, out, work) if here else Supplies()  # nodes of a cluster may see what this one does not
     rows = _rows(experiment, out)
     if as_json:
-        sys.stdout.write(json.dumps({"jobs": rows, "problems": missing}, indent=1) + "\n")
+        told = {"jobs": rows, "problems": found.missing, "notes": found.notes}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
     else:
         cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
         total = sum(row["missing"] for row in rows)
         lines = [f"{experiment.name}: {number(total, 'job')} to do"]
         lines += table([["setting", "kind", "jobs", "missing"], *cells])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.write("".join(f"problem: {text}\n" for text in missing))
-    return 2 if missing else 0
+        sys.stdout.write("".join(f"note: {text}\n" for text in found.notes))
+        sys.stderr.write("".join(f"problem: {text}\n" for text in found.missing))
+    return 2 if found.missing else 0
 
 
 def _rows(experiment: Experiment, out: Path) -> list[dict[str, Any]]:

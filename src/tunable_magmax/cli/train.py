@@ -48,7 +48,8 @@ def train(
     out
         The run directory. Default: named after the file, beside it.
     change
-        KEY=VALUE instead of what the file says; may be repeated.
+        KEY=VALUE instead of what the file says; may be repeated. Relative paths count from the current directory here,
+        and from the file's own inside the file.
     device
         Default: the GPU if there is one.
     strict
@@ -76,9 +77,7 @@ def train(
         return
     from tunable_magmax.training.sequence import train_sequence
 
-    with training_bars(quiet or as_json) as (progress, watch), warnings.catch_warnings():
-        warnings.showwarning = _teller()
-        warnings.simplefilter("always", UserWarning)
+    with training_bars(quiet or as_json) as (progress, watch), plain_warnings():
         run = train_sequence(
             chosen,
             place,
@@ -95,16 +94,20 @@ def train(
         sys.stdout.write(_summary(run))
 
 
-def _teller() -> Callable[..., None]:
-    """Says each warning for the user once, as soon as it comes."""
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Says each warning for the user once, as soon as it comes, in one line."""
     told: set[str] = set()
 
-    def tell(message: Any, category: type[Warning], *rest: Any) -> None:
+    def tell(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, UserWarning) and str(message) not in told:
             told.add(str(message))
             sys.stderr.write(f"warning: {message}\n")
 
-    return tell
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        warnings.simplefilter("always", UserWarning)
+        yield
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from tunable_magmax.errors import InputError, closest
 
 Item: TypeAlias = str | int
 FORMS = "natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices"
+FILE = "a JSON list of all class names or indices in their order, or such lists by name"
+"""What a file of class orders holds; docs/training.md says it in full."""
 SHOWN = 5
 
 
@@ -170,6 +172,11 @@ def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item]
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist: a file of class orders is {FILE} (docs/training.md); say where it is with "
+            "benchmark.order.file, or order the classes by a seed: order: {seed: 3}"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: a file of class orders cannot be read as JSON ({error})") from None
     key = next((key for key in (benchmark, benchmark.replace("-", "_")) if _holds(content, key)), None)

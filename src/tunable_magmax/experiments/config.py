@@ -16,6 +16,7 @@ from tunable_magmax.settings import (
     flag,
     one_of,
     or_none,
+    path_here,
     read_section,
     read_value,
     read_yaml,
@@ -25,7 +26,7 @@ from tunable_magmax.settings import (
     unknown_keys,
     whole,
 )
-from tunable_magmax.training.config import TrainConfig
+from tunable_magmax.training.config import PATHS, TrainConfig
 
 KEYS = (
     "name",
@@ -100,9 +101,10 @@ class Experiment:
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
-    """Read a YAML; relative paths count from its directory. `changes`, as "run.model=clip/", replace single values.
+    """Read a YAML. `changes`, as "run.model=clip/", replace single values.
 
-    Of an experiment of parts they replace those of each part, but for its own name, setting, about, kinds and only.
+    Relative paths in the file count from its directory, those in `changes` from the current one. Of an experiment
+    of parts, changes replace the values of each part, but for its own name, setting, about, kinds and only.
     """
     path = Path(path)
     return _checked(_loaded(path), path, changes)
@@ -133,7 +135,7 @@ def _checked(given: dict[str, Any], path: Path, changes: Sequence[str]) -> Exper
     passed_on = [change for change in changes if has_parts and _key(change) not in OF_PARTS]
     for change in changes:
         if change not in passed_on:
-            set_value(given, change)
+            set_value(given, change, _PATHS)
     problems = unknown_keys(given, KEYS)
     values: dict[str, Any] = {"name": str(given.get("name") or path.stem), "root": path.parent.absolute()}
     for key in ("setting", "about"):
@@ -204,6 +206,9 @@ def _variation(value: Any) -> Mapping[str, Any]:
     return dict(value)
 
 
+_PATHS: dict[str, Reader] = {f"run.{key}": read for key, read in PATHS.items()} | {
+    "parts": lambda files: [path_here(file) for file in files] if isinstance(files, list) else files
+}
 _POSITIVE = real(0, above=True)
 _READERS: dict[str, Reader] = {
     "seeds": each(whole(0)),

@@ -235,7 +235,9 @@ def meta_table(results: Results, setting: str) -> Table | None:
         means = [percent(mean_over_seeds(found)) if found else Cell() for found in values.values()]
         lines.append((row_cell(row), *means))
     told = [", ".join(str(count) for count in sorted(found)) for found in counts.values()]
-    notes = ["Mean over environments, ±deviation over seeds; best of a column in bold."]
+    seeds = {record["seed"] for record in records}
+    over = "±deviation over seeds" if len(seeds) > 1 else "one seed, so no deviation is given"
+    notes = [f"Mean over environments, {over}; best of a column in bold."]
     if len(set(told)) > 1:
         notes.append("Few environments have that many meta samples: columns are of different environments.")
     return Table(

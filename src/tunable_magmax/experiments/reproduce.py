@@ -12,7 +12,7 @@ from tunable_magmax.experiments.results import load_results
 from tunable_magmax.experiments.run import reproduce
 from tunable_magmax.experiments.seed import Progress
 from tunable_magmax.experiments.summary import write_summary
-from tunable_magmax.experiments.supplies import missing_supplies, refuse_missing
+from tunable_magmax.experiments.supplies import Supplies, look_for_supplies, refuse_missing
 from tunable_magmax.experiments.words import headlines
 from tunable_magmax.training.trainer import Watch
 
@@ -35,7 +35,7 @@ def reproduce_all(
     out, work = Path(out), Path(work)
     parts = experiment.parts or (experiment,)
     if engine == "local":  # nodes of a cluster may see what this one does not
-        refuse_missing(experiment.name, lacking(experiment, out, work))
+        refuse_missing(experiment.name, lacking(experiment, out, work).missing)
     for part in parts:
         reproduce(
             part,
@@ -59,13 +59,13 @@ def reproduce_all(
     return [*written, write_summary(out)]
 
 
-def lacking(experiment: Experiment, out: Path, work: Path) -> list[str]:
-    """Data and weights that the missing jobs of an experiment need and that are not there; nothing if none is."""
-    found: dict[str, None] = {}
+def lacking(experiment: Experiment, out: Path, work: Path) -> Supplies:
+    """Data and weights that the missing jobs of an experiment need and that are not here."""
+    found = Supplies()
     for part in experiment.parts or (experiment,):
         seeds = sorted({job.seed for job in missing_jobs(part, results_folder(part, out))})
-        found |= dict.fromkeys(missing_supplies(part, seeds, work / part.setting))
-    return list(found)
+        found += look_for_supplies(part, seeds, work / part.setting)
+    return found
 
 
 def headlines_of(experiment: Experiment, out: Path) -> list[str]:

@@ -28,6 +28,21 @@ def is_hub_name(name: str) -> bool:
     return _HUB_NAME.fullmatch(name) is not None
 
 
+def fetch_note(name: str, root: Path) -> str | None:
+    """What to say before a model is looked for on the hub, which nothing has been asked yet; None if there is no need.
+
+    >>> fetch_note("openai/clip-vit-base-patch16", Path("/none"))  # doctest: +ELLIPSIS
+    "the model 'openai/clip-vit-base-patch16' is not here (/none/openai/clip-vit-base-patch16 does not exist): ..."
+    """
+    local = root / Path(name).expanduser()
+    if local.exists() or not is_hub_name(name):
+        return None
+    return (
+        f"the model {name!r} is not here ({local} does not exist): it would be fetched from the Hugging Face hub, or "
+        "taken from its cache; whether there is such a model was not asked"
+    )
+
+
 def resolve_model(name: str | Path, root: Path) -> Path:
     """The checkpoint that `name` means: a path, where relative ones count from `root`, else a name on the hub.
 

@@ -14,6 +14,7 @@ from tunable_magmax.settings import (
     flag,
     one_of,
     or_none,
+    path_here,
     read_section,
     read_value,
     read_yaml,
@@ -143,12 +144,34 @@ class TrainConfig:
 
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Read run.yaml; `changes` such as "train.lr=3e-5" replace single values."""
+    """Read run.yaml; `changes` such as "train.lr=3e-5" replace single values.
+
+    Relative paths in the file count from its directory, those in `changes` from the current one.
+    """
     path = Path(path)
     given = read_yaml(path, "a YAML file that says what to train", f"the keys {', '.join(SECTIONS)}")
     for change in changes:
-        set_value(given, change)
+        set_value(given, change, PATHS)
     return TrainConfig.read(given, path.parent, str(path))
+
+
+def model_here(value: Any) -> Any:
+    """A model as people type it: a path from the current directory, unless it can only be a name."""
+    from tunable_magmax.models.hub import is_hub_name
+
+    if not isinstance(value, str) or value == GLYPHS:
+        return value
+    return value if is_hub_name(value) and not Path(value).exists() else path_here(value)
+
+
+PATHS: dict[str, Reader] = {
+    "model": model_here,
+    "benchmark.data": path_here,
+    "benchmark.class_names": path_here,
+    "benchmark.order.file": path_here,
+    "head.file": path_here,
+}
+"""The keys of run.yaml that say where something is, and how they are read when typed on the command line."""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -61,9 +61,24 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
         )
     if len({task.classes for task in tasks}) > 1:
         notes.append("tasks differ in their number of classes: " + ", ".join(str(task.classes) for task in tasks))
+    note = _model_note(config)
+    if note is not None:
+        notes.append(note)
     local = Path(config.model)
     model = local.name if local.is_absolute() else config.model
     return TrainingPlan(model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
+
+
+def _model_note(config: TrainConfig) -> str | None:
+    """What is to be said of a model that is not here; training itself refuses it if it is nowhere else either."""
+    from tunable_magmax.models.hub import fetch_note, is_hub_name
+
+    place = config.root / Path(config.model).expanduser()
+    if config.model == GLYPHS or place.exists():
+        return None
+    if not is_hub_name(config.model):
+        return f"the model {place} does not exist: training would stop at once; give a directory, or a hub name"
+    return fetch_note(config.model, config.root)
 
 
 def _bytes(config: TrainConfig, tasks: int) -> int | None:

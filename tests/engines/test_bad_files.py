@@ -506,6 +506,13 @@ def test_tensors_tied_in_the_base_alone_are_merged_apart(place) -> None:
     assert raw(place.result()) == raw(models[2])
 
 
+def test_what_cannot_be_opened_and_what_does_not_match_are_told_together(place) -> None:
+    place.paths[1].write_bytes(place.paths[1].read_bytes()[:-3])
+    place.put(2, {name: tensor for name, tensor in place.models[2].items() if name != "trunk.weight"})
+    message = place.refused("task 1: ", "Of those that can be opened, ", "lacks 'trunk.weight'")
+    assert "two.safetensors" in message
+
+
 def test_float8_is_refused_and_copied_when_excluded(place) -> None:
     for k in range(3):
         place.put(k, {**place.models[k], "tiny": torch.arange(9).to(torch.float8_e4m3fn)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,37 +39,45 @@ class Inputs:
         self._options = options
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
-            signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in self.checkpoints]
-            names = [f"{label} ({path})" for label, path in zip(self.labels, self.paths, strict=True)]
-            layout = build_layout(signatures, names, options.include, options.exclude, options.idle())
-            self.layout = self._with_adapters(layout)
+            self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))
         except BaseException:
             self._stack.close()
             raise
 
     def _open_all(self) -> list[Opened]:
-        """Open all checkpoints; if some cannot be opened, one error says everything that is wrong."""
-        opened: list[Opened] = []
+        """Open all checkpoints; if some can't be, one error says everything that is wrong, with the others too."""
+        opened: dict[int, Opened] = {}
         problems: list[str] = []
         base: Checkpoint | None = None
-        for label, path in zip(self.labels, self.paths, strict=True):
+        for k, path in enumerate(self.paths):
             try:
-                if label == self.labels[0]:
-                    base = _open_base(path)
-                    opened.append(base)
+                if k == 0:
+                    opened[k] = base = _open_base(path)
                 elif base is not None:
-                    opened.append(open_task(path, base))
+                    opened[k] = open_task(path, base)
                 elif not holds_adapter(path):  # of which nothing can be said without a base
-                    opened.append(open_checkpoint(path))
+                    opened[k] = open_checkpoint(path)
             except InputError as error:
-                problems.append(f"{label}: {error}")
+                problems.append(f"{self.labels[k]}: {error}")
         if problems:
-            for checkpoint in opened:
-                checkpoint.close()
-            raise InputError(
-                problems[0] if len(problems) == 1 else "several checkpoints can't be opened:\n" + "\n".join(problems)
-            )
-        return opened
+            several = "several checkpoints can't be opened:\n" if len(problems) > 1 else ""
+            try:
+                if base is not None:
+                    self._matched(opened)
+            except InputError as error:
+                problems.append(f"Of those that can be opened, {error}")
+            finally:
+                for checkpoint in opened.values():
+                    checkpoint.close()
+            raise InputError(several + "\n".join(problems))
+        return list(opened.values())
+
+    def _matched(self, opened: Mapping[int, Opened]) -> Layout:
+        """Match the headers of the base and of some tasks."""
+        signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in opened.values()]
+        names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
+        options = self._options
+        return build_layout(signatures, names, options.include, options.exclude, options.idle())
 
     @property
     def base(self) -> Checkpoint:

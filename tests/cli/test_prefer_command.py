@@ -302,6 +302,14 @@ def test_a_preference_merges(tmx, run, site, tmp_path):
     assert json.loads(result.out)["counts"] == [0, 90, 29]
 
 
+@pytest.mark.parametrize("count", [19, 20])
+def test_few_samples_are_told(tmx, run, tmp_path, count):
+    (tmp_path / "l.txt").write_text("bus\n" * count)
+    result = tmx("prefer", run, "--labels", tmp_path / "l.txt")
+    assert result.code == 0, result.err
+    assert ("19 are few: trust the intervals" in result.out) == (count < 20)
+
+
 def test_unknown_labels_are_named(tmx, run, tmp_path):
     (tmp_path / "l.txt").write_text("bus\nzebra\n")
     result = tmx("prefer", run, "--labels", tmp_path / "l.txt")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
 OUTSIDE = 0.2
+FEW = 20
+"""Samples below which a weight says little without its interval."""
 
 
 def elements(run: RunProfiles) -> tuple[int | None, str | None]:
@@ -58,6 +60,8 @@ def summary(
     samples = preference.provenance.get("samples")
     yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference))
+    if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
+        yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --shrink auto"
     header = ["task", "weight"]
     columns = [list(labels), [f"{weight:.4f}" for weight in preference.weights]]
     if preference.intervals is not None:

@@ -47,7 +47,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if path.is_dir():
             return _open_directory(path)
         if not path.exists():
-            raise InputError(f"{path} does not exist: give a checkpoint file or a directory that holds one (nothing is fetched from a hub)")
+            raise InputError(
+                f"{path} does not exist: give a checkpoint file or a directory that holds one (nothing is fetched from "
+                "a hub)"
+            )
     except StorageError:
         raise
     except OSError as error:

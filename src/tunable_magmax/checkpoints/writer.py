@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tunable_magmax.checkpoints.card import is_module_folder
+from tunable_magmax.checkpoints.output_place import absolute, refuse_existing, refuse_place
 from tunable_magmax.checkpoints.partial import Partial, sync_directory
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
@@ -43,12 +43,12 @@ class Output:
     def __init__(
         self, out: str | Path, fingerprint: Mapping[str, object], *, overwrite: bool = False, fresh: bool = False
     ) -> None:
-        self.out = _absolute(Path(out))
+        self.out = absolute(Path(out))
         self.overwrite = overwrite
         self._is_file = self.out.name.endswith(".safetensors")
         self._shards: dict[str, str] = {}
         self._sidecars: dict[str, str] = {}
-        _refuse_place(self.out)
+        refuse_place(self.out)
         self._partial = _partial_of(self.out)
         try:
             with self._partial.storing(self._partial.path):
@@ -56,7 +56,7 @@ class Output:
                     # An interrupted commit may have left the old output aside: without this it would seem not to exist.
                     self._partial.lock()
                     self._partial.settle()
-                _refuse_existing(self.out, self._is_file, overwrite)
+                refuse_existing(self.out, self._is_file, overwrite)
                 self._create_parent()
                 self._partial.lock()
                 self._partial.start(fingerprint, fresh)
@@ -68,19 +68,19 @@ class Output:
     @staticmethod
     def check(out: str | Path, overwrite: bool = False) -> None:
         """Raise what the constructor would say of this place, without touching it."""
-        place = _absolute(Path(out))
-        _refuse_place(place)
-        _refuse_existing(place, place.name.endswith(".safetensors"), overwrite)
+        place = absolute(Path(out))
+        refuse_place(place)
+        refuse_existing(place, place.name.endswith(".safetensors"), overwrite)
 
     @staticmethod
     def check_unfinished(out: str | Path, fingerprint: Mapping[str, object], fresh: bool = False) -> None:
         """Raise what the constructor would say of unfinished work beside this place, without touching it."""
-        _partial_of(_absolute(Path(out))).check(fingerprint, fresh)
+        _partial_of(absolute(Path(out))).check(fingerprint, fresh)
 
     @staticmethod
     def unfinished_bytes(out: str | Path) -> int:
         """Bytes of unfinished work beside this place, for which the next run needs no more room."""
-        return _partial_of(_absolute(Path(out))).held()
+        return _partial_of(absolute(Path(out))).held()
 
     @property
     def partial(self) -> Path:
@@ -176,7 +176,7 @@ class Output:
         with self._partial.storing(self.out):
             self._remove_unknown()
             sync_directory(self._partial.output)
-            _refuse_existing(self.out, self._is_file, self.overwrite)  # it may have appeared meanwhile
+            refuse_existing(self.out, self._is_file, self.overwrite)  # it may have appeared meanwhile
             self._partial.publish(self._moves())
         with suppress(OSError):  # the output is complete; the next run removes what is left
             self._partial.remove()
@@ -314,47 +314,3 @@ def _content(source: Path) -> Iterator[bytes]:
 
 def _partial_of(out: Path) -> Partial:
     return Partial(out.with_name(f"{out.name}.partial"))
-
-
-def _absolute(path: Path) -> Path:
-    # The last name is not resolved: replacing a link is not replacing what it points to.
-    return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
-
-
-def _refuse_place(out: Path) -> None:
-    here = []
-    for place in (Path.cwd, Path.home):
-        with suppress(OSError, RuntimeError):  # a removed working directory, a user without a home
-            here.append(place().resolve())
-    if any(out.resolve() in (place, *place.parents) for place in here):
-        raise InputError(
-            f"{out} is the current or home directory or one that these are in, which no output may replace: "
-            "choose another output"
-        )
-    if out.is_symlink():
-        raise InputError(f"{out} is a symbolic link: give the path it points to, or remove the link")
-
-
-def _refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if is_file and not out.is_file():
-        raise InputError(
-            f"{out} is a directory, but a name that ends in .safetensors means one file: choose another output"
-        )
-    if not is_file and not out.is_dir():
-        raise InputError(
-            f"{out} is a file, but the output is a directory unless its name ends in .safetensors: choose another"
-        )
-    if not overwrite:
-        raise InputError(f"{out} already exists: choose another output, or pass overwrite (--overwrite) to replace it")
-    if is_file:
-        return
-    items = list(out.iterdir())
-    folders = sorted(item.name for item in items if item.is_dir() and not is_module_folder(item))
-    if items and (folders or not any(item.suffix == ".safetensors" for item in items)):
-        why = f"it holds the folder {folders[0]!r}" if folders else "it holds files but no *.safetensors"
-        raise InputError(
-            f"{out} does not look like a checkpoint ({why}), so it is not replaced even with overwrite (--overwrite): "
-            "choose another output, or remove it yourself"
-        )

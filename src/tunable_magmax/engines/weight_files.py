@@ -85,8 +85,7 @@ def shard_data(
     buffers = _Buffers(merge.memory.chunk)
 
     def into(piece: Piece) -> Tensor:
-        dtype = torch_dtype(merge.out_dtype(merge.layout.mergeable[piece.stretch.tensor]))
-        assert dtype is not None
+        dtype = merge.torch_out_dtype(merge.layout.mergeable[piece.stretch.tensor])
         return buffers.take(piece.stop - piece.start, dtype)
 
     rendered = merge.render(into, stretches)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout
-from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.merging.casting import does_not_fit
 from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, Plan, segment_of
 from tunable_magmax.merging.kernels.cuda import CudaKernels, Letter, signed
@@ -269,16 +268,13 @@ class DeviceMerge(Merge):
 
     def _room(self, piece: Piece) -> Tensor:
         """Room on the device for output that goes elsewhere."""
-        return self._cuda.empty(piece.stop - piece.start, self._out_dtype(piece.stretch.tensor))
-
-    def _out_dtype(self, tensor: int) -> torch.dtype:
-        dtype = torch_dtype(self.out_dtype(self.layout.mergeable[tensor]))
-        assert dtype is not None
-        return dtype
+        dtype = self.torch_out_dtype(self.layout.mergeable[piece.stretch.tensor])
+        return self._cuda.empty(piece.stop - piece.start, dtype)
 
     def _check_fit(self, sums: Letter | None = None) -> None:
         for k in (sums or Letter(self._noted)).read()[1:].nonzero()[0].tolist():
-            raise does_not_fit(self.layout.mergeable[k].name, "merged", self._out_dtype(k))
+            tensor = self.layout.mergeable[k]
+            raise does_not_fit(tensor.name, "merged", self.torch_out_dtype(tensor))
 
     def _combine_load(self, table: Table, into: Destination, scale: float | None, again: bool = False) -> None:
         """The method's merged vector of a load, or the final values if the scale is given.

@@ -138,7 +138,7 @@ class ResidentMerge(DeviceMerge):
     def _make_room(self, stretches: Sequence[Stretch]) -> None:
         """Vectors and output share it where their types are the same."""
         for k in (stretch.tensor for stretch in stretches if stretch.tensor not in self._outs):
-            shape, dtype = self.layout.mergeable[k].shape, self._out_dtype(k)
+            shape, dtype = self.layout.mergeable[k].shape, self.torch_out_dtype(self.layout.mergeable[k])
             self._outs[k] = self._cuda.empty(shape, dtype)
             if self.options.scale is None:
                 same = dtype == self._working[k]

@@ -346,8 +346,7 @@ class Merge:
         """The merged tensors, by name, in memory of their own. Call it once: kept vectors become the output."""
         out: dict[int, Tensor] = {}
         for k in (stretch.tensor for stretch in self.stretches):
-            dtype = torch_dtype(self.out_dtype(self.layout.mergeable[k]))
-            assert dtype is not None
+            dtype = self.torch_out_dtype(self.layout.mergeable[k])
             stash = self._stash.get(k)
             if stash is None or stash.dtype != dtype:
                 stash = self.kernels.empty(self.layout.mergeable[k].size, dtype)
@@ -362,6 +361,12 @@ class Merge:
     def out_dtype(self, tensor: Mergeable) -> str:
         """The output type of a merged tensor."""
         return self.options.out_dtype or tensor.widest
+
+    def torch_out_dtype(self, tensor: Mergeable) -> torch.dtype:
+        """`out_dtype` as torch has it, which has every type that is merged."""
+        dtype = torch_dtype(self.out_dtype(tensor))
+        assert dtype is not None
+        return dtype
 
     def report(self) -> MergeReport:
         """What was done. Call it after rendering."""

@@ -21,7 +21,7 @@ import torch
 from decoder import elements, write_walk
 
 import tunable_magmax as tmx
-from tunable_magmax.engines.plan import plan_merge
+from tunable_magmax.workflows.plan import plan_merge
 
 VOCABULARY = 30_000
 CASES: tuple[dict[str, Any], ...] = (

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from decoder import LAYERS, VOCABULARY, elements, write_walk
 
-from tunable_magmax.engines.plan import plan_merge
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
+from tunable_magmax.workflows.plan import plan_merge
 
 TASKS = 4
 

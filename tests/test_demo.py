@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tunable_magmax import demo as demonstration
-from tunable_magmax import demo_sites
 from tunable_magmax.cli.app import main
-from tunable_magmax.demo import BASELINES, CONFIG, SOURCES, run_demo
-from tunable_magmax.demo_sites import SITES, TASKS, slug
 from tunable_magmax.errors import InputError
+from tunable_magmax.experiments import demo as demonstration
+from tunable_magmax.experiments import demo_sites
+from tunable_magmax.experiments.demo import BASELINES, CONFIG, SOURCES, run_demo
+from tunable_magmax.experiments.demo_sites import SITES, TASKS, slug
 from tunable_magmax.models import glyph_encoder
 
 PICTURES = {"TRAIN": 6, "TEST": 3}

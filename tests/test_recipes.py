@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.recipes import Recipe, read_recipe
+from tunable_magmax.runs.recipe import read_recipe
+from tunable_magmax.runs.run import Recipe
 
 GOOD = {"base_model": "base", "models": [{"model": "one"}, {"model": "two"}]}
 

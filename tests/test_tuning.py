@@ -16,7 +16,7 @@ pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 from models import tiny
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax import merge_checkpoints, tuning
+from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
@@ -25,8 +25,9 @@ from tunable_magmax.models.head import Classifier, load_head
 from tunable_magmax.models.refill import Refill
 from tunable_magmax.models.state import read_state
 from tunable_magmax.preference.search import Trial
-from tunable_magmax.profiling import read_run_profiles
-from tunable_magmax.tuning import search_preference
+from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.workflows import search as tuning
+from tunable_magmax.workflows.search import search_preference
 
 
 def found_for(run, pairs, **options):

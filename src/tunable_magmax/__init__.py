@@ -6,16 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tunable_magmax.conversion import convert_checkpoint as convert_checkpoint
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
-    from tunable_magmax.engines.plan import plan_merge as plan_merge
-    from tunable_magmax.engines.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.errors import ClusterError as ClusterError
     from tunable_magmax.errors import ExactnessError as ExactnessError
     from tunable_magmax.errors import InputError as InputError
     from tunable_magmax.errors import StorageError as StorageError
     from tunable_magmax.errors import TmxError as TmxError
-    from tunable_magmax.evaluation.evaluate import evaluate as evaluate
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
@@ -26,16 +22,20 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference as Preference
     from tunable_magmax.training.config import TrainConfig as TrainConfig
     from tunable_magmax.training.sequence import train_sequence as train_sequence
-    from tunable_magmax.verification import verify_checkpoint as verify_checkpoint
+    from tunable_magmax.workflows.convert import convert_checkpoint as convert_checkpoint
+    from tunable_magmax.workflows.evaluate import evaluate as evaluate
+    from tunable_magmax.workflows.plan import plan_merge as plan_merge
+    from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
+    from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
-__version__ = "0.1.0"
+from tunable_magmax.version import __version__
 
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
-    "convert_checkpoint": "tunable_magmax.conversion",
-    "sweep_checkpoints": "tunable_magmax.engines.sweep",
-    "plan_merge": "tunable_magmax.engines.plan",
-    "verify_checkpoint": "tunable_magmax.verification",
+    "convert_checkpoint": "tunable_magmax.workflows.convert",
+    "sweep_checkpoints": "tunable_magmax.workflows.sweep",
+    "plan_merge": "tunable_magmax.workflows.plan",
+    "verify_checkpoint": "tunable_magmax.workflows.verify",
     "budget": "tunable_magmax.merging.budget",
     "merge_checkpoints": "tunable_magmax.engines.local",
     "merge_state_dicts": "tunable_magmax.merging.state_dicts",
@@ -45,7 +45,7 @@ _HOMES = {
     "METHODS": "tunable_magmax.merging.methods",
     "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
-    "evaluate": "tunable_magmax.evaluation.evaluate",
+    "evaluate": "tunable_magmax.workflows.evaluate",
     "TrainConfig": "tunable_magmax.training.config",
     "train_sequence": "tunable_magmax.training.sequence",
     "ClusterError": "tunable_magmax.errors",

@@ -11,9 +11,9 @@ import torch
 from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.checkpoints.adapter import Adapter, open_task
-from tunable_magmax.checkpoints.adapter_config import read_adapter_config
 from tunable_magmax.checkpoints.layout import Signature, build_layout
+from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.lora.config import read_adapter_config
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError
 

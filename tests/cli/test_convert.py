@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.conversion import convert_checkpoint
+from tunable_magmax.workflows.convert import convert_checkpoint
 
 
 def to_bytes(tensor):

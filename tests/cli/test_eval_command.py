@@ -15,9 +15,9 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 import labelled_run
 
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.evaluate import Reading, evaluate_run
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.workflows.evaluate import Reading, evaluate_run
 
 CPU = ("--device", "cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}

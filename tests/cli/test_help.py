@@ -111,7 +111,7 @@ def test_what_should_not_happen_is_json_too(tmx, monkeypatch, tmp_path):
     def broken(*_, **__):
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("tunable_magmax.conversion.convert_checkpoint", broken)
+    monkeypatch.setattr("tunable_magmax.workflows.convert.convert_checkpoint", broken)
     result = tmx("convert", tmp_path, "-o", tmp_path / "out", "--json")
     assert json.loads(result.out)["error"]["kind"] == "ZeroDivisionError"
     assert (result.code, "ZeroDivisionError: oh" in result.err) == (1, True)

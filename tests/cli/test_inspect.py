@@ -10,9 +10,9 @@ import torch
 
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.cli.tables import wrapped_table
-from tunable_magmax.inspection import inspect_checkpoint, layer_of, layers
 from tunable_magmax.merging.report import MergeReport, TensorReport
-from tunable_magmax.picture import save_picture
+from tunable_magmax.plots.shares import save_picture
+from tunable_magmax.workflows.inspect import inspect_checkpoint, layer_of, layers
 
 
 @pytest.fixture

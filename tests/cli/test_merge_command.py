@@ -20,7 +20,7 @@ from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
 
 
 def merged(sequence, **options):

@@ -12,10 +12,10 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
 
-from tunable_magmax import tuning
 from tunable_magmax.cli.prefer_progress import Following
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Trial
+from tunable_magmax.workflows import search as tuning
 
 SEARCH = ("--method", "search", "--device", "cpu")
 

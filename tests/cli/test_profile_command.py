@@ -17,7 +17,7 @@ from models import tiny
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.profiling import read_run_profiles
+from tunable_magmax.runs.run import read_run_profiles
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}
 

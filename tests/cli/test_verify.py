@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.verification import logged_inputs, verify_checkpoint
+from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
 
 METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task"]
 

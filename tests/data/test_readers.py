@@ -17,8 +17,8 @@ from models import tiny
 from tunable_magmax.data.features import read_features, read_task_features
 from tunable_magmax.data.samples import Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
-from tunable_magmax.data.target import by_name
 from tunable_magmax.errors import InputError
+from tunable_magmax.workflows.target import by_name
 
 
 def test_class_folders(tmp_path):

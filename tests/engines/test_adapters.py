@@ -20,21 +20,21 @@ from safetensors.torch import load_file, save_file
 from sequences import digests, raw
 from torch import Tensor
 
-from tunable_magmax.checkpoints.adapter import LowRank, open_task
+from tunable_magmax.checkpoints.lora.adapter import LowRank, open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.cli.app import main
 from tunable_magmax.engines import adapter_values, calibration
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.plan import plan_merge
-from tunable_magmax.engines.sweep import sweep_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import low_rank
 from tunable_magmax.merging.kernels.low_rank import NativeLowRank, PortableLowRank
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.options import Options
-from tunable_magmax.preference.points import line
-from tunable_magmax.verification import verify_checkpoint
+from tunable_magmax.workflows.plan import plan_merge
+from tunable_magmax.workflows.points import line
+from tunable_magmax.workflows.sweep import sweep_checkpoints
+from tunable_magmax.workflows.verify import verify_checkpoint
 
 SHAPES = {
     "body.q.weight": (301, 257),

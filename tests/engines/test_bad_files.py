@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sequences import SMALL, StateDict, raw, save_sequence, save_sharded, sequence
 
-from tunable_magmax.conversion import convert_checkpoint
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.state_dicts import merge_state_dicts
+from tunable_magmax.workflows.convert import convert_checkpoint
 
 
 def values(seed: int = 0) -> StateDict:

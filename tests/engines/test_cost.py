@@ -27,9 +27,9 @@ from tunable_magmax.engines.cost import (
     speedup,
 )
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.plan import MergePlan, plan_cluster, plan_merge
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.workflows.plan import MergePlan, plan_cluster, plan_merge
 
 GIB = float(1 << 30)
 SHAPES = {name: shape for name, shape in SMALL.items() if "frozen" not in name}  # a plan cannot know what is unchanged

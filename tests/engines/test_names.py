@@ -9,10 +9,10 @@ from sequences import SMALL, digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints import writer
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sweep import sweep_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.preference.points import line
+from tunable_magmax.workflows.points import line
+from tunable_magmax.workflows.sweep import sweep_checkpoints
 
 NAMES = ("birds", "a|b\n`c`", "birds")
 

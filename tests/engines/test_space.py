@@ -13,12 +13,13 @@ import pytest
 from sequences import digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines import local, plan
+from tunable_magmax.engines import local
 from tunable_magmax.engines.inputs import FileVectors
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.plan import plan_merge
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging import stream
+from tunable_magmax.workflows import plan
+from tunable_magmax.workflows.plan import plan_merge
 
 SHAPES = {f"layer.{k}.weight": (40 + 7 * k, 31) for k in range(7)} | {"layer.0.bias": (65,)}
 OPTIONS = {"shard_size": 10_000, "threads": 1}

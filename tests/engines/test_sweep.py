@@ -17,15 +17,15 @@ from sequences import SMALL, TYPES, digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
-from tunable_magmax.engines import sweep as engine
-from tunable_magmax.engines import sweep_plan
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.sweep import sweep_checkpoints
-from tunable_magmax.engines.sweep_plan import plan_sweep
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.preference.points import Point, grid, line, listed
+from tunable_magmax.workflows import sweep as engine
+from tunable_magmax.workflows import sweep_plan
+from tunable_magmax.workflows.points import Point, grid, line, listed
+from tunable_magmax.workflows.sweep import sweep_checkpoints
+from tunable_magmax.workflows.sweep_plan import plan_sweep
 
 SHARD = 4_000
 POINTS = line([1, 0, 0], [0, 1, 3], 4)

@@ -21,14 +21,13 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.belongings import find_belongings, read_trained_run
-from tunable_magmax.evaluation.evaluate import Reading, evaluate, evaluate_run
 from tunable_magmax.evaluation.evaluator import Evaluator, full_float32
 from tunable_magmax.evaluation.labelled import known_labels, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import read_state
-from tunable_magmax.recipes import read_run
+from tunable_magmax.runs.run import read_run, read_trained_run
+from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, find_belongings
 
 CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}

@@ -11,12 +11,13 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from training import toy
 
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.data.target import Target
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, load_head
-from tunable_magmax.preferring import Finding, find_preference
-from tunable_magmax.profiling import make_profile, read_run_profiles
+from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.workflows.prefer import Finding, find_preference
+from tunable_magmax.workflows.target import Target
 
 
 def test_training_leaves_the_rows_under_the_base(tmp_path):

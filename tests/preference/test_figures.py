@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tunable_magmax.engines.sweep import Sweep, SweepPoint
 from tunable_magmax.errors import InputError
-from tunable_magmax.figures import LONGEST_NAME, short
-from tunable_magmax.preference.chart import save_chart
+from tunable_magmax.plots.figure import LONGEST_NAME, short
+from tunable_magmax.plots.preference import save_chart
+from tunable_magmax.plots.sweep import save_sweep_picture
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.sweep_picture import save_sweep_picture
+from tunable_magmax.workflows.sweep import Sweep, SweepPoint
 
 POINTS = tuple(SweepPoint(f"step-{k}", (str(k), "1", "1"), "", 1.0, 1.0, k, (k, 1, 1)) for k in range(3))
 SWEEP = Sweep("tunable_magmax", 3, 10, 1.0, {}, POINTS)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tunable_magmax.errors import TmxError
+from tunable_magmax.runs.directory import RunDirectory
 from tunable_magmax.training import sequence
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.run_directory import RunDirectory
 
 CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "open")
 """System calls that change the disk, counted where a moment is a number."""

@@ -21,7 +21,6 @@ from training import toy
 import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError
-from tunable_magmax.evaluation.evaluate import Reading, evaluate_run
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
@@ -29,10 +28,12 @@ from tunable_magmax.models.heads import save_head
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.profiling import make_profile, read_run_profiles
-from tunable_magmax.training.run_directory import RunDirectory
+from tunable_magmax.runs.directory import RunDirectory
+from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker
+from tunable_magmax.workflows.evaluate import Reading, evaluate_run
 
 
 class Stopped(Exception):

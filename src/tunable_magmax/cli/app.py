@@ -12,7 +12,6 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-import tunable_magmax
 from tunable_magmax.cli.convert import convert
 from tunable_magmax.cli.demo import demo
 from tunable_magmax.cli.eval import eval as measure
@@ -26,6 +25,7 @@ from tunable_magmax.cli.sweep import sweep
 from tunable_magmax.cli.train import train
 from tunable_magmax.cli.verify import verify
 from tunable_magmax.errors import TmxError
+from tunable_magmax.version import __version__
 
 
 def _said(default: Any) -> Any:
@@ -36,7 +36,7 @@ def _said(default: Any) -> Any:
 app = App(
     name="tmx",
     help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
-    version=tunable_magmax.__version__,
+    version=__version__,
     help_epilogue="Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.",
     help_format="plaintext",
     suppress_keyboard_interrupt=False,

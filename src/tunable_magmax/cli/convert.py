@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
 
 
 def convert(
@@ -53,7 +53,7 @@ def convert(
     """
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    from tunable_magmax.conversion import convert_checkpoint
+    from tunable_magmax.workflows.convert import convert_checkpoint
 
     with progress_bars(quiet or as_json) as progress:
         done = convert_checkpoint(

@@ -12,10 +12,10 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.demo_sites import slug
+from tunable_magmax.experiments.demo_sites import slug
 
 if TYPE_CHECKING:
-    from tunable_magmax.demo import Demonstration, Row
+    from tunable_magmax.experiments.demo import Demonstration, Row
 
 NAMES, SITE, WIDTH = 34, 8, 110  # columns of the names, of a site, and of the text
 
@@ -37,7 +37,7 @@ def demo(
     seed
         Other seeds give other pictures and another encoder.
     """
-    from tunable_magmax.demo import run_demo
+    from tunable_magmax.experiments.demo import run_demo
 
     with progress_bars(quiet=as_json) as progress:
         found = run_demo(out, seed=seed, progress=progress)

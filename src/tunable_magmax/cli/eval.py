@@ -18,7 +18,7 @@ from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.evaluation.evaluate import Reading as Details
+    from tunable_magmax.workflows.evaluate import Reading as Details
 
 YAML = (".yml", ".yaml")
 ALL = "all"
@@ -98,7 +98,7 @@ def eval(
     as_json
         Print everything as JSON on stdout.
     """
-    from tunable_magmax.evaluation.evaluate import evaluate, evaluate_run
+    from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 
     is_run = model is not None and (model / "run.json").is_file()
     merging = any(value is not None for value in asdict(what).values())
@@ -173,7 +173,7 @@ def _show_run(path: Path, quiet: bool, as_json: bool) -> None:
 
 
 def _details(reading: Reading) -> Details:
-    from tunable_magmax.evaluation.evaluate import Reading as Details
+    from tunable_magmax.workflows.evaluate import Reading as Details
 
     return Details(
         split=reading.split,

@@ -11,9 +11,9 @@ from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy
-    from tunable_magmax.evaluation.evaluate import Evaluation, RunEvaluation
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
     from tunable_magmax.evaluation.share import Share
+    from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation
 
 
 def evaluation_lines(found: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:

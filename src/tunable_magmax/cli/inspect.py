@@ -12,12 +12,12 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.tensors import TensorInfo
-    from tunable_magmax.inspection import Inspection
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.workflows.inspect import Inspection
 
 FEW_TENSORS = 8
 FEW_TIES = 5
@@ -49,13 +49,13 @@ def inspect(
     as_json
         Print everything as JSON on stdout.
     """
-    from tunable_magmax.inspection import inspect_checkpoint
+    from tunable_magmax.workflows.inspect import inspect_checkpoint
 
     found = inspect_checkpoint(path)
     if plot is not None:
         if found.report is None:
             raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
-        from tunable_magmax.picture import save_picture
+        from tunable_magmax.plots.shares import save_picture
 
         save_picture(found.report, plot)
     if as_json:

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.loose import is_number, refuse_loose
 from tunable_magmax.errors import InputError
-from tunable_magmax.recipes import Recipe, read_recipe
+from tunable_magmax.runs.recipe import read_recipe
+from tunable_magmax.runs.run import Recipe
 
 
 @Parameter(name="*", group="What is merged, and how")

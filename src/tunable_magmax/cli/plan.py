@@ -26,11 +26,11 @@ from tunable_magmax.cli.merge_options import (
 from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
-from tunable_magmax.recipes import Recipe
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
+from tunable_magmax.runs.run import Recipe
 
 if TYPE_CHECKING:
-    from tunable_magmax.engines.plan import MergePlan
+    from tunable_magmax.workflows.plan import MergePlan
 
 
 def plan(
@@ -78,8 +78,8 @@ def tell_plan(
     began = time.perf_counter()
     import torch
 
-    from tunable_magmax.engines.plan import plan_merge, plan_place
     from tunable_magmax.merging.kernels import kernels_for
+    from tunable_magmax.workflows.plan import plan_merge, plan_place
 
     if estimate:
         kernels_for(torch.device("cpu"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     from tunable_magmax.engines.cost import Estimate
-    from tunable_magmax.engines.plan import ClusterPlan, MergePlan
+    from tunable_magmax.workflows.plan import ClusterPlan, MergePlan
 
 LEAST = 0.1
 """Seconds below which a number would promise more than an estimate can know."""

@@ -22,9 +22,9 @@ from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.data.target import Target
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.profiling import RunProfiles
+    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.workflows.target import Target
 
 _SOURCES, _FINDING, _SEARCHING, _READING = Sources(), Finding(), Searching(), Reading()
 
@@ -65,8 +65,8 @@ def prefer(
         Print preference and budget as JSON on stdout.
     """
     from tunable_magmax.preference.search import TRIALS
-    from tunable_magmax.preferring import find_preference
-    from tunable_magmax.profiling import read_run_profiles
+    from tunable_magmax.runs.run import read_run_profiles
+    from tunable_magmax.workflows.prefer import find_preference
 
     lists = {
         "--weights": sources.weights,
@@ -99,7 +99,7 @@ def prefer(
     if out is not None:
         preference.save(out)
     if plot is not None:
-        from tunable_magmax.preference.chart import save_chart
+        from tunable_magmax.plots.preference import save_chart
 
         save_chart(preference, plot)
     for warning in told:
@@ -114,7 +114,7 @@ def prefer(
 
 
 def _target(run: RunProfiles, sources: Sources, finding: Finding, reading: Reading) -> Target:
-    from tunable_magmax.data.target import Target
+    from tunable_magmax.workflows.target import Target
 
     return Target(
         run,

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.preferring import Finding as Details
+    from tunable_magmax.workflows.prefer import Finding as Details
 
 
 @Parameter(name="*", group=Group("What is known of the target: one or several", sort_key=1))
@@ -123,8 +123,8 @@ class Reading:
 def details_of(finding: Finding, searching: Searching) -> Details:
     """What the library takes, with texts read as numbers."""
     from tunable_magmax.preference.uncertainty import Resampling
-    from tunable_magmax.preferring import Finding as Details
-    from tunable_magmax.preferring import Search
+    from tunable_magmax.workflows.prefer import Finding as Details
+    from tunable_magmax.workflows.prefer import Search
 
     scale: tuple[float, float] | None = None
     if searching.search_scale is not None:

@@ -11,7 +11,7 @@ from tunable_magmax.errors import TmxError
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.profiling import RunProfiles
+    from tunable_magmax.runs.run import RunProfiles
 
 # About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
 OUTSIDE = 0.2
@@ -23,8 +23,8 @@ def elements(run: RunProfiles) -> tuple[int | None, str | None]:
     """How many elements the run's checkpoints could merge, by their headers; or why that is not known."""
     from contextlib import ExitStack
 
-    from tunable_magmax.checkpoints.adapter import open_task
     from tunable_magmax.checkpoints.layout import Signature, build_layout
+    from tunable_magmax.checkpoints.lora.adapter import open_task
     from tunable_magmax.checkpoints.source import open_checkpoint
 
     try:

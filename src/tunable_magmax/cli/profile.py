@@ -15,13 +15,14 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.recipes import RUN_FILE
+from tunable_magmax.runs.run import RUN_FILE
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
     from tunable_magmax.preference.profile import Profile
-    from tunable_magmax.profiling import Progress, RunProfiles
+    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.training.profiling import Progress
 
 
 @Parameter(name="*", group=Group("The task's data", sort_key=1))
@@ -133,7 +134,7 @@ def _alone(
 def _in_run(
     source: Path, out: Path | None, data: Data, making: Making, progress: Progress | None
 ) -> list[tuple[Path, Profile]]:
-    from tunable_magmax.profiling import profile_path, read_run_profiles, register_profiles
+    from tunable_magmax.runs.run import profile_path, read_run_profiles, register_profiles
 
     run = read_run_profiles(source)
     chosen = _chosen_tasks(run, data)
@@ -175,7 +176,7 @@ def _made(
     from tunable_magmax.data.source import open_labels, open_samples
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.state import checkpoint_digest
-    from tunable_magmax.profiling import make_profile, profile_from_features
+    from tunable_magmax.training.profiling import make_profile, profile_from_features
 
     if data.features is not None:
         assert data.labels is not None

@@ -18,14 +18,14 @@ from tunable_magmax.cli.merge_options import Json, Merging, Quiet, What, numbers
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
-from tunable_magmax.figures import SUFFIXES
-from tunable_magmax.recipes import Recipe
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
+from tunable_magmax.plots.figure import SUFFIXES
+from tunable_magmax.runs.run import Recipe
 
 if TYPE_CHECKING:
-    from tunable_magmax.engines.sweep import Sweep
-    from tunable_magmax.engines.sweep_plan import SweepPlan
-    from tunable_magmax.preference.points import Point
+    from tunable_magmax.workflows.points import Point
+    from tunable_magmax.workflows.sweep import Sweep
+    from tunable_magmax.workflows.sweep_plan import SweepPlan
 
 
 @Parameter(name="*", group="The points")
@@ -107,8 +107,8 @@ def sweep(
         raise InputError("where should the results go? Give -o OUT, a directory")
     if plot is not None:
         _check_plot(plot)
-    from tunable_magmax.engines.sweep import sweep_checkpoints
-    from tunable_magmax.engines.sweep_plan import plan_sweep
+    from tunable_magmax.workflows.sweep import sweep_checkpoints
+    from tunable_magmax.workflows.sweep_plan import plan_sweep
 
     ways: dict[str, Any] = {
         name: getattr(writing, name) for name in Writing.__dataclass_fields__ if name != "base_name"
@@ -120,7 +120,7 @@ def sweep(
         warnings.simplefilter("ignore", UserWarning)  # they are in the reports, and shown below
         made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **ways, **options)
     if plot is not None:
-        from tunable_magmax.sweep_picture import save_sweep_picture
+        from tunable_magmax.plots.sweep import save_sweep_picture
 
         save_sweep_picture(made, plot, "line" if route.start else "grid" if route.grid else "list", recipe.names)
     for warning in made.warnings:
@@ -154,7 +154,7 @@ def _check_choice(route: Route) -> None:
 
 
 def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Point, ...]:
-    from tunable_magmax.preference.points import grid, line, listed
+    from tunable_magmax.workflows.points import grid, line, listed
 
     tasks = len(recipe.tasks)
     if route.grid is not None:

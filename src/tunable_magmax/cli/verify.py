@@ -14,7 +14,7 @@ from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 
 if TYPE_CHECKING:
-    from tunable_magmax.verification import KnownInputs, Verification
+    from tunable_magmax.workflows.verify import KnownInputs, Verification
 
 
 def verify(
@@ -50,7 +50,7 @@ def verify(
     as_json
         Print all checks as JSON on stdout.
     """
-    from tunable_magmax.verification import logged_inputs, verify_checkpoint
+    from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
 
     with progress_bars(quiet or as_json) as progress:
         found = verify_checkpoint(path, base, task, memory=memory, threads=threads, progress=progress)

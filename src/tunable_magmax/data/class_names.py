@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError, closest
 
@@ -93,3 +93,26 @@ def unknown(wanted: str | int, names: tuple[str, ...]) -> str:
 def _plain(name: str) -> str:
     # The first character keeps plain spellings apart from names as written.
     return "\x00" + name.replace("_", " ").casefold()
+
+
+def by_name(
+    given: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
+) -> list[Any]:
+    """Labels in class names: as they are, unless none is a name and all are numbers, which are indices then.
+
+    An index counts in the one list of classes that all profiles share, or else in the classifier's.
+
+    >>> by_name(["1", "0"], [("cat", "dog")], [()], Path("labels.txt"))
+    ['dog', 'cat']
+    """
+    known = {name for names in lists for name in names}
+    if any(label in known for label in given) or not all(label.isdigit() for label in given):
+        return list(given)
+    shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
+    if not shared:
+        raise InputError(
+            f"{origin}: the labels are indices, but the profiles of the tasks list different classes, so an index "
+            "could mean several; give class names"
+        )
+    # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
+    return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in given]

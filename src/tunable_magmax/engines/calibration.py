@@ -23,8 +23,8 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.cost import Speeds
 from tunable_magmax.engines.inputs import FileVectors, Inputs
-from tunable_magmax.engines.sweep_plan import available_memory
 from tunable_magmax.merging.kernels import Kernels
+from tunable_magmax.merging.memory import available_memory
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import working_dtype

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import tunable_magmax
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
+from tunable_magmax.version import __version__
 
 RETRIES = 3
 """How many times the worker of a share is replaced."""
@@ -172,9 +172,9 @@ class Crew:
     def _welcome(self, worker: int, greeting: Any) -> None:
         node, version = self._ray.get(greeting)
         self._nodes[worker] = node
-        if version != tunable_magmax.__version__:
+        if version != __version__:
             raise ClusterError(
-                f"node {node} has tunable-magmax {version}, this machine {tunable_magmax.__version__}: "
+                f"node {node} has tunable-magmax {version}, this machine {__version__}: "
                 "install the same version on all nodes"
             )
 
@@ -252,7 +252,7 @@ class Member(Worker):
         import ray
 
         node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return node, tunable_magmax.__version__
+        return node, __version__
 
 
 def _reason(error: Exception) -> str:

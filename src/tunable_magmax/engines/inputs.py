@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
+from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import show_size
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import widen
-from tunable_magmax.sizes import show_size
 
 PathLike = str | Path
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-import tunable_magmax
 from tunable_magmax.checkpoints.card import retyped_config, tag_along
 from tunable_magmax.checkpoints.output_name import is_one_file
 from tunable_magmax.checkpoints.writer import Output
@@ -23,12 +22,13 @@ from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.space import check_space
 from tunable_magmax.engines.weight_files import expected_shards, output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.files import parse_size
 from tunable_magmax.merging.kernels import Kernels, kernels_for
 from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads, working_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress
-from tunable_magmax.sizes import parse_size
+from tunable_magmax.version import __version__
 
 __all__ = [
     "DEFAULT_MEMORY",
@@ -193,7 +193,7 @@ def fingerprint_of(
 ) -> dict[str, Any]:
     """What an interrupted merge is recognised by, as JSON."""
     return {
-        "version": tunable_magmax.__version__,
+        "version": __version__,
         **{name: _plain(getattr(options, name)) for name in Options.__slots__},
         "shard_size": shard_size,
         "base_model": base_model,

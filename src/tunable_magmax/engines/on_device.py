@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.adapter import Adapter
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Mergeable
+from tunable_magmax.checkpoints.lora.adapter import Adapter
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.files import show_size
 from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
 from tunable_magmax.merging.kernels import nvrtc
 from tunable_magmax.merging.kernels.cuda import kernels_on
@@ -30,7 +31,6 @@ from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.reading import working_dtype
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.sizes import show_size
 
 ALIGNMENT = 64
 """Values in a buffer begin at a multiple of this, in bytes."""

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import yaml
 
-import tunable_magmax
 from tunable_magmax.checkpoints.card import (
     CARD,
     CONFIG,
@@ -28,6 +27,7 @@ from tunable_magmax.checkpoints.card import (
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.version import __version__
 
 
 def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> MergeReport:
@@ -71,7 +71,7 @@ def log_merge(log: Path, out: Path, inputs: Inputs, report: MergeReport, started
         "seconds": round(time.time() - started, 3),
         "host": socket.gethostname(),
         "versions": {
-            "tunable-magmax": tunable_magmax.__version__,
+            "tunable-magmax": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

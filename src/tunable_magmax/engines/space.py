@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError
-from tunable_magmax.sizes import show_size
+from tunable_magmax.files import show_size
 
 
 def check_space(out: Path, needed: int) -> None:

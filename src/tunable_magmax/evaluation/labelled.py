@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.target import by_name
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import task_of_class
 from tunable_magmax.preference.profile import choose_rows

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
-from tunable_magmax.experiments.rows import BASELINES, DEFAULTS, PREFERENCES, Row, Scale, plan_rows
-from tunable_magmax.settings import (
+from tunable_magmax.config import (
     Reader,
     each,
     flag,
@@ -26,6 +23,9 @@ from tunable_magmax.settings import (
     unknown_keys,
     whole,
 )
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
+from tunable_magmax.experiments.rows import BASELINES, DEFAULTS, PREFERENCES, Row, Scale, plan_rows
 from tunable_magmax.training.config import PATHS, TrainConfig
 
 KEYS = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
-from tunable_magmax.seeds import derived_seed
+from tunable_magmax.lottery import derived_seed
 
 VARIANTS = (42, 123, 456, 789, 1011)
 META = 0.1

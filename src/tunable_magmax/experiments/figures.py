@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tunable_magmax.experiments.drawing import (
+from tunable_magmax.experiments.intervals import Mean, averaged, mean_over_seeds
+from tunable_magmax.experiments.leads_figure import leads_drawing
+from tunable_magmax.experiments.records import Record
+from tunable_magmax.experiments.results import Results, mixture_parts, row_parts, setting_parts
+from tunable_magmax.experiments.tables import grouped, slug
+from tunable_magmax.plots.drawing import (
     INK,
     RIVAL_STYLES,
     STYLES,
@@ -15,11 +20,6 @@ from tunable_magmax.experiments.drawing import (
     legend,
     panels,
 )
-from tunable_magmax.experiments.intervals import Mean, averaged, mean_over_seeds
-from tunable_magmax.experiments.leads_figure import leads_drawing
-from tunable_magmax.experiments.records import Record
-from tunable_magmax.experiments.results import Results, mixture_parts, row_parts, setting_parts
-from tunable_magmax.experiments.tables import grouped, slug
 
 
 def all_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunable_magmax.experiments.drawing import INK, Drawing, finish, panels
 from tunable_magmax.experiments.intervals import Difference, paired
 from tunable_magmax.experiments.results import Results, row_order, row_parts
 from tunable_magmax.experiments.tables import REFERENCES, grouped
-from tunable_magmax.figures import plain
+from tunable_magmax.plots.drawing import INK, Drawing, finish, panels
+from tunable_magmax.plots.figure import plain
 
 
 def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.experiments.diagnostics import (
     estimation_table,
     known_table,
@@ -17,7 +16,6 @@ from tunable_magmax.experiments.diagnostics import (
     scale_table,
     time_table,
 )
-from tunable_magmax.experiments.drawing import Drawing
 from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.formats import FORMATS, html, html_text, markdown
 from tunable_magmax.experiments.names import meanings
@@ -26,6 +24,8 @@ from tunable_magmax.experiments.results import Results, load_results
 from tunable_magmax.experiments.table import Table
 from tunable_magmax.experiments.tables import accuracy_table, differences_table, similarity_tables
 from tunable_magmax.experiments.words import Finding, findings
+from tunable_magmax.files import write_atomic
+from tunable_magmax.plots.drawing import Drawing
 
 PAGE = "report.html"
 

@@ -199,7 +199,7 @@ class _Seed:
     def _meta_size(self, job: Job) -> dict[str, Any]:
         """Accuracy with fewer meta samples: the first ones of a seeded order, the same for all sources."""
         from tunable_magmax.data.splits import shuffled
-        from tunable_magmax.seeds import derived_seed
+        from tunable_magmax.lottery import derived_seed
 
         source = job.name.partition(":")[2].partition("@")[0]
         bench, points = self._bench, []

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.experiments.intervals import averaged
 from tunable_magmax.experiments.results import Results, load_results
 from tunable_magmax.experiments.tables import grouped
+from tunable_magmax.files import write_atomic
 
 SUMMARY = "summary.json"
 

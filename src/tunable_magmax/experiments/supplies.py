@@ -11,8 +11,8 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
+from tunable_magmax.runs.directory import RunDirectory
 from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.profiling import read_run_profiles
+from tunable_magmax.runs.run import read_run_profiles
 from tunable_magmax.training.config import TrainConfig
 
 State = Mapping[str, Tensor]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import SHOWN, Head, require_class_names
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences

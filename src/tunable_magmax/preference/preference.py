@@ -12,8 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.files import write_atomic
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

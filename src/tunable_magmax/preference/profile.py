@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.arrays import as_numpy
 from tunable_magmax.preference.profile_checks import (
     embeddings,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.seeds import derived_seed
+from tunable_magmax.lottery import derived_seed
 from tunable_magmax.training.config import GLYPHS, HeadOptions, TrainConfig
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.data.benchmark import BenchmarkOptions
-from tunable_magmax.errors import InputError
-from tunable_magmax.settings import (
+from tunable_magmax.config import (
     Reader,
     flag,
     one_of,
@@ -26,6 +24,8 @@ from tunable_magmax.settings import (
     unknown_keys,
     whole,
 )
+from tunable_magmax.data.benchmark import BenchmarkOptions
+from tunable_magmax.errors import InputError
 
 GLYPHS = "glyphs"
 HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]

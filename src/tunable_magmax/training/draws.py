@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunable_magmax.seeds import derived_seed
+from tunable_magmax.lottery import derived_seed
 
 if TYPE_CHECKING:
     import torch

@@ -21,11 +21,12 @@ from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import choose_rows
-from tunable_magmax.profiling import assemble_profile, profile_path
+from tunable_magmax.runs.directory import RunDirectory
+from tunable_magmax.runs.run import profile_path
 from tunable_magmax.training.beginning import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.measuring import Matrix, Scores, or_null, score_tasks, task_evaluator
-from tunable_magmax.training.run_directory import RunDirectory
+from tunable_magmax.training.profiling import assemble_profile
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.training.trainer import TaskResult, Tick, Trainer, Watch
 
@@ -266,14 +267,14 @@ def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchma
 
     import transformers
 
-    import tunable_magmax
+    from tunable_magmax.version import __version__
 
     device = encoder.device
     return {
         "seed": config.seed,
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         "versions": {
-            "tunable_magmax": tunable_magmax.__version__,
+            "tunable_magmax": __version__,
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
             "python": platform.python_version(),

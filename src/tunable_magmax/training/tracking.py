@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.files import write_atomic
 from tunable_magmax.training.trainer import Tick
 
 RECORDS = "records.jsonl"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.tower import trainable
-from tunable_magmax.seeds import derived_seed
 from tunable_magmax.training.augment import augment
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.draws import draw_epoch

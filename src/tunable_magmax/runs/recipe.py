@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.config import read_yaml, unknown_keys
 from tunable_magmax.errors import InputError
-from tunable_magmax.settings import read_yaml, unknown_keys
-
-RUN_FILE = "run.json"
-RUN_VERSION = 1
+from tunable_magmax.runs.run import (
+    Recipe,
+    read_run,
+)
 
 _TOP_KEYS = ("merge_method", "base_model", "models", "parameters", "dtype")
 _MODEL_KEYS = ("model", "parameters")
@@ -50,57 +49,12 @@ _FOREIGN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Base, tasks in training order, and options for `merge_checkpoints`."""
-
-    base: Path
-    tasks: tuple[Path, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] | None = None
-    """What the tasks are called, if the run says so."""
-
-    def with_options(self, **given: Any) -> Recipe:
-        """The same with options set; None leaves what the recipe says."""
-        chosen = {name: value for name, value in given.items() if value is not None}
-        options = {**self.options, **chosen}
-        for one, other in (("budget", "weights"), ("weights", "budget")):
-            if one in chosen and other not in chosen:
-                options.pop(other, None)
-        return replace(self, options=options)
-
-
 def read_recipe(path: str | Path) -> Recipe:
     """A run directory (holds run.json) or a YAML configuration."""
     path = Path(path)
     if path.is_dir():
         return read_run(path)
     return read_config(path)
-
-
-def read_run(path: Path) -> Recipe:
-    """The checkpoints of a training run, from its run.json."""
-    file = path / RUN_FILE
-    if not file.is_file():
-        raise InputError(
-            f"{path} has no {RUN_FILE}, so it is not a run directory: name checkpoints with --base and --task instead"
-        )
-    try:
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{file}: not a JSON file ({error})") from None
-    if not isinstance(run, dict) or run.get("version") != RUN_VERSION:
-        raise InputError(f"{file}: expected a run of version {RUN_VERSION}")
-    base, tasks = run.get("base"), run.get("tasks")
-    listed = isinstance(tasks, list) and all(
-        isinstance(t, dict) and isinstance(t.get("checkpoint"), str) for t in tasks
-    )
-    if not isinstance(base, str) or not listed:
-        raise InputError(f'{file}: expected "base" (a path) and "tasks" (a list of {{"name", "checkpoint"}})')
-    names = tuple(task.get("name") for task in run["tasks"])
-    named = all(isinstance(name, str) for name in names)
-    checkpoints = tuple(path / task["checkpoint"] for task in run["tasks"])
-    return Recipe(path / base, checkpoints, names=names if named else None)
 
 
 def read_config(path: Path) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tunable_magmax.figures import blank_figure, plain, save_figure, short
+from tunable_magmax.plots.figure import blank_figure, plain, save_figure, short
 from tunable_magmax.preference.preference import Preference
 
 

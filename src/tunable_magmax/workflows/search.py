@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.target import MOST_SAMPLES
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.labelled import Labelled, known_labels
@@ -23,7 +22,9 @@ from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
 from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
-from tunable_magmax.profiling import BATCH, Progress, RunProfiles
+from tunable_magmax.runs.run import RunProfiles
+from tunable_magmax.training.profiling import BATCH, Progress
+from tunable_magmax.workflows.target import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
@@ -57,7 +58,7 @@ def search_preference(
     seed is the resampling's. Of more than `limit` samples a seeded draw is used. See `preference.search` for the rest.
 
     >>> from tunable_magmax.data.source import open_samples
-    >>> from tunable_magmax.profiling import read_run_profiles
+    >>> from tunable_magmax.training.profiling import read_run_profiles
     >>> search_preference(read_run_profiles("run"), open_samples("site")).provenance["accuracy"]  # doctest: +SKIP
     0.84
     """

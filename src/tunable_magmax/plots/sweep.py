@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunable_magmax.figures import blank_figure, save_figure, short, task_colours
+from tunable_magmax.plots.figure import blank_figure, save_figure, short, task_colours
 
 if TYPE_CHECKING:
-    from tunable_magmax.engines.sweep import Sweep, SweepPoint
+    from tunable_magmax.workflows.sweep import Sweep, SweepPoint
 
 _HEIGHT = math.sqrt(3) / 2  # of a triangle whose sides are 1
 _CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, _HEIGHT))
@@ -154,7 +154,7 @@ def _name_corners(axes: Any, names: Sequence[str], rows: float) -> None:
 def _place(point: SweepPoint) -> tuple[float, float]:
     """Where a preference over three tasks lies in the triangle.
 
-    >>> from tunable_magmax.engines.sweep import SweepPoint
+    >>> from tunable_magmax.workflows.sweep import SweepPoint
     >>> _place(SweepPoint("0-1-0", ("0", "1", "0"), "", 1.0, 1.0, None, None))
     (1.0, 0.0)
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.experiments.intervals import Mean
-from tunable_magmax.figures import blank_figure, plain
+from tunable_magmax.files import write_atomic
+from tunable_magmax.plots.figure import blank_figure, plain
 
 INK = "#1a1a1a"
 # Told apart in grey too: by lightness, by dashes and by markers.

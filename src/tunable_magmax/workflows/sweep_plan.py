@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,17 @@ from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import Inputs, PathLike, read_names
 from tunable_magmax.engines.local import DEFAULT_SHARD_SIZE, fingerprint_of
 from tunable_magmax.engines.space import space_problem
-from tunable_magmax.engines.sweep_ledger import Ledger
 from tunable_magmax.engines.weight_files import expected_shards
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import parse_size, show_size
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.kernels import SLOTS, Kernels, kernels_for
-from tunable_magmax.merging.memory import working_threads
+from tunable_magmax.merging.memory import available_memory, working_threads
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.preference.points import Point
-from tunable_magmax.sizes import parse_size, show_size
+from tunable_magmax.workflows.points import Point
+from tunable_magmax.workflows.sweep_ledger import Ledger
 
 SPARE = 16 << 20
 """For the auction's short lists and the like, in bytes."""
@@ -224,24 +223,6 @@ def _memory_needed(layout: Layout, options: Options, kernels: Kernels, threads: 
         SPARE + at_once * (kernels.chunk * ((sources + 2) * width + 2 * 8) + layout.working_bytes) + layout.factor_bytes
     )
     return sum(info.nbytes for info in tensors_to_read(layout).values()) + planes + kept + work
-
-
-def available_memory() -> int | None:
-    """Bytes that this process may still use, as far as the system tells."""
-    found: list[int] = []
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):  # a container's own limit, whose page cache can be dropped
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-        stat = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-        cached = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
-        found.append(limit - used + cached)
-    if not found:
-        with suppress(OSError, ValueError, AttributeError):
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=None)
 
 
 def tensors_to_read(layout: Layout) -> dict[tuple[int, str], TensorInfo]:

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.config import read_yaml
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.belongings import Belongings, TrainedRun, find_belongings, read_trained_run
 from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Progress
 from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.evaluation.share import LEVEL
-from tunable_magmax.recipes import RUN_FILE, Recipe
-from tunable_magmax.settings import read_yaml
+from tunable_magmax.runs.run import (
+    HEAD_FILE,
+    RUN_FILE,
+    Recipe,
+    TrainedRun,
+    read_run,
+    read_trained_run,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +33,81 @@ if TYPE_CHECKING:
     from tunable_magmax.data.benchmark import Benchmark
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.models.head import Head
+
+HEAD_FILES = (HEAD_FILE, "head.safetensors")
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """The head to evaluate with, and the run that says what the tasks are, if there is one."""
+
+    head: Path
+    run: TrainedRun | None
+
+
+def find_belongings(model: Path | Recipe, head: Path | None = None, run: Path | None = None) -> Belongings:
+    """What was given; else what lies beside the model; else the run that it was merged from, by the merge's log."""
+    owner = _run_of(model) if run is None else run
+    trained = None if owner is None else read_trained_run(owner)
+    if head is None:
+        own = None if trained is None else trained.head
+        head = (own or _beside(model)) if run is not None else (_beside(model) or own)
+    if head is not None:
+        return Belongings(head, trained)
+    what = str(model) if isinstance(model, Path) else str(model.base)
+    if trained is not None:
+        raise InputError(
+            f"{trained.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
+            f"`tmx profile {trained.path} --classifier HEAD`"
+        )
+    raise InputError(
+        f"{what}: which head turns its embeddings into classes? Give --head FILE{_hint(model)}, or --run RUN_DIR, the "
+        f"run it comes from, or put the head beside it as {HEAD_FILES[0]}"
+    )
+
+
+def _beside(model: Path | Recipe) -> Path | None:
+    if isinstance(model, Recipe):
+        return None
+    folder = model if model.is_dir() else model.parent
+    return next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
+
+
+def _hint(model: Path | Recipe) -> str:
+    """Files that may be meant, by their names."""
+    folder = model.base if isinstance(model, Recipe) else model
+    found = sorted((folder if folder.is_dir() else folder.parent).glob("*head*.safetensors"))
+    return f" (perhaps {found[0]})" if found else ""
+
+
+def _run_of(model: Path | Recipe) -> Path | None:
+    """The run directory whose checkpoints these are, or were merged."""
+    if isinstance(model, Recipe):
+        return _holder([model.base, *model.tasks])
+    from tunable_magmax.workflows.verify import logged_inputs
+
+    if (found := _holder([model])) is not None:
+        return found
+    try:
+        known = logged_inputs(model)
+    except InputError:  # no merge, or one without its report
+        return None
+    return None if known is None else _holder([known.base, *known.tasks])
+
+
+def _holder(checkpoints: list[Path]) -> Path | None:
+    """The nearest directory above the first checkpoint whose run.json lists them all."""
+    wanted = {path.resolve() for path in checkpoints}
+    for folder in checkpoints[0].parents:
+        if (folder / RUN_FILE).is_file():
+            try:
+                recipe = read_run(folder)
+            except InputError:
+                return None
+            listed = {path.resolve() for path in (recipe.base, *recipe.tasks)}
+            return folder if wanted <= listed else None
+    return None
+
 
 PathLike: TypeAlias = str | Path
 

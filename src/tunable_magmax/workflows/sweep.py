@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunable_magmax.atomic import write_atomic
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
@@ -22,15 +21,16 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike
 from tunable_magmax.engines.local import fingerprint_of, resumable
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
-from tunable_magmax.engines.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import write_atomic
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge, Progress
-from tunable_magmax.preference.points import Point
+from tunable_magmax.workflows.points import Point
+from tunable_magmax.workflows.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
 
 VERSION = 1
 LOG = "sweep.log"
@@ -99,7 +99,7 @@ def sweep_checkpoints(
     >>> import tempfile, torch
     >>> from pathlib import Path
     >>> from safetensors.torch import save_file
-    >>> from tunable_magmax.preference.points import line
+    >>> from tunable_magmax.workflows.points import line
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name, value in {"base": 0.0, "one": 1.0, "two": 2.0}.items():
     ...     save_file({"w": torch.full((4,), value)}, folder / f"{name}.safetensors")

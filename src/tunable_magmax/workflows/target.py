@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.features import (
     Features,
     holds_features,
@@ -22,7 +23,8 @@ from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.profile import Profile, choose_rows, require_one_base, require_one_classifier
-from tunable_magmax.profiling import Progress, RunProfiles
+from tunable_magmax.runs.run import RunProfiles
+from tunable_magmax.training.profiling import Progress
 
 MOST_SAMPLES = 500
 
@@ -234,29 +236,6 @@ class Target:
         head = load_head(self.head_file)
         checkpoint = self.classifier_checkpoint or self.run.classifier_checkpoint or self.run.base
         return Classifier(load_encoder(checkpoint, self.device, assets=self.run.base), head)
-
-
-def by_name(
-    given: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
-) -> list[Any]:
-    """Labels in class names: as they are, unless none is a name and all are numbers, which are indices then.
-
-    An index counts in the one list of classes that all profiles share, or else in the classifier's.
-
-    >>> by_name(["1", "0"], [("cat", "dog")], [()], Path("labels.txt"))
-    ['dog', 'cat']
-    """
-    known = {name for names in lists for name in names}
-    if any(label in known for label in given) or not all(label.isdigit() for label in given):
-        return list(given)
-    shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
-    if not shared:
-        raise InputError(
-            f"{origin}: the labels are indices, but the profiles of the tasks list different classes, so an index "
-            "could mean several; give class names"
-        )
-    # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
-    return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in given]
 
 
 def _appending(embed: Callable[[Sequence[Any]], Any], parts: list[Any]) -> Callable[[Sequence[Any]], None]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.figures import NAMED_COLOURS, SUFFIXES, blank_figure, plain, save_figure, short, task_colours
-from tunable_magmax.inspection import Layer, layers
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.plots.figure import NAMED_COLOURS, SUFFIXES, blank_figure, plain, save_figure, short, task_colours
+from tunable_magmax.workflows.inspect import Layer, layers
 
 
 def save_picture(report: MergeReport, path: str | os.PathLike[str], title: str | None = None) -> None:

@@ -14,14 +14,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax import demo_sites
-from tunable_magmax.demo_sites import EACH, SITES, TASKS, Progress, characters, known_pictures, slug, write_site
 from tunable_magmax.errors import InputError
+from tunable_magmax.experiments import demo_sites
+from tunable_magmax.experiments.demo_sites import (
+    EACH,
+    SITES,
+    TASKS,
+    Progress,
+    characters,
+    known_pictures,
+    slug,
+    write_site,
+)
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.evaluator import Evaluator
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.profiling import RunProfiles
+    from tunable_magmax.runs.run import RunProfiles
 
 TRAIN, TEST = 200, 50  # pictures of each character
 OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
@@ -75,8 +84,8 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
     Called again, it goes on with the training where that stopped, and makes the rest anew.
     """
     _require_extras()
-    from tunable_magmax.demo_picture import save_demo_picture
     from tunable_magmax.models.glyph_encoder import one_thread
+    from tunable_magmax.plots.demo import save_demo_picture
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
@@ -151,7 +160,7 @@ def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[s
     from tunable_magmax.engines.local import merge_checkpoints
     from tunable_magmax.merging.session import MergeSession
     from tunable_magmax.models.state import read_state
-    from tunable_magmax.profiling import read_run_profiles
+    from tunable_magmax.runs.run import read_run_profiles
 
     run = read_run_profiles(place / "run")
     base, *tasks = (read_state(path)[0] for path in (run.base, *run.tasks))
@@ -231,8 +240,8 @@ class _Measure:
 
 def _preference(run: RunProfiles, place: Path, site: str, source: str) -> Preference:
     """As `tmx prefer` finds it: from labels, from inputs, or from inputs by transport."""
-    from tunable_magmax.data.target import Target
-    from tunable_magmax.preferring import Finding, find_preference
+    from tunable_magmax.workflows.prefer import Finding, find_preference
+    from tunable_magmax.workflows.target import Target
 
     folder = place / "sites" / slug(site)
     if source == "labels":

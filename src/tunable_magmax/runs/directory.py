@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.atomic import write_atomic, write_json
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.profiling import HEAD_FILE
-from tunable_magmax.recipes import RUN_FILE, RUN_VERSION
+from tunable_magmax.files import write_atomic, write_json
+from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, RUN_VERSION
 from tunable_magmax.training.config import differences
 from tunable_magmax.training.trainer import Midway
 

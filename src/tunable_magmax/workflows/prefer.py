@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.data.target import Target
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.mmd import Bandwidth
@@ -20,6 +19,7 @@ from tunable_magmax.preference.profile import Profile
 from tunable_magmax.preference.search import Watch
 from tunable_magmax.preference.transport import Sinkhorn
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
+from tunable_magmax.workflows.target import Target
 
 Method: TypeAlias = Literal[
     "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
@@ -109,7 +109,7 @@ def _by_pairs(target: Target, finding: Finding, pairs: Path) -> Preference:
 
 
 def _by_search(target: Target, finding: Finding, samples: Samples) -> Preference:
-    from tunable_magmax.tuning import search_preference
+    from tunable_magmax.workflows.search import search_preference
 
     asked = {"trials": finding.search.trials, "patience": finding.search.patience}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunable_magmax.seeds import derived_seed
+from tunable_magmax.lottery import derived_seed
 
 if TYPE_CHECKING:
     from tunable_magmax.data.samples import Samples

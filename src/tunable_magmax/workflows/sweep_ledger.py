@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.atomic import write_atomic, write_json
 from tunable_magmax.checkpoints.card import REPORT, is_module_folder
 from tunable_magmax.checkpoints.output_name import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import write_atomic, write_json
 from tunable_magmax.merging.report import MergeReport
 
 SUMMARY = "sweep.json"

@@ -15,9 +15,9 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.writer import is_plain_name
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.inspection import read_report
+from tunable_magmax.files import parse_size
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.sizes import parse_size
+from tunable_magmax.workflows.inspect import read_report
 
 if TYPE_CHECKING:
     from tunable_magmax.engines.local import Inputs

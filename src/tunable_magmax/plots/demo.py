@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.figures import blank_figure, plain, save_figure
+from tunable_magmax.plots.figure import blank_figure, plain, save_figure
 
 if TYPE_CHECKING:
-    from tunable_magmax.demo import Demonstration, Row
+    from tunable_magmax.experiments.demo import Demonstration, Row
 
 GREY, TAILORED = "#b8bec6", "#1d6fa5"
 INK, FAINT = "#22282f", "#6b7280"
@@ -61,7 +61,7 @@ def _draw_accuracies(axes: Any, rows: Sequence[Row], site_index: int, site: str,
 
 def _draw_weights(axes: Any, found: Demonstration, site: str) -> None:
     """A table of weights, the darker the larger: the true shares above what was found."""
-    from tunable_magmax.demo import SOURCES
+    from tunable_magmax.experiments.demo import SOURCES
 
     shares = found.sites[site]
     lines = {"true shares": [shares.get(task, 0.0) for task in found.tasks]}

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from tunable_magmax.checkpoints.adapter_config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
-from tunable_magmax.checkpoints.adapter_names import Contents, sort_names
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.direction import Direction
 from tunable_magmax.checkpoints.layout import Signature
+from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
+from tunable_magmax.checkpoints.lora.direction import Direction
+from tunable_magmax.checkpoints.lora.names import Contents, sort_names
 from tunable_magmax.checkpoints.renaming import find_renaming
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
 from tunable_magmax.checkpoints.tensors import TensorInfo

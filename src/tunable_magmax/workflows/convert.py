@@ -17,7 +17,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.sizes import parse_size
+from tunable_magmax.files import parse_size
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20

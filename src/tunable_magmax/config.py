@@ -1,19 +1,120 @@
-"""What people write in a YAML file: read it, change single values, and check each one.
+"""Reads YAML and JSON files into dataclasses, and reports every problem of a file in one error.
 
-A `Reader` returns the checked value, or raises ValueError with what was expected. Problems are gathered in a list, so
-that all of a file are told at once.
+The dataclasses describe the files: pydantic checks values against their annotations. `--set KEY=VALUE` changes single
+values before they are checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from tunable_magmax.errors import InputError, closest
 
 Reader: TypeAlias = Callable[[Any], Any]
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+"""For `__pydantic_config__` of the dataclasses that describe files."""
+
+Kind = TypeVar("Kind")
+
+
+def _yaml_number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-5 as a text, because it has no dot.
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Number: TypeAlias = Annotated[float, BeforeValidator(_yaml_number)]
+"""A float in a YAML file."""
+
+
+def check(kind: type[Kind], data: Any, where: str) -> Kind:
+    """`data`, as YAML or JSON holds it, as a `kind`: a dataclass. All problems are in one `InputError`.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Training:
+    ...     __pydantic_config__ = STRICT
+    ...     lr: Number = 1e-5
+    ...     epochs: int = 10
+    >>> check(Training, {"lr": "1e-3"}, "run.yaml")
+    Training(lr=0.001, epochs=10)
+    >>> check(Training, {"epochs": "many", "epoch": 3}, "run.yaml")
+    Traceback (most recent call last):
+    ...
+    tunable_magmax.errors.InputError: run.yaml:
+      - epochs is 'many': must be a valid integer
+      - unknown key 'epoch' (did you mean 'epochs'?); known: lr, epochs
+    """
+    problems: list[str] = []
+    checked = gather(kind, data, problems)
+    if checked is None:
+        raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return checked
+
+
+def gather(kind: type[Kind], data: Any, problems: list[str], inside: str = "") -> Kind | None:
+    """Like `check`, but adds the problems to a list and returns None. `inside`: the keys that lead to `data`."""
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    schema = schema_of(kind)
+    problems += dict.fromkeys(_problem(each, schema, inside) for each in found)
+    return None
+
+
+def schema_of(kind: type[Any]) -> dict[str, Any]:
+    """The JSON Schema of the files that `kind` describes."""
+    return TypeAdapter(kind).json_schema()
+
+
+def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], inside: str) -> str:
+    *outer, last = error["loc"] or ("",)
+    name = ".".join(str(part) for part in (*inside.split("."), *error["loc"]) if part != "")
+    value, message = error["input"], error["msg"].removeprefix("Value error, ")
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _keys(schema, outer)
+        where = f" in {'.'.join(str(part) for part in (*inside.split('.'), *outer) if part != '')}".removesuffix(" in ")
+        return f"unknown key {last!r}{where}{closest(str(last), known)}; known: {', '.join(known)}"
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{name!r} is missing"
+    if error["type"] == "literal_error" and isinstance(value, str):
+        message += closest(value, re.findall("'([^']*)'", error["ctx"]["expected"]))
+    message = re.sub(r"^Input should be ", "must be ", message)
+    return f"{name} is {value!r}: {message}" if name else message
+
+
+def _keys(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[str]:
+    """The keys that a schema knows at a place; of an optional value those of the object that it may be."""
+
+    def places(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+        yield node
+        for choice in node.get("anyOf", ()):
+            yield from places(choice)
+
+    found = list(places(schema))
+    for part in path:
+        below = [
+            node["items"]
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part, node.get("additionalProperties"))
+            for node in found
+            if ("items" in node if isinstance(part, int) else "properties" in node or "additionalProperties" in node)
+        ]
+        found = [place for node in below if isinstance(node, dict) for place in places(node)] or found
+    return list(dict.fromkeys(key for node in found for key in node.get("properties", ())))
 
 
 def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:

@@ -1,31 +1,66 @@
-"""From a task's data to its profile, and the profiles of a run."""
+"""A run directory: base, tasks in training order, profiles and head."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tunable_magmax.atomic import write_atomic, write_json
-from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import feature_matrix
-from tunable_magmax.preference.profile import ROWS, Profile, choose_rows
-from tunable_magmax.recipes import RUN_FILE, read_run
+from tunable_magmax.files import write_atomic, write_json
+from tunable_magmax.preference.profile import Profile
 
-if TYPE_CHECKING:
-    from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Classifier
-
-BATCH = 64
 HEAD_FILE = "classifier-head.safetensors"
-Progress = Callable[[str, int, int], None]
+RUN_FILE = "run.json"
+RUN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Base, tasks in training order, and options for `merge_checkpoints`."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
+    """What the tasks are called, if the run says so."""
+
+    def with_options(self, **given: Any) -> Recipe:
+        """The same with options set; None leaves what the recipe says."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        options = {**self.options, **chosen}
+        for one, other in (("budget", "weights"), ("weights", "budget")):
+            if one in chosen and other not in chosen:
+                options.pop(other, None)
+        return replace(self, options=options)
+
+
+def read_run(path: Path) -> Recipe:
+    """The checkpoints of a training run, from its run.json."""
+    file = path / RUN_FILE
+    if not file.is_file():
+        raise InputError(
+            f"{path} has no {RUN_FILE}, so it is not a run directory: name checkpoints with --base and --task instead"
+        )
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{file}: not a JSON file ({error})") from None
+    if not isinstance(run, dict) or run.get("version") != RUN_VERSION:
+        raise InputError(f"{file}: expected a run of version {RUN_VERSION}")
+    base, tasks = run.get("base"), run.get("tasks")
+    listed = isinstance(tasks, list) and all(
+        isinstance(t, dict) and isinstance(t.get("checkpoint"), str) for t in tasks
+    )
+    if not isinstance(base, str) or not listed:
+        raise InputError(f'{file}: expected "base" (a path) and "tasks" (a list of {{"name", "checkpoint"}})')
+    names = tuple(task.get("name") for task in run["tasks"])
+    named = all(isinstance(name, str) for name in names)
+    checkpoints = tuple(path / task["checkpoint"] for task in run["tasks"])
+    return Recipe(path / base, checkpoints, names=names if named else None)
 
 
 @dataclass(frozen=True)
@@ -118,88 +153,38 @@ def profile_path(run: Path, task: str) -> Path:
     return run / "profiles" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', task)}.safetensors"
 
 
-def make_profile(
-    task: str,
-    samples: Samples,
-    encoder: Encoder,
-    *,
-    classes: Sequence[str] | None = None,
-    classifier: Classifier | None = None,
-    base: Encoder | None = None,
-    rows: int = ROWS,
-    seed: int = 0,
-    batch: int = BATCH,
-    progress: Progress | None = None,
-) -> Profile:
-    """The profile of a task from its data: of `classes` only, if given; `rows` seeded samples are embedded.
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run directory as evaluation sees it. `classes`: the names of each task's, empty where the run does not say."""
 
-    The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
-    cannot be read are left out.
-    """
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds no labels, which a profile counts; put images into class folders, or add a column "
-            "'label'"
-        )
-    positions = samples.positions_of(classes)
-    chosen = [positions[k] for k in choose_rows(len(positions), rows, seed)]
-    failed: dict[int, Unreadable] = {}
-    embedded: list[NDArray[np.float32]] = []
-    by_base: list[NDArray[np.float32]] = []
-    shares: list[NDArray[np.float32]] = []
-    row_labels: list[int] = []
-    done = 0
-    for where, inputs in samples.batches(chosen, batch, failed):
-        embedded.append(encoder.embed(inputs, batch))
-        row_labels += [samples.labels[position] for position in where]
-        if base is not None:
-            by_base.append(base.embed(inputs, batch))
-        if classifier is not None:
-            shared = base is classifier.encoder
-            shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
-        done += len(inputs)
-        if progress is not None:
-            progress("embedding", done, len(chosen))
-    warn_unreadable(samples.origin, failed, len(chosen))
-    left = [samples.labels[position] for position in positions if position not in failed]
-    profile = assemble_profile(task, samples.classes, left, np.concatenate(embedded), encoder.digest)
-    if base is not None:
-        profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
-    if classifier is None:
-        return profile
-    return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))
+    path: Path
+    base: Path
+    checkpoints: Mapping[str, Path]
+    """By task name, in training order."""
+    head: Path | None
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    benchmark: Mapping[str, Any] | None = None
 
 
-def assemble_profile(
-    task: str, classes: Sequence[str], labels: Sequence[int], features: NDArray[Any], encoder: str
-) -> Profile:
-    """A profile from the labels of all the task's samples, which count in `classes`, and features of some of them."""
-    return Profile(
-        task=task,
-        classes=tuple(classes),
-        label_counts=_count(labels, len(classes)),
-        samples=len(labels),
-        features=features,
-        encoder=encoder,
-    )
-
-
-def profile_from_features(
-    task: str, features: Any, labels: Sequence[str], encoder: str, *, rows: int = ROWS, seed: int = 0
-) -> Profile:
-    """The profile of a task from ready features [n, width] and one label for each; `encoder` is its digest."""
-    from tunable_magmax.data.tables import indexed
-
-    matrix = feature_matrix(features, "features")
-    if len(labels) != len(matrix):
-        raise InputError(f"{len(matrix)} rows of features and {len(labels)} labels: give one label for each row")
-    classes, indices = indexed(labels)
-    chosen = np.asarray(matrix[choose_rows(len(matrix), rows, seed)], dtype=np.float32)
-    return assemble_profile(task, classes, indices, chosen, encoder)
-
-
-def _count(labels: Iterable[int], classes: int) -> tuple[int, ...]:
-    return tuple(np.bincount(np.array(list(labels), dtype=np.int64), minlength=classes).tolist())
+def read_trained_run(path: str | Path) -> TrainedRun:
+    """Read run.json. The tasks' classes are what it says, or what the profiles of all tasks counted."""
+    run = read_run_profiles(path)
+    record = json.loads((run.path / RUN_FILE).read_text(encoding="utf-8"))
+    classes: dict[str, tuple[str, ...]] = {}
+    for label, task, profile in zip(run.labels, record["tasks"], run.profiles, strict=True):
+        told = task.get("classes")
+        if isinstance(told, list) and told and all(isinstance(name, str) for name in told):
+            classes[label] = tuple(told)
+        elif told is not None:
+            raise InputError(f'{run.path / RUN_FILE}: "classes" of task {label!r} must be a list of names')
+        elif profile is not None:
+            classes[label] = tuple(name for name, count in profile.label_table.items() if count)
+    if len(classes) < len(run.tasks):
+        classes = {}
+    benchmark = record.get("benchmark")
+    if benchmark is not None and not isinstance(benchmark, dict):
+        raise InputError(f'{run.path / RUN_FILE}: "benchmark" must be an object, not {benchmark!r}')
+    return TrainedRun(run.path, run.base, dict(zip(run.labels, run.tasks, strict=True)), run.head, classes, benchmark)
 
 
 def _relative(path: Path, run: Path) -> str:

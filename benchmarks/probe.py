@@ -31,10 +31,9 @@ from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment, read_experiment
 from tunable_magmax.experiments.environments import PAPER, EnvironmentSizes, draw_environments
-from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
-from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.models.prepared import Decoded, embed_prepared, prepare
 from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe
 from tunable_magmax.preference.mixture import mixture_weights

@@ -20,9 +20,8 @@ from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import Refill, load_encoder
 from tunable_magmax.models.head import Classifier, load_head
-from tunable_magmax.models.refill import Refill
 from tunable_magmax.models.state import read_state
 from tunable_magmax.preference.search import Trial
 from tunable_magmax.runs.run import read_run_profiles

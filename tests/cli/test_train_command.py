@@ -24,7 +24,7 @@ def test_a_dry_run_reads_and_writes_nothing(tmx, tmp_path, monkeypatch):
         raise AssertionError("read")
 
     path = toy.file(tmp_path, benchmark={"tasks": 3, "order": "natural"})
-    monkeypatch.setattr("tunable_magmax.data.image_folder.read_picture", refuse)
+    monkeypatch.setattr("tunable_magmax.data.images.read_picture", refuse)
     monkeypatch.setattr("tunable_magmax.models.encoder.read_state", refuse)
     before = sorted(tmp_path.rglob("*"))
     result = tmx("train", path, "--dry-run", "--set", "train.warmup=100")

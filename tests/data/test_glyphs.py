@@ -5,9 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from tunable_magmax.data.alphabet import FONTS, SIDE, alphabets
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.data.glyphs import SITE, SIZE, clean_glyphs, glyph_pictures, glyph_samples
+from tunable_magmax.data.glyphs import FONTS, SIDE, SITE, SIZE, alphabets, clean_glyphs, glyph_pictures, glyph_samples
 from tunable_magmax.errors import InputError
 
 
@@ -47,7 +46,7 @@ def test_no_two_characters_are_drawn_alike_in_any_font():
 
 
 def test_none_is_the_box_of_a_missing_character():
-    from tunable_magmax.data.alphabet import _drawn
+    from tunable_magmax.data.glyphs import _drawn
 
     for font, name in enumerate(FONTS):
         box, _ = _drawn(name, "\U000e1234")

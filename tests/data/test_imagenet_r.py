@@ -9,7 +9,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.data.imagenet_r_names import NAMES
+from tunable_magmax.data.imagenet_r import NAMES
 from tunable_magmax.errors import InputError
 
 IDS = {"n01443537": "goldfish", "n07742313": "Granny_Smith", "n02102318": "cocker_spaniels"}

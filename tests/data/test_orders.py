@@ -213,7 +213,7 @@ def test_bad_class_names(tmp_path, name, content, says):
     not (SHARED / "data/class_orders.json").exists(), reason="shared/data/class_orders.json is not here"
 )
 def test_the_paper_s_orders_and_the_names_of_imagenet_r():
-    from tunable_magmax.data.imagenet_r_names import NAMES
+    from tunable_magmax.data.imagenet_r import NAMES
 
     path = SHARED / "data" / "class_orders.json"
     content = json.loads(path.read_text())

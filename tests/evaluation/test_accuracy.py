@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Accuracy, predict
-from tunable_magmax.evaluation.share import Share
+from tunable_magmax.evaluation.accuracy import Accuracy, Share, predict
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
 TASKS = {"insects": (1, 0), "pets": (2, 3)}  # nobody's: elk

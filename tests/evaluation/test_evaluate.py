@@ -21,8 +21,7 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.evaluator import Evaluator, full_float32
-from tunable_magmax.evaluation.labelled import known_labels, label_samples
+from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, known_labels, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import read_state

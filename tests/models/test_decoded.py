@@ -12,8 +12,8 @@ from models import tiny
 
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.prepared import Decoded
 
 COUNT = 8
 

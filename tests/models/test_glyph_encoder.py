@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tunable_magmax.data.alphabet import FONTS, alphabets
-from tunable_magmax.data.glyphs import SIZE, clean_glyphs, glyph_samples
+from tunable_magmax.data.glyphs import FONTS, SIZE, alphabets, clean_glyphs, glyph_samples
 from tunable_magmax.models import glyph_encoder
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.glyph_encoder import glyph_base, glyph_head

@@ -23,8 +23,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head
-from tunable_magmax.models.heads import save_head
+from tunable_magmax.models.head import Classifier, Head, load_head, save_head
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile

@@ -23,7 +23,7 @@ def no_reading(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("read")
 
-    monkeypatch.setattr("tunable_magmax.data.image_folder.read_picture", refuse)
+    monkeypatch.setattr("tunable_magmax.data.images.read_picture", refuse)
     monkeypatch.setattr("tunable_magmax.checkpoints.checkpoint.Checkpoint.read_into", refuse)
     monkeypatch.setattr("tunable_magmax.models.encoder.read_state", refuse)
 

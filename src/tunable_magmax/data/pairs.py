@@ -12,8 +12,8 @@ from tunable_magmax.data.benchmark_options import BenchmarkOptions
 from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
 from tunable_magmax.data.clinc150 import open_clinc150
-from tunable_magmax.data.image_folder import open_domain_folders
 from tunable_magmax.data.imagenet_r import find_imagenet_r, open_imagenet_r
+from tunable_magmax.data.images import open_domain_folders
 from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import split_all, split_each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunable_magmax.data.clinc150 import open_clinc150
-from tunable_magmax.data.image_folder import open_image_folder
+from tunable_magmax.data.images import open_image_folder
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.tables import SUFFIXES, open_table, read_labels

@@ -114,7 +114,7 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
 
 def demo_config(seed: int) -> dict[str, Any]:
     """The run.yaml of the demonstration."""
-    from tunable_magmax.data.alphabet import alphabets
+    from tunable_magmax.data.glyphs import alphabets
 
     names = alphabets()[0].first(EACH * len(TASKS)).names
     tasks = {task: list(names[EACH * t : EACH * (t + 1)]) for t, task in enumerate(TASKS)}
@@ -196,8 +196,7 @@ class _Measure:
 
         from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
         from tunable_magmax.data.source import open_samples
-        from tunable_magmax.evaluation.evaluator import Evaluator
-        from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
+        from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark, label_samples
         from tunable_magmax.models.encoder import load_encoder
         from tunable_magmax.models.head import load_head
 

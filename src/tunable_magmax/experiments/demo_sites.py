@@ -35,7 +35,7 @@ def slug(name: str) -> str:
 
 def characters() -> tuple[str, ...]:
     """Those of each task."""
-    from tunable_magmax.data.alphabet import alphabets
+    from tunable_magmax.data.glyphs import alphabets
 
     drawn = "".join(alphabets()[0].characters)
     return tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS)))

@@ -17,15 +17,13 @@ from torch import Tensor
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator, full_float32
-from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
+from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, label_benchmark, label_samples
 from tunable_magmax.experiments.environments import Environment, EnvironmentSizes, draw_environments
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.session import MergeSession
-from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
-from tunable_magmax.models.prepared import Prepared, embed_prepared
+from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.runs.run import read_run_profiles

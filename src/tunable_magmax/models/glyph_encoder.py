@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunable_magmax.data.alphabet import FONTS, Alphabet, alphabets
-from tunable_magmax.data.glyphs import BASE, MILD, SIZE, Drawing, clean, clean_glyphs
+from tunable_magmax.data.glyphs import BASE, FONTS, MILD, SIZE, Alphabet, Drawing, alphabets, clean, clean_glyphs
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.companions import PROCESSOR_FILE
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.head import Head
-from tunable_magmax.models.heads import mean_head
-from tunable_magmax.models.instantiate import quiet
+from tunable_magmax.models.head import Head, mean_head
+from tunable_magmax.models.pretrained import PROCESSOR_FILE, quiet
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.companions import IMAGE_FILES, TEXT_FILES
-from tunable_magmax.models.instantiate import first_line
+from tunable_magmax.models.pretrained import IMAGE_FILES, TEXT_FILES, first_line
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*|\w[\w.-]*")
 _SMALL = ("config.json", *IMAGE_FILES, *TEXT_FILES)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunable_magmax.data.benchmark import Benchmark
-    from tunable_magmax.models.decoded import Decoded
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
+    from tunable_magmax.models.prepared import Decoded
 
     Progress = Callable[[str, int, int], None]
 
@@ -39,7 +39,7 @@ def load_base(
 
 def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decoded: Decoded) -> Head:
     """The frozen head over all classes of the benchmark, in their order. `decoded`: the training data."""
-    from tunable_magmax.models import heads
+    from tunable_magmax.models import head as heads
     from tunable_magmax.models.head import load_head, require_match
     from tunable_magmax.models.prompts import read_templates
 
@@ -99,7 +99,7 @@ def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, logit_s
     """Class means of the base encoder's embeddings of some training samples of each class."""
     import torch
 
-    from tunable_magmax.models.heads import mean_head
+    from tunable_magmax.models.head import mean_head
     from tunable_magmax.models.prepared import embed_prepared
 
     labels: Any = benchmark.train.labels

@@ -10,13 +10,12 @@ from typing import Any
 
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator
-from tunable_magmax.evaluation.labelled import label_benchmark
+from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
 from tunable_magmax.evaluation.metrics import METRICS_FILE, AccuracyMatrix
 from tunable_magmax.files import write_json
-from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
+from tunable_magmax.models.prepared import Decoded
 
 BATCH = 1024
 

@@ -13,11 +13,9 @@ import torch
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.models.decoded import Decoded
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head
-from tunable_magmax.models.heads import save_head
-from tunable_magmax.models.prepared import Prepared, embed_prepared
+from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import choose_rows

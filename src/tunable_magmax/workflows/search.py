@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator
-from tunable_magmax.evaluation.labelled import Labelled, known_labels
+from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_labels
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
 from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search

@@ -14,8 +14,7 @@ from models import tiny
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import Head, load_head, require_match
-from tunable_magmax.models.heads import mean_head, name_head, save_head, text_head
+from tunable_magmax.models.head import Head, load_head, mean_head, name_head, require_match, save_head, text_head
 from tunable_magmax.models.tower import image_tower
 
 CLASSES = ("hello", "good_bye", "my_bills", "pay")

@@ -13,8 +13,10 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from PIL import Image
 
-from tunable_magmax.data import decoding, parquet_column, pictures
-from tunable_magmax.data.decoding import in_order
+from tunable_magmax.data import images as decoding
+from tunable_magmax.data import images as pictures
+from tunable_magmax.data import parquet as parquet_column
+from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
 

@@ -10,12 +10,9 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.intervals import paired
 from tunable_magmax.experiments.jobs import missing_jobs
-from tunable_magmax.experiments.results import Measured, load_results
-from tunable_magmax.experiments.summary import write_summary
+from tunable_magmax.experiments.results import Measured, grouped, load_results, paired, write_summary
 from tunable_magmax.experiments.table import Cell
-from tunable_magmax.experiments.tables import grouped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -18,7 +18,12 @@ from experiments.invented import (
     whole_experiment,
 )
 
-from tunable_magmax.experiments.diagnostics import (
+from tunable_magmax.experiments.report import all_tables
+from tunable_magmax.experiments.results import paired, results_of
+from tunable_magmax.experiments.table import Cell, Table, csv_text, html, latex, markdown
+from tunable_magmax.experiments.tables import (
+    accuracy_table,
+    differences_table,
     estimation_table,
     known_table,
     leads_table,
@@ -27,12 +32,6 @@ from tunable_magmax.experiments.diagnostics import (
     scale_table,
     time_table,
 )
-from tunable_magmax.experiments.formats import csv_text, html, latex, markdown
-from tunable_magmax.experiments.intervals import paired
-from tunable_magmax.experiments.report import all_tables
-from tunable_magmax.experiments.results import results_of
-from tunable_magmax.experiments.table import Cell, Table
-from tunable_magmax.experiments.tables import accuracy_table, differences_table
 
 SETTING = "mini-clip/cifar100-20"
 RECORDS = whole_experiment()

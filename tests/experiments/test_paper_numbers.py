@@ -6,8 +6,8 @@ import pytest
 from experiments.invented import row_record, sequence_record
 
 from tunable_magmax.experiments import paper
-from tunable_magmax.experiments.formats import FORMATS
 from tunable_magmax.experiments.results import results_of
+from tunable_magmax.experiments.table import FORMATS
 from tunable_magmax.experiments.tables import accuracy_table, similarity_tables
 
 IMAGE_ENCODER = 86_192_640

@@ -17,7 +17,7 @@ from tunable_magmax.experiments import on_ray
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.jobs import plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
-from tunable_magmax.experiments.run import reproduce
+from tunable_magmax.experiments.reproduce import reproduce
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
 

@@ -17,11 +17,10 @@ from experiments.invented import (
     write_records,
 )
 
-from tunable_magmax.experiments.names import meanings
+from tunable_magmax.experiments.findings import findings, headlines
 from tunable_magmax.experiments.report import render
-from tunable_magmax.experiments.results import results_of, row_parts
-from tunable_magmax.experiments.rows import BASELINES, PREFERENCES, plan_rows
-from tunable_magmax.experiments.words import findings, headlines
+from tunable_magmax.experiments.results import results_of
+from tunable_magmax.experiments.rows import BASELINES, PREFERENCES, meanings, plan_rows, row_parts
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.invented import row_record, whole_experiment, write_records
 
-from tunable_magmax.experiments.summary import write_summary
+from tunable_magmax.experiments.results import write_summary
 
 
 def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:

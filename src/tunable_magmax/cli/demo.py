@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.experiments.demo_sites import slug
+from tunable_magmax.experiments.demo import slug
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Row

@@ -93,8 +93,7 @@ def reproduce(
 
 
 def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
-    from tunable_magmax.experiments.reproduce import lacking
-    from tunable_magmax.experiments.supplies import Supplies
+    from tunable_magmax.experiments.reproduce import Supplies, lacking
 
     found = lacking(experiment, out, work) if here else Supplies()  # nodes of a cluster may see what this one does not
     rows = _rows(experiment, out)

@@ -6,31 +6,80 @@ Everything is made on the spot (the benchmark `glyphs`) and stays as files: run,
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments import demo_sites
-from tunable_magmax.experiments.demo_sites import (
-    EACH,
-    SITES,
-    TASKS,
-    Progress,
-    characters,
-    known_pictures,
-    slug,
-    write_site,
-)
+from tunable_magmax.lottery import derived_seed
 
 if TYPE_CHECKING:
+    from tunable_magmax.data.samples import Samples
     from tunable_magmax.evaluation.evaluator import Evaluator
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import RunProfiles
+
+Progress = Callable[[str, int, int], None]
+
+# Five characters each, in the order in which the alphabet brings them.
+TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
+EACH = 5
+SITES: dict[str, dict[str, float]] = {
+    "post office": {"digits-1": 0.25, "cyrillic": 0.5, "digits-2": 0.25},
+    "maths class": {"greek-1": 0.3, "signs": 0.4, "greek-2": 0.3},
+}
+KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
+
+
+def slug(name: str) -> str:
+    """A name for folders.
+
+    >>> slug("post office")
+    'post-office'
+    """
+    return name.replace(" ", "-")
+
+
+def characters() -> tuple[str, ...]:
+    """Those of each task."""
+    from tunable_magmax.data.glyphs import alphabets
+
+    drawn = "".join(alphabets()[0].characters)
+    return tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS)))
+
+
+def write_site(place: Path, shares: Mapping[str, float], seed: int, number: int, report: Progress) -> None:
+    """Pictures of a site: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
+    from tunable_magmax.data.glyphs import SITE, glyph_pictures
+
+    draw = random.Random(derived_seed(seed, "site", number))
+    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
+    labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
+    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
+    (place / "inputs").mkdir(parents=True)
+    names = [pictures.classes[label] for label in labels]
+    (place / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
+    for position, picture in enumerate(pictures.load(range(len(labels)))):
+        folder = place / "inputs" if position < KNOWN else place / "test" / names[position]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / f"{position:04}.png")
+        report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
+
+
+def known_pictures(place: Path, classes: tuple[str, ...]) -> Samples:
+    """The pictures that are known of a site, with their labels."""
+    from tunable_magmax.data.samples import Samples
+    from tunable_magmax.data.source import open_samples
+
+    loose = open_samples(place / "inputs")
+    names = (place / "labels.txt").read_text(encoding="utf-8").splitlines()
+    return Samples(loose.origin, "image", len(loose), loose.load, classes, tuple(map(classes.index, names)))
+
 
 TRAIN, TEST = 200, 50  # pictures of each character
 OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
@@ -100,7 +149,7 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
         tasks=TASKS,
         characters=characters(),
         sites=SITES,
-        known=demo_sites.KNOWN,
+        known=KNOWN,
         rows=tuple(rows),
         weights=weights,
         learnt=learnt,

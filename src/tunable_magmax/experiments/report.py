@@ -7,23 +7,24 @@ from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 
-from tunable_magmax.experiments.diagnostics import (
+from tunable_magmax.experiments.figures import all_drawings
+from tunable_magmax.experiments.findings import Finding, findings
+from tunable_magmax.experiments.page import SCRIPT, STYLE
+from tunable_magmax.experiments.results import Results, load_results
+from tunable_magmax.experiments.rows import meanings
+from tunable_magmax.experiments.table import FORMATS, Table, html, html_text, markdown
+from tunable_magmax.experiments.tables import (
+    accuracy_table,
+    differences_table,
     estimation_table,
     known_table,
     leads_table,
     meta_table,
     ownership_table,
     scale_table,
+    similarity_tables,
     time_table,
 )
-from tunable_magmax.experiments.figures import all_drawings
-from tunable_magmax.experiments.formats import FORMATS, html, html_text, markdown
-from tunable_magmax.experiments.names import meanings
-from tunable_magmax.experiments.page import SCRIPT, STYLE
-from tunable_magmax.experiments.results import Results, load_results
-from tunable_magmax.experiments.table import Table
-from tunable_magmax.experiments.tables import accuracy_table, differences_table, similarity_tables
-from tunable_magmax.experiments.words import Finding, findings
 from tunable_magmax.files import write_atomic
 from tunable_magmax.plots.drawing import Drawing
 

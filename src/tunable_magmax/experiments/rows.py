@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -64,3 +64,69 @@ def plan_rows(
     rows += [Row("tunable", "tunable_magmax", name, scale) for name in preferences for scale in own]
     rows += [Row("tunable", "tunable_magmax", "label", "matched", dict(changed)) for changed in variations]
     return rows
+
+
+_SCALES = ("", "1", "0.5", "matched", "best")
+_MEANINGS: Mapping[str, str] = {
+    "zero-shot": "the base, before any task",
+    "sequential": "the last task's checkpoint: fine-tuning on one task after the other",
+    "single-best": "the task checkpoint that gets most of the environment's labelled meta samples right",
+    "random_mix": "each element from a random task",
+    "average": "the mean of the task vectors",
+    "ties": "the mean of the trimmed task vectors that agree in sign",
+    "magmax": "each element from the task of largest magnitude, whatever the environment",
+    "tunable": "Tunable MAGMAX: each task gives as many elements as the environment's preference grants it",
+    ":cosine": "preference from unlabelled meta samples: cosine of mean embeddings",
+    ":mmd": "preference from unlabelled meta samples: mean discrepancy of embeddings",
+    ":ot": "preference from unlabelled meta samples: optimal transport (the paper's)",
+    ":shift": "preference from unlabelled meta samples: shift of the base's predicted classes",
+    ":pseudo": "preference from unlabelled meta samples: the base's predicted classes, counted",
+    ":probe": "preference from unlabelled meta samples: a discriminant on the base's embeddings",
+    ":auto": "preference from unlabelled meta samples: probe where it can be trusted, else shift, else ot",
+    ":label": "preference from the labels of the meta samples",
+    ":search": "preference that does best on the labelled meta samples, found by trials",
+    "@matched": "the step from the base is as long as the last task's",
+    "@best": "the step's factor does best on held-out training samples of all tasks",
+}
+
+
+def meanings(rows: Iterable[str]) -> dict[str, str]:
+    """What the parts of some rows' names mean: methods, then preferences, then scales.
+
+    >>> list(meanings(["magmax@best", "tunable:label@0.5"]))
+    ['magmax', 'tunable', ':label', '@best', '@0.5']
+    """
+    parts: set[str] = set()
+    numbers: dict[str, str] = {}
+    for row in rows:
+        base, preference, scale, _ = row_parts(row)
+        parts |= {base, f":{preference}", f"@{scale}"}
+        if scale and f"@{scale}" not in _MEANINGS:
+            numbers[f"@{scale}"] = f"the step from the base is multiplied by {scale}"
+    return {name: text for name, text in _MEANINGS.items() if name in parts} | numbers
+
+
+def row_parts(row: str) -> tuple[str, str, str, str]:
+    """Splits a row's name into its base, preference, scale and changed options.
+
+    >>> row_parts("tunable:label@matched,compare=active")
+    ('tunable', 'label', 'matched', 'compare=active')
+    """
+    name, _, options = row.partition(",")
+    name, _, scale = name.partition("@")
+    base, _, preference = name.partition(":")
+    return base, preference, scale, options
+
+
+def row_order(row: str) -> tuple[int, bool, int, int, str]:
+    """Returns a sort key that puts rows in the order of the tables: baselines, preferences, variations."""
+    base, preference, scale, options = row_parts(row)
+    names = list(_MEANINGS)
+    place = {name: k for k, name in enumerate(names)}
+    return (
+        place.get(base, len(names)),
+        bool(options),
+        place.get(f":{preference}", len(names)) if preference else -1,
+        _SCALES.index(scale) if scale in _SCALES else len(_SCALES),
+        row,
+    )

@@ -16,8 +16,7 @@ from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.experiments.jobs import Job
 from tunable_magmax.experiments.records import Record, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
-from tunable_magmax.experiments.tailoring import tailored
-from tunable_magmax.experiments.workbench import Count, Workbench
+from tunable_magmax.experiments.workbench import Count, Workbench, tailored
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import half_l1

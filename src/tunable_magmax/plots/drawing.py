@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.experiments.intervals import Mean
+from tunable_magmax.experiments.results import Mean
 from tunable_magmax.files import write_atomic
 from tunable_magmax.plots.figure import blank_figure, plain
 

@@ -6,10 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tunable_magmax.experiments import paper
-from tunable_magmax.experiments.intervals import Difference, averaged, mean_over_seeds, paired
-from tunable_magmax.experiments.results import Measured, Results, mixture_parts, row_parts
+from tunable_magmax.experiments.results import (
+    Difference,
+    Measured,
+    Results,
+    averaged,
+    grouped,
+    mean_over_seeds,
+    mixture_parts,
+    paired,
+    partial_rows,
+)
+from tunable_magmax.experiments.rows import row_parts
 from tunable_magmax.experiments.table import Cell
-from tunable_magmax.experiments.tables import REFERENCES, grouped, partial_rows
+from tunable_magmax.experiments.tables import REFERENCES
 
 CHOSEN = "matched"
 SOURCES = ("auto", "label", "ot")

@@ -8,9 +8,7 @@ import pytest
 from tunable_magmax.cli.app import main
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import demo as demonstration
-from tunable_magmax.experiments import demo_sites
-from tunable_magmax.experiments.demo import BASELINES, CONFIG, SOURCES, run_demo
-from tunable_magmax.experiments.demo_sites import SITES, TASKS, slug
+from tunable_magmax.experiments.demo import BASELINES, CONFIG, SITES, SOURCES, TASKS, run_demo, slug
 from tunable_magmax.models import glyph_encoder
 
 PICTURES = {"TRAIN": 6, "TEST": 3}
@@ -22,9 +20,8 @@ SOON = {"epochs": 1, "batch": 16, "lr": 1e-3, "warmup": 0}
 def small():
     """A demonstration of seconds, which shows that all parts work, not that anything is learnt."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, sizes in ((demonstration, PICTURES), (demo_sites, SMALL)):
-            for name, value in sizes.items():
-                patch.setattr(module, name, value)
+        for name, value in {**PICTURES, **SMALL}.items():
+            patch.setattr(demonstration, name, value)
         patch.setattr(demonstration, "OPTIMISATION", SOON)
         patch.setattr(glyph_encoder, "STEPS", 5)
         patch.setattr(glyph_encoder, "EACH", 2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 class TmxError(Exception):
@@ -40,3 +41,25 @@ def closest(name: str, known: Sequence[str]) -> str:
     """
     found = get_close_matches(name, known, n=1, cutoff=0.6)
     return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def some_of(items: Iterable[Any], limit: int = 5, joint: str = ", ", show: Callable[[Any], str] = str) -> str:
+    """The first few items for an error's text, and how many more there are.
+
+    >>> some_of(["cat", "dog", "owl"], limit=2), some_of(["no name", "no size"], joint="; ")
+    ('cat, dog and 1 more', 'no name; no size')
+    >>> some_of(["cat"], show=repr)
+    "'cat'"
+    """
+    items = list(items)
+    more = f"{joint.rstrip(' ,')} and {len(items) - limit:,} more" if len(items) > limit else ""
+    return joint.join(map(show, items[:limit])) + more
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """A text of at most `limit` characters.
+
+    >>> shortened("a rather long text", limit=11)
+    'a rather...'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,16 +1,24 @@
-"""Write a file whole or not at all."""
+"""What any module needs of the disk: atomic writes, locks between processes, and sizes as people write them."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import tempfile
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as progress(phase, done, total) in the course of long work."""
 
 _UNITS = {"": 1, "b": 1} | {
     letter + suffix: base**power
@@ -20,7 +28,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_size(size: int | str, what: str) -> int:
-    """Bytes from a number or from text such as "512MiB" (binary), "5GB" (decimal) or "2g" (binary).
+    """Returns the bytes of a number or from text such as "512MiB" (binary), "5GB" (decimal) or "2g" (binary).
 
     >>> parse_size("512MiB", "memory"), parse_size("5GB", "shard size"), parse_size(1024, "memory")
     (536870912, 5000000000, 1024)
@@ -28,16 +36,14 @@ def parse_size(size: int | str, what: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if isinstance(size, bool) or match is None or match[2].lower() not in _UNITS:
         raise InputError(f"{what} is {size!r}, expected a size such as 512MiB, 5GB or a number of bytes")
-    amount = (
-        int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-    )
+    amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if amount <= 0:
-        raise InputError(f"{what} is {size!r}, expected more than nothing")
+        raise InputError(f"{what} is {size!r}, but must be greater than 0")
     return amount
 
 
 def show_size(amount: float) -> str:
-    """Bytes for people.
+    """Formats bytes for people.
 
     >>> show_size(345_000_000), show_size(12)
     ('329.0 MiB', '12 B')
@@ -50,28 +56,60 @@ def show_size(amount: float) -> str:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write `content` to `path` through a temporary file beside it, so that readers see the old or the new."""
-    scratch: str | None = None
+    """Write a file so that readers, and whoever comes after a crash, see the old content or the new."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with open(unfinished, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes the file private; give it the mode that a plain open() would have.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(scratch).chmod(0o666 & ~umask)
-        Path(scratch).replace(path)
-        scratch = None
+        unfinished.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
     finally:
-        if scratch is not None:
-            Path(scratch).unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory outlive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, in the same manner."""
+    """Write a JSON file with `write_atomic`."""
     write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def acquire_lock(path: Path, refusal: str) -> BaseFileLock:
+    """Take the lock file `path`, which is made if need be, and return it to be released.
+
+    If another process has it, raise an `InputError` with the text `refusal`. A process that dies releases its locks.
+    Whoever removes the file does it before the release.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, thread_local=False)
+    try:
+        # Not at once: a file that its owner has just removed is tried again.
+        lock.acquire(timeout=0.1, poll_interval=0.02)
+    except Timeout:
+        raise InputError(refusal) from None
+    return lock
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file `path` while the block runs, and remove it afterwards. See `acquire_lock`."""
+    lock = acquire_lock(path, refusal)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()

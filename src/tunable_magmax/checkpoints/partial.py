@@ -14,16 +14,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, shortened
+from tunable_magmax.files import acquire_lock, sync_directory, write_atomic
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space"),
@@ -45,7 +48,7 @@ class Partial:
         self._journal_file = path / "journal.jsonl"
         self._marker = path / "commit.json"
         self._replaced = path / "replaced"
-        self._lock: int | None = None
+        self._lock: BaseFileLock | None = None
 
     @property
     def locked(self) -> bool:
@@ -72,28 +75,18 @@ class Partial:
 
     def lock(self) -> None:
         """Create the directory if need be and make sure that no other process works in it."""
+        refusal = (
+            f"another process is writing this output (it works in {self.path}): wait until it is done, or choose "
+            "another output"
+        )
         while self._lock is None:
             try:
                 self.path.mkdir(exist_ok=True)
             except FileExistsError:
                 raise self._no_directory() from None
-            self._refuse_strange()
-            try:
-                descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:
-                continue  # its owner has just finished and removed the directory
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_lock(descriptor):
-                    self._lock = descriptor
-            except BlockingIOError:
-                raise InputError(
-                    f"another process is writing this output (it works in {self.path}): wait until it is done, "
-                    "or choose another output"
-                ) from None
-            finally:
-                if self._lock is None:
-                    os.close(descriptor)
+            with suppress(FileNotFoundError):  # its owner has just finished and removed the directory
+                self._refuse_strange()
+                self._lock = acquire_lock(self._lock_file, refusal)
 
     def check(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
         """Raise what `lock` and `start` would say of what is there, without touching it; but not who is at work."""
@@ -125,17 +118,10 @@ class Partial:
                 "Run that merge to its end, choose another output, or discard the unfinished work with fresh (--fresh)"
             )
 
-    def _is_lock(self, descriptor: int) -> bool:
-        """Whether what was locked is still the lock file, and not one that its owner has just removed."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), self._lock_file.stat())
-        except FileNotFoundError:
-            return False
-
     def release(self) -> None:
         """Let others in; what is in the directory stays."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def leave(self) -> None:
@@ -152,7 +138,7 @@ class Partial:
         self._refuse_other(wanted, fresh)
         if fresh or self.stored_fingerprint() is None:
             self._clear()
-            write_durably(self._fingerprint, json.dumps(wanted, indent=2).encode())
+            write_atomic(self._fingerprint, json.dumps(wanted, indent=2).encode())
         shutil.rmtree(self.unfinished, ignore_errors=True)  # what a killed process was at
         for folder in (self.output, self.unfinished, self.scratch):
             folder.mkdir(exist_ok=True)
@@ -192,7 +178,7 @@ class Partial:
         """
         old = [target.name for _, target in moves if target.exists()]
         plan = {"moves": [[str(s.relative_to(self.path)), t.name] for s, t in moves], "old": old}
-        write_durably(self._marker, json.dumps(plan).encode())
+        write_atomic(self._marker, json.dumps(plan).encode())
         try:
             self._replaced.mkdir()
             for name in reversed(old):  # the decisive one first: while it is visible, so are the others
@@ -248,26 +234,6 @@ class Partial:
                 item.unlink()
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there entirely or not at all, whatever happens."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    with open(unfinished, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory outlive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # somebody is at work there
@@ -281,5 +247,4 @@ def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def _short(values: Mapping[str, Any], key: str) -> str:
-    text = json.dumps(values[key]) if key in values else "not given"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(json.dumps(values[key])) if key in values else "not given"

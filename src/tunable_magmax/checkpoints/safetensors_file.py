@@ -16,7 +16,7 @@ from typing import Any
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, shortened
 
 LARGEST_HEADER = 100_000_000  # as in the format's specification
 _AGAIN = "the file is damaged, download or save it again"
@@ -106,17 +106,20 @@ def _entry(path: Path, name: str, value: object) -> tuple[TensorInfo, int, int]:
         raise InputError(f"{where}: its name is not valid Unicode: {_AGAIN}") from None
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise InputError(
-            f"{where}: expected an object with dtype, shape and data_offsets, found {_short(value)}: {_AGAIN}"
+            f"{where}: expected an object with dtype, shape and data_offsets, found {shortened(repr(value))}: {_AGAIN}"
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise InputError(
-            f"{where} has the unknown dtype {_short(dtype)}; known are {', '.join(BITS)}: save it in one of these"
+            f"{where} has the unknown dtype {shortened(repr(dtype))}; known are {', '.join(BITS)}: "
+            "save it in one of these"
         )
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
-        raise InputError(f"{where}: its shape must be a list of integers >= 0, found {_short(shape)}: {_AGAIN}")
+        raise InputError(
+            f"{where}: its shape must be a list of integers >= 0, found {shortened(repr(shape))}: {_AGAIN}"
+        )
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise InputError(f"{where}: data_offsets must be two integers >= 0, found {_short(offsets)}: {_AGAIN}")
+        raise InputError(f"{where}: data_offsets must be two integers >= 0, found {shortened(repr(offsets))}: {_AGAIN}")
     begin, end = offsets
     bits = math.prod(shape) * BITS[dtype]
     if bits % 8:
@@ -131,11 +134,6 @@ def _entry(path: Path, name: str, value: object) -> tuple[TensorInfo, int, int]:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _checked(path: Path, entries: Mapping[str, tuple[TensorInfo, int, int]], size: int) -> list[tuple[TensorInfo, int]]:

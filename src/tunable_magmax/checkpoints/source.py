@@ -14,7 +14,7 @@ from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.torch_file import TorchFile
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, some_of
 
 __all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "as_checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
 
@@ -153,8 +153,8 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
     outside = [name for name in names if "/" in name or "\\" in name or name in ("", ".", "..")]
     if outside:
         raise InputError(
-            f"{index}: shards must be plain names of files beside the index, found {_some(outside)}: refused, "
-            "since they could lead anywhere; correct the index"
+            f"{index}: shards must be plain names of files beside the index, found "
+            f"{some_of(outside, 20, show=repr)}: refused, since they could lead anywhere; correct the index"
         )
     parts: dict[str, Checkpoint] = {}
     problems: list[str] = []
@@ -205,9 +205,4 @@ def _disagreements(shard: str, part: Checkpoint, listed: Mapping[str, str]) -> l
         (unlisted, "holds but the index does not list"),
         (misplaced, "holds but the index puts elsewhere"),
     )
-    return [f"{shard} {what}: {_some(names)}" for names, what in groups if names]
-
-
-def _some(names: Sequence[str], limit: int = 20) -> str:
-    text = ", ".join(repr(name) for name in names[:limit])
-    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"
+    return [f"{shard} {what}: {some_of(names, 20, show=repr)}" for names, what in groups if names]

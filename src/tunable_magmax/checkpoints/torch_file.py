@@ -19,7 +19,7 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.mapping import FileMapping
 from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, shortened, some_of
 
 if TYPE_CHECKING:
     import torch
@@ -115,8 +115,7 @@ def _load(path: Path, mapped: bool) -> object:
 
 
 def _first_line(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shortened((str(error).strip() or type(error).__name__).splitlines()[0], limit=120)
 
 
 def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
@@ -129,7 +128,7 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
     wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping) and _has_tensors(loaded[key])]
     loose = [key for key, value in loaded.items() if isinstance(value, torch.Tensor)]
     if not wrappers and not loose:
-        keys = ", ".join(_listed([repr(key) for key in loaded])) or "nothing"
+        keys = some_of(loaded, 20, show=repr) or "nothing"
         raise InputError(f"{path}: {hint}, found {keys}: save model.state_dict()")
     if len(wrappers) > 1 or (wrappers and loose):
         places = [f"under {key!r}" for key in wrappers] + ([f"at top level ({loose[0]!r})"] if loose else [])
@@ -141,7 +140,7 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
     faults = [f"{key!r} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
     if faults:
         raise InputError(
-            f"{path}: cannot use {', '.join(_listed(faults))}: save these as plain dense tensors or leave them out"
+            f"{path}: cannot use {some_of(faults, limit=20)}: save these as plain dense tensors or leave them out"
         )
     return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in chosen.items()}
 
@@ -169,10 +168,6 @@ def _fault(key: object, value: object) -> str | None:
     if dtype_code(value.dtype) is None:
         return f"dtype {value.dtype}, which safetensors has not"
     return None
-
-
-def _listed(items: list[str], limit: int = 20) -> list[str]:
-    return items if len(items) <= limit else [*items[:limit], f"and {len(items) - limit} more"]
 
 
 def _distinct(found: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

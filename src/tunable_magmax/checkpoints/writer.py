@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from tunable_magmax.checkpoints.output_place import absolute, refuse_existing, refuse_place
-from tunable_magmax.checkpoints.partial import Partial, sync_directory
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
+from tunable_magmax.files import sync_directory
 
 _BLOCK = 1 << 20
 

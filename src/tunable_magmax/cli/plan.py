@@ -25,7 +25,7 @@ from tunable_magmax.cli.merge_options import (
 )
 from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.cli.tables import number
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.runs.run import Recipe
 
@@ -98,12 +98,13 @@ def tell_plan(
 
 def _plan_text(planned: MergePlan) -> str:
     lines = [f"warning: {warning}" for warning in planned.warnings]
+    copied = some_of(planned.copied, limit=3)
     if planned.elements or planned.copied:
         lines += [
             f"method       {planned.method}, {number(planned.tasks, 'task')}",
             f"merges       {planned.elements:,} elements in {number(len(planned.mergeable), 'tensor')}"
             " (fewer if no task changed some)",
-            f"copies       {number(len(planned.copied), 'tensor')}{_some(planned.copied)}",
+            f"copies       {number(len(planned.copied), 'tensor')}{copied and f': {copied}'}",
         ]
         if planned.budget is not None:
             lines.append("budget       " + ", ".join(f"{n:,}" for n in planned.budget))
@@ -116,9 +117,3 @@ def _plan_text(planned: MergePlan) -> str:
     lines += time_lines(planned)
     lines += [f"note: {note}" for note in planned.notes]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _some(names: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    return f": {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"

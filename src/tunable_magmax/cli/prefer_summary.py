@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.cli.tables import number, table
-from tunable_magmax.errors import TmxError
+from tunable_magmax.errors import TmxError, some_of
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
@@ -46,7 +46,7 @@ def starved(labels: Sequence[str], preference: Preference, budget: Sequence[int]
     ]
     if not without:
         return []
-    shown = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
+    shown = some_of(without)
     return [
         f"the weight of {shown} is above 0 but too small for one of {elements:,} elements: the budget is 0, and the "
         "merge takes nothing from there; --shrink raises small weights"

@@ -14,15 +14,15 @@ from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.runs.run import RUN_FILE
 
 if TYPE_CHECKING:
+    from tunable_magmax.files import Progress
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
     from tunable_magmax.preference.profile import Profile
     from tunable_magmax.runs.run import RunProfiles
-    from tunable_magmax.training.profiling import Progress
 
 
 @Parameter(name="*", group=Group("The task's data", sort_key=1))
@@ -146,7 +146,7 @@ def _in_run(
     inputs = [data.data if data.data_root is None else data.data_root / run.labels[t] for t in chosen]
     missing = [path for path in inputs if path is not None and not path.exists()]
     if missing:
-        raise InputError(f"{', '.join(map(str, missing[:5]))}: no such data; name each task's data after the task")
+        raise InputError(f"{some_of(missing)}: no such data; name each task's data after the task")
     for path in paths:
         _refuse_foreign(path)
     classifier = _classifier(head, checkpoint, run.base, making.device)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tunable_magmax.files import Progress
 
 PHASES = {
     "train": "training",
@@ -17,16 +19,17 @@ PHASES = {
 
 
 @contextmanager
-def progress_bars(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bars(quiet: bool) -> Iterator[Progress | None]:
     """A callback progress(phase, done, total) that draws one bar a phase; None where nobody watches."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def update(phase: str, done: int, total: int) -> None:

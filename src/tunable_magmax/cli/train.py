@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tunable_magmax.cli.tables import number, table
+from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
     from tunable_magmax.training.plan import TrainingPlan
@@ -111,15 +112,14 @@ def plain_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def training_bars(
-    quiet: bool,
-) -> Iterator[tuple[Callable[[str, int, int], None] | None, Callable[[Tick], None] | None]]:
+def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
     """Bars for reading and for training, with loss, speed and the time that is left; None where nobody watches."""
     if quiet or not sys.stderr.isatty():
         yield None, None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description:>24}"),
@@ -128,7 +128,7 @@ def training_bars(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         phases: dict[str, TaskID] = {}
 
         def progress(phase: str, done: int, total: int) -> None:

@@ -14,12 +14,11 @@ from tunable_magmax.data.orders import equal_parts, named_groups, sizes_sentence
 from tunable_magmax.data.pairs import open_pair
 from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.splits import held_out, limited
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 __all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
 
 PROMPTS = {name: name for name in ("cifar100", "imagenet-r", "clinc150")}
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,11 @@ def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[_
     names = tuple(sorted(set(train.domains or ())))
     strange = sorted(set(test.domains or ()) - set(names))
     if strange:
-        raise InputError(f"{test.origin}: no training sample is of the domain {', '.join(map(repr, strange[:SHOWN]))}")
+        raise InputError(f"{test.origin}: no training sample is of the domain {some_of(strange, show=repr)}")
     if options.tasks is not None and options.tasks != len(names):
         raise InputError(
             f"tasks is {options.tasks}, but with scenario domain every domain is a task, and {train.origin} has "
-            f"{len(names)} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}); drop tasks"
+            f"{len(names)} ({some_of(names)}); drop tasks"
         )
     everything = tuple(range(len(train.classes)))
     order = options.order.indices(names, options.name, "domain")
@@ -129,10 +128,9 @@ def _require_samples(train: Samples, parts: Sequence[_Part]) -> None:
     found = set(train.labels or ())
     empty = sorted({index for part in parts for index in part.classes} - found)
     if empty:
-        names = ", ".join(repr(train.classes[index]) for index in empty[:SHOWN])
-        more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
+        names = some_of(repr(train.classes[index]) for index in empty)
         raise InputError(
-            f"{train.origin}: no training sample of {len(empty)} of the {len(train.classes)} classes: {names}{more}; "
+            f"{train.origin}: no training sample of {len(empty)} of the {len(train.classes)} classes: {names}; "
             "add samples, remove the class from the data or the list of classes, or name the classes to learn as "
             "groups under tasks"
         )
@@ -161,7 +159,7 @@ def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) 
     untested = [task.name for task in tasks if not task.test]
     if untested:
         raise InputError(
-            f"{test.origin}: no test sample for {', '.join(map(repr, untested[:SHOWN]))} of the {len(tasks)} tasks; "
+            f"{test.origin}: no test sample for {some_of(untested, show=repr)} of the {len(tasks)} tasks; "
             "every task needs some: add test samples, raise test_share, or use fewer and larger tasks"
         )
     labels = test.labels or ()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 
 WORDNET_ID = re.compile(r"n\d{8}")
 _FORMS = 'a JSON list, a JSON object {"label": "name"}, lines with one name each, or lines "n01443537 goldfish"'
@@ -37,7 +37,7 @@ def read_class_names(path: Path) -> ClassNames:
         raise InputError(f"{path}: expected {_FORMS}")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise InputError(f"{path}: {', '.join(map(repr, repeated[:5]))} named more than once; class names must differ")
+        raise InputError(f"{path}: {some_of(repeated, show=repr)} named more than once; class names must differ")
     return found if isinstance(found, dict) else tuple(names)
 
 

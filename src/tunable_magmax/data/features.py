@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 SUFFIXES = frozenset({".npy", ".safetensors"})
 BASE = "base"
@@ -112,9 +112,8 @@ def _require(path: Path, tasks: Sequence[str], found: Any, what: str) -> None:
     lacking = [task for task in tasks if task not in found]
     if lacking:
         raise InputError(
-            f"{path}: no {what} of features for {', '.join(map(repr, lacking[:5]))}"
-            f"{f' and {len(lacking) - 5} more tasks' if len(lacking) > 5 else ''}; name each {what} after its task "
-            f"(found {', '.join(list(found)[:5]) or 'none'})"
+            f"{path}: no {what} of features for {some_of(lacking, show=repr)}; name each {what} after its task "
+            f"(found {some_of(found) or 'none'})"
         )
 
 

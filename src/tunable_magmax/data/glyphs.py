@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, drum
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold")
@@ -306,7 +306,7 @@ def clean_glyphs(classes: Sequence[str]) -> list[list[Any]]:
     known = {name: (alphabet, k) for alphabet in alphabets() for k, name in enumerate(alphabet.names)}
     unknown = [name for name in classes if name not in known]
     if unknown:
-        shown = ", ".join(f"{name!r}{closest(name, list(known))}" for name in unknown[:5])
+        shown = some_of(unknown, show=lambda name: f"{name!r}{closest(name, list(known))}")
         raise InputError(f"{len(unknown)} of the classes are no glyphs, so they cannot be drawn: {shown}")
     return [[clean(alphabet, k, font) for font in range(len(FONTS))] for alphabet, k in (known[c] for c in classes)]
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from tunable_magmax.data.class_names import WORDNET_ID, ClassNames, wordnet_names
 from tunable_magmax.data.images import class_folders, picture_loader
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 _PAIRS = """
 n01443537 goldfish, n01484850 great_white_shark, n01494475 hammerhead, n01498041 stingray, n01514859 hen,
@@ -79,7 +79,7 @@ def open_imagenet_r(path: Path, class_names: ClassNames | None = None, root: Pat
         others = [name for name, _ in folders if not WORDNET_ID.fullmatch(name)]
         raise InputError(
             f"{path}: {len(ids)} folders are named by WordNet ids, such as {ids[0]}, and {len(others)} are not "
-            f"({', '.join(others[:5])}); all must be named the same way"
+            f"({some_of(others)}); all must be named the same way"
         )
     if isinstance(class_names, Mapping):
         names: Mapping[str, str] = class_names
@@ -89,8 +89,7 @@ def open_imagenet_r(path: Path, class_names: ClassNames | None = None, root: Pat
         lacking = [name for name, _ in folders if name not in names]
         if lacking:
             raise InputError(
-                f"{path}: no class name for the folder {', '.join(lacking[:5])}"
-                f"{f' and {len(lacking) - 5} more' if len(lacking) > 5 else ''}; give a class_names file that has it"
+                f"{path}: no class name for the folder {some_of(lacking)}; give a class_names file that has it"
             )
     classed = sorted((names.get(name, name), images) for name, images in folders)
     classes = tuple(name for name, _ in classed)

@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 
 from tunable_magmax.data.class_names import by_spelling, find_name, unknown
 from tunable_magmax.data.splits import shuffled
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 
 Item: TypeAlias = str | int
 FORMS = "natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices"
 FILE = "a JSON list of all class names or indices in their order, or such lists by name"
 """What a file of class orders holds; docs/training.md says it in full."""
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what
     repeated = [repr(names[index]) for index, count in counts.items() if count > 1]
     missing = [repr(name) for k, name in enumerate(names) if k not in counts]
     faults = [
-        f"{label} {_some(listed)}"
+        f"{label} {some_of(listed)}"
         for label, listed in ((f"no {what} is", strange), ("named twice:", repeated), ("missing:", missing))
         if listed
     ]
@@ -139,7 +138,9 @@ def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -
                 kept.append(index)
         found[group] = tuple(kept)
     if faults:
-        raise InputError(f"tasks: groups must hold known classes, each in one group only: {_some(faults, '; ')}")
+        raise InputError(
+            f"tasks: groups must hold known classes, each in one group only: {some_of(faults, joint='; ')}"
+        )
     return found
 
 
@@ -157,11 +158,6 @@ def sizes_sentence(sizes: Sequence[int], what: str = "classes") -> str:
         return f"{start} of {sizes[0]}"
     parts = [f"{count} of {size}" for size, count in counts.items()]
     return f"{start}: {', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _some(listed: Sequence[str], joint: str = ", ") -> str:
-    more = f"{joint}and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return joint.join(listed[:SHOWN]) + more
 
 
 def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item], str | None]:

@@ -18,7 +18,7 @@ from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import split_all, split_each
 from tunable_magmax.data.tables import SUFFIXES
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 
 TEST_NAMES = ("test", "val", "validation")
 """What the part to test on may be called, where the data is split already; the first that is there."""
@@ -218,7 +218,7 @@ def _renamed(samples: Samples, names: ClassNames, options: BenchmarkOptions) -> 
     if isinstance(names, Mapping):
         lacking = [name for name in samples.classes if name not in names]
         if lacking:
-            shown = ", ".join(map(repr, lacking[:5]))
+            shown = some_of(lacking, show=repr)
             raise InputError(f"{options.class_names}: no name for {len(lacking)} labels of {samples.origin}: {shown}")
         return replace(samples, classes=tuple(names[name] for name in samples.classes))
     return _listed(samples, names, options)
@@ -237,7 +237,7 @@ def _relabelled(
     """Labels that count in `classes`, which are those of `origin`; `place` says where each old name is among them."""
     strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
     if strange:
-        shown = ", ".join(f"{name!r}{closest(name, classes)}" for name in strange[:5])
+        shown = some_of(strange, show=lambda name: f"{name!r}{closest(name, classes)}")
         raise InputError(
             f"{samples.origin}: {len(strange)} labels are outside the {len(classes)} classes of {origin}: {shown}; "
             f"correct them, or {instead}"

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Samples:
             return int(name)
         raise InputError(
             f"{self.origin} has no class {name!r}{closest(name, self.classes)}; "
-            f"it has {len(self.classes)} classes, such as {', '.join(map(repr, self.classes[:SHOWN]))}"
+            f"it has {len(self.classes)} classes, such as {some_of(self.classes, show=repr)}"
         )
 
     def batches(
@@ -100,11 +99,9 @@ def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> N
     """One warning that counts and names what could not be read; an error if that is everything."""
     if not failed:
         return
-    first = list(failed.values())[:SHOWN]
-    names = ", ".join(f"{item.name} ({item.why})" for item in first)
-    more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    names = some_of(f"{item.name} ({item.why})" for item in failed.values())
     if len(failed) == tried:
-        raise InputError(f"{origin}: none of the {tried} samples can be read: {names}{more}")
+        raise InputError(f"{origin}: none of the {tried} samples can be read: {names}")
     warnings.warn(
-        f"{origin}: {len(failed)} of {tried} samples could not be read and were left out: {names}{more}", stacklevel=3
+        f"{origin}: {len(failed)} of {tried} samples could not be read and were left out: {names}", stacklevel=3
     )

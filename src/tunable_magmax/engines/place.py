@@ -7,9 +7,9 @@ from typing import Protocol
 
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, predict, task_of_class
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.profile import choose_rows
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder, Refill
     from tunable_magmax.models.head import Head
     from tunable_magmax.models.prepared import Prepared
-
-NAMED = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,26 +130,25 @@ def task_indices(tasks: Mapping[str, Sequence[str]], classes: Sequence[str]) -> 
     place = {name: index for index, name in enumerate(classes)}
     missing = list(dict.fromkeys(name for names in tasks.values() for name in names if name not in place))
     if missing:
-        shown = ", ".join(f"{name!r}{closest(name, classes)}" for name in missing[:NAMED])
+        shown = some_of(missing, show=lambda name: f"{name!r}{closest(name, classes)}")
         raise InputError(
-            f"{len(missing)} classes of the tasks are no class of the head: {shown}"
-            f"{', ...' if len(missing) > NAMED else ''}; give the head that belongs to these tasks"
+            f"{len(missing)} classes of the tasks are no class of the head: {shown}; "
+            "give the head that belongs to these tasks"
         )
     return {task: tuple(place[name] for name in names) for task, names in tasks.items()}
 
 
 def _unknown(samples: Samples, classes: Sequence[str], unknown: Sequence[str], lacking: int, tried: int) -> str:
     names = list(dict.fromkeys(unknown))
-    shown = ", ".join(f"{name!r}{closest(name, classes)}" for name in names[:NAMED])
+    shown = some_of(names, show=lambda name: f"{name!r}{closest(name, classes)}")
     return (
-        f"{samples.origin}: {lacking} of {tried} labels are no class of the head: {shown}"
-        f"{', ...' if len(names) > NAMED else ''}; it knows {len(classes)} classes, such as "
-        f"{', '.join(map(repr, classes[:NAMED]))}. Take these samples out, or give a head that knows them"
+        f"{samples.origin}: {lacking} of {tried} labels are no class of the head: {shown}; "
+        f"it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
+        "Take these samples out, or give a head that knows them"
     )
 
 
 BATCH = 256
-Progress = Callable[[str, int, int], None]
 
 
 class Evaluator:

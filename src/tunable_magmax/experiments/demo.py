@@ -9,13 +9,14 @@ import json
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import RunProfiles
 
-Progress = Callable[[str, int, int], None]
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")

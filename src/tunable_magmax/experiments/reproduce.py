@@ -18,7 +18,8 @@ from tunable_magmax.experiments.jobs import RECORDS, Job, missing_jobs
 from tunable_magmax.experiments.records import Record, append_record, read_records
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
-from tunable_magmax.experiments.seed import Progress, SeedWork, records_of
+from tunable_magmax.experiments.seed import SeedWork, records_of
+from tunable_magmax.files import Progress
 from tunable_magmax.runs.directory import RunDirectory
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.trainer import Watch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from tunable_magmax.experiments.jobs import Job
 from tunable_magmax.experiments.records import Record, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
 from tunable_magmax.experiments.workbench import Count, Workbench, tailored
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.training.tracking import training_seconds
 from tunable_magmax.training.trainer import Watch
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

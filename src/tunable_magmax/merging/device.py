@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.casting import does_not_fit
 from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, Plan, segment_of
 from tunable_magmax.merging.kernels.cuda import CudaKernels, Letter, signed
@@ -28,7 +29,7 @@ from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.ownership import Piece, Stretch
 from tunable_magmax.merging.reading import Vectors, working_dtype
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress
+from tunable_magmax.merging.stream import Merge
 from tunable_magmax.merging.survey import Survey
 
 Block = Sequence[tuple[Piece, Sequence[Tensor]]]

@@ -25,6 +25,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.casting import before_cast, does_not_fit
 from tunable_magmax.merging.field import LocalField
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
@@ -37,9 +38,6 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.summary import significant, summarize
 from tunable_magmax.merging.survey import Survey
 from tunable_magmax.merging.walking import Walker, Wanted, Work
-
-Progress = Callable[[str, int, int], None]
-"""Called as progress(phase, elements done, elements in all)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from tunable_magmax.data.glyphs import BASE, FONTS, MILD, SIZE, Alphabet, Drawing, alphabets, clean, clean_glyphs
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head, mean_head
 from tunable_magmax.models.pretrained import PROCESSOR_FILE, quiet
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Progress = Callable[[str, int, int], None]
 
 WIDTH, LAYERS, HEADS, PATCH = 96, 3, 4, 8
 MEAN, DEVIATION = 0.7, 0.3  # of pixels, between 0 and 1

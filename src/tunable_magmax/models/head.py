@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
-
-SHOWN = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +62,10 @@ class Head:
         rows = {name: row for row, name in enumerate(self.classes)}
         missing = [name for name in names if name not in rows]
         if missing:
-            named = ", ".join(f"{name!r}{closest(name, self.classes)}" for name in missing[:SHOWN])
-            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            named = some_of(missing, show=lambda name: f"{name!r}{closest(name, self.classes)}")
             raise InputError(
-                f"the head lacks {len(missing)} of {len(names)} classes: {named}{more}. It has {len(self.classes)}, "
-                f"such as {', '.join(map(repr, self.classes[:SHOWN]))}; give a head whose class names are the data's"
+                f"the head lacks {len(missing)} of {len(names)} classes: {named}. It has {len(self.classes)}, "
+                f"such as {some_of(self.classes, show=repr)}; give a head whose class names are the data's"
             )
         return Head.of(self.weight[[rows[name] for name in names]], names, self.logit_scale)
 
@@ -133,7 +130,7 @@ def require_class_names(classes: Sequence[str]) -> tuple[str, ...]:
         raise InputError(f"a head needs class names that are texts with something in them, {found}")
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise InputError(f"class names must differ; named twice: {', '.join(map(repr, twice[:SHOWN]))}")
+        raise InputError(f"class names must differ; named twice: {some_of(twice, show=repr)}")
     return names
 
 
@@ -230,10 +227,9 @@ def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: f
     counts = np.bincount(owners, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
-        more = f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""
         raise InputError(
             f"{len(empty)} of {len(names)} classes have no sample to take a mean of: "
-            f"{', '.join(map(repr, empty[:SHOWN]))}{more}; add samples or leave these classes out"
+            f"{some_of(empty, show=repr)}; add samples or leave these classes out"
         )
     sums = np.zeros((len(names), rows.shape[1]))
     unit = _normalised(rows)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def prepare(
     positions: Sequence[int] | None = None,
     *,
     strict: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Prepared:
     """Decode samples, all or those at ascending `positions`, for an encoder.
 
@@ -126,7 +127,7 @@ def prepare(
         if progress is not None:
             progress("reading", len(kept) + len(failed), len(wanted))
     if strict and failed:
-        named = ", ".join(f"{item.name} ({item.why})" for item in list(failed.values())[:5])
+        named = some_of(f"{item.name} ({item.why})" for item in failed.values())
         raise InputError(f"{samples.origin}: {len(failed)} of {len(wanted)} samples cannot be read: {named}")
     warn_unreadable(samples.origin, failed, len(wanted))
     device = encoder.device
@@ -244,7 +245,7 @@ class Decoded:
         *,
         strict: bool = False,
         keep: int = KEEP_BYTES,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._encoder, self._samples, self._strict, self._progress = encoder, samples, strict, progress
         self._positions = sorted(set(range(len(samples)) if positions is None else positions))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 
 PLACE = "{}"
 _ARTICLES = ("a", "the")
@@ -98,7 +98,7 @@ def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
         raise InputError("the list of prompt templates is empty: give at least one, such as 'a photo of a {}.'")
     wrong = [item for item in templates if not isinstance(item, str) or _places(item) != 1]
     if wrong:
-        named = ", ".join(map(repr, wrong[:5]))
+        named = some_of(wrong, show=repr)
         raise InputError(
             f"{len(wrong)} of {len(templates)} prompt templates do not have exactly one place {PLACE} for the class "
             f"name and no other braces: {named}; write them like 'a photo of a {PLACE}.'"

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.partial import sync_directory
 from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.files import sync_directory
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.pretrained import from_state, put_companions, quiet
 from tunable_magmax.models.state import tensors_digest

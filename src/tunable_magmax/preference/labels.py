@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.similarity import weights_from_similarities
@@ -146,9 +146,8 @@ def _class(value: Any, what: str) -> Class:
 
 
 def _naming(unknown: Mapping[Class, int]) -> str:
-    names = ", ".join(repr(name) for name in list(unknown)[:5])
-    more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-    return f"{sum(unknown.values())} ({names}{more})"
+    names = some_of(unknown, show=repr)
+    return f"{sum(unknown.values())} ({names})"
 
 
 def _kinds(counts: ClassCounts) -> str:

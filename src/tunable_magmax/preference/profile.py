@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.arrays import as_numpy
 from tunable_magmax.preference.profile_checks import (
@@ -299,7 +299,7 @@ def require_one_base(profiles: Sequence[Profile]) -> str:
     """The digest of the base that embedded the rows of all profiles, or an error that names one without, or another."""
     lacking = [profile.task for profile in profiles if profile.base is None]
     if lacking or not profiles:
-        shown = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+        shown = some_of(lacking, show=repr)
         raise InputError(
             f"the profile of {shown} holds no embeddings by the base, which a probe needs; make it again with "
             "`tmx profile RUN_DIR`, or use another method"

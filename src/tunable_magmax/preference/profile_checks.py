@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.arrays import as_numpy, feature_matrix
 
 
@@ -50,7 +50,7 @@ def require_names(names: tuple[str, ...], where: str) -> None:
         raise InputError(f"{where} must be a tuple of class names")
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise InputError(f"{where}: {', '.join(map(repr, twice[:5]))} named twice; class names must differ")
+        raise InputError(f"{where}: {some_of(twice, show=repr)} named twice; class names must differ")
 
 
 def require_counts(counts: Any, names: tuple[str, ...], where: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import write_atomic, write_json
 from tunable_magmax.preference.profile import Profile
 
@@ -87,7 +87,7 @@ class RunProfiles:
         """All profiles, or an error that says which tasks lack one and how to make it."""
         lacking = [label for label, profile in zip(self.labels, self.profiles, strict=True) if profile is None]
         if lacking:
-            shown = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+            shown = some_of(lacking, show=repr)
             raise InputError(
                 f"{self.path}: {why} needs the tasks' profiles, and {shown} {'has' if len(lacking) == 1 else 'have'} "
                 f"none; make them with `tmx profile {self.path} --task NAME --data DATA` (or --data-root for all "

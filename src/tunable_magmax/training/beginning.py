@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.training.config import GLYPHS, HeadOptions, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tunable_magmax.data.benchmark import Benchmark
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
     from tunable_magmax.models.prepared import Decoded
-
-    Progress = Callable[[str, int, int], None]
 
 # Of each class, for class means; more would hardly move them.
 MEAN_SAMPLES = 200
@@ -117,7 +114,7 @@ def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, logit_s
     lacking = [name for k, name in enumerate(benchmark.classes) if k not in found]
     if lacking:
         raise InputError(
-            f"head.source is 'means', but there is no readable training sample of {', '.join(map(repr, lacking[:5]))}; "
+            f"head.source is 'means', but there is no readable training sample of {some_of(lacking, show=repr)}; "
             "give a head.file, or leave these classes out"
         )
     features = embed_prepared(encoder, inputs).cpu().numpy()

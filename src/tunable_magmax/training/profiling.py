@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.arrays import feature_matrix
 from tunable_magmax.preference.profile import ROWS, Profile, choose_rows
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tunable_magmax.models.head import Classifier
 
 BATCH = 64
-Progress = Callable[[str, int, int], None]
 
 
 def make_profile(

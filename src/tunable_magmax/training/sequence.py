@@ -13,6 +13,7 @@ import torch
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head, save_head
 from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
@@ -28,7 +29,6 @@ from tunable_magmax.training.profiling import assemble_profile
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.training.trainer import TaskResult, Tick, Trainer, Watch
 
-Progress = Callable[[str, int, int], None]
 SNAPSHOT_SECONDS = 60.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.files import parse_size
+from tunable_magmax.files import Progress, parse_size
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20
@@ -51,7 +51,7 @@ def convert_checkpoint(
     strip_prefix: str = "",
     overwrite: bool = False,
     fresh: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Conversion:
     """Write a checkpoint again as safetensors: a directory, or one file if `out` ends in `.safetensors`.
 
@@ -127,7 +127,7 @@ def _write(
     output: Output,
     shards: tuple[Shard, ...],
     total: int,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> dict[str, str]:
     files: dict[str, str] = {}
     written = 0
@@ -147,7 +147,7 @@ def _data(
     shard: Shard,
     written: int,
     total: int,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> Iterator[memoryview]:
     for info in shard.tensors:
         for start in range(0, info.nbytes, _BLOCK):

@@ -14,8 +14,9 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy
-from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Labelled, Progress, label_benchmark, label_samples
+from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import (
     HEAD_FILE,
     RUN_FILE,

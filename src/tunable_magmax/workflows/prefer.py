@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.mmd import Bandwidth
 from tunable_magmax.preference.preference import Preference
@@ -232,7 +232,7 @@ def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]
     classes = {name for tables in counts for name, samples in tables.items() if samples}
     unknown = [label for label in labels if label not in classes]
     if unknown and len(unknown) < len(labels):
-        names = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
+        names = some_of(dict.fromkeys(unknown), show=repr)
         warnings.warn(
             f"{len(unknown)} of {len(labels)} labels ({names}) belong to no task and were left out", stacklevel=2
         )

@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_labels
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
 from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 from tunable_magmax.runs.run import RunProfiles
-from tunable_magmax.training.profiling import BATCH, Progress
+from tunable_magmax.training.profiling import BATCH
 from tunable_magmax.workflows.target import MOST_SAMPLES
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
 
-NAMED = 5
 RULE = "tried weights that are not clearly worse than the best by a sign test, and on to the next tried ones"
 
 
@@ -139,11 +139,11 @@ def _known(run: RunProfiles, pairs: Samples, head: Head) -> Labelled:
     place, unknown = known_labels(pairs, head.classes, lists)
     if unknown:
         names = list(dict.fromkeys(unknown))
-        shown = ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+        shown = some_of(names, show=repr)
         if not place:
             raise InputError(
                 f"{pairs.origin}: none of the {len(pairs)} labels ({shown}) is one of the classifier's "
-                f"{len(head.classes)} classes, such as {', '.join(map(repr, head.classes[:NAMED]))}; give labels in "
+                f"{len(head.classes)} classes, such as {some_of(head.classes, show=repr)}; give labels in "
                 "its class names, or a head that knows these"
             )
         told = f"{len(unknown)} ({shown}) of {len(pairs)} labels are no class of the classifier; left out"

@@ -23,12 +23,12 @@ from tunable_magmax.engines.local import fingerprint_of, resumable
 from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.kernels import kernels_for
 from tunable_magmax.merging.memory import read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.stream import Merge, Progress
+from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
 from tunable_magmax.workflows.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
 

@@ -22,9 +22,9 @@ from tunable_magmax.data.features import (
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.profile import Profile, choose_rows, require_one_base, require_one_classifier
 from tunable_magmax.runs.run import RunProfiles
-from tunable_magmax.training.profiling import Progress
 
 MOST_SAMPLES = 500
 

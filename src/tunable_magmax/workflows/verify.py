@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.writer import is_plain_name
-from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import parse_size
+from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.files import Progress, parse_size
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows.inspect import read_report
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.options import Options
     from tunable_magmax.merging.stream import Merge
 
-Progress = Callable[[str, int, int], None]
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 _BLOCK = 1 << 22
@@ -283,8 +282,7 @@ def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeR
 
 def _none(what: str, faults: Sequence[str], fine: str) -> Check:
     """A check that found `faults`, or none."""
-    shown = "; ".join(faults[:3]) + (f"; and {len(faults) - 3:,} more" if len(faults) > 3 else "")
-    return Check(what, not faults, shown if faults else fine)
+    return Check(what, not faults, some_of(faults, limit=3, joint="; ") or fine)
 
 
 def _equal(what: str, found: object, reported: object) -> Check:

@@ -16,7 +16,7 @@ from tunable_magmax.checkpoints.lora.names import Contents, sort_names
 from tunable_magmax.checkpoints.renaming import find_renaming
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +224,4 @@ _UNCLEAR = "the base has layers of both directions, [out, in] and [in, out], so 
 
 def _refuse(path: Path, problems: Sequence[str]) -> None:
     if problems:
-        shown = "; ".join(problems[:20]) + (f"; and {len(problems) - 20} more" if len(problems) > 20 else "")
-        raise InputError(f"{path}: {shown}. If this can't be mended, {MERGE_FIRST}")
+        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be mended, {MERGE_FIRST}")

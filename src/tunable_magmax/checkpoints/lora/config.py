@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, shortened
 
 _N = TypeVar("_N", int, float)
 
@@ -141,21 +141,21 @@ def _refused(found: Mapping[str, Any]) -> Iterator[str]:
         if key in _REFUSED:
             yield f"{key} asks for {_REFUSED[key]}"
         elif key not in _HARMLESS:
-            yield f"{key} is {_short(value)}, a key unknown here, which may change what the weights mean"
+            yield f"{key} is {shortened(repr(value))}, a key unknown here, which may change what the weights mean"
     start = found.get("init_lora_weights")
     if start not in _STARTS:
-        yield f"init_lora_weights is {_short(start)}, which starts from a changed base, not from the one given"
+        yield f"init_lora_weights is {shortened(repr(start))}, which starts from a changed base, not from the one given"
 
 
 def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
     if not _is_rank(found.get("r")):
-        yield f"r is {_short(found.get('r'))}, expected a whole number above 0"
+        yield f"r is {shortened(repr(found.get('r')))}, expected a whole number above 0"
     if not _is_number(found.get("lora_alpha")):
-        yield f"lora_alpha is {_short(found.get('lora_alpha'))}, expected a number"
+        yield f"lora_alpha is {shortened(repr(found.get('lora_alpha')))}, expected a number"
     for key, fits in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
         patterns = found.get(key) or {}
         if not isinstance(patterns, dict) or not all(map(fits, patterns.values())):
-            yield f"{key} is {_short(patterns)}, expected a number for each pattern"
+            yield f"{key} is {shortened(repr(patterns))}, expected a number for each pattern"
         else:
             yield from (
                 f"{key} has {pattern!r}, which is no regular expression"
@@ -164,7 +164,7 @@ def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
             )
     for key in ("use_rslora", "fan_in_fan_out"):
         if not isinstance(found.get(key, False), bool | None):
-            yield f"{key} is {_short(found[key])}, expected true or false"
+            yield f"{key} is {shortened(repr(found[key]))}, expected true or false"
 
 
 def _is_rank(value: object) -> bool:
@@ -181,8 +181,3 @@ def _compiles(pattern: str) -> bool:
     except re.error:
         return False
     return True
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

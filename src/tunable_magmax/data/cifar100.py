@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.cifar_pickle import read_cifar_pickle
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
@@ -25,6 +26,15 @@ ROW = 2 + PIXELS  # coarse label, fine label, pixels
 BINARY = ("train.bin", "test.bin", "fine_label_names.txt")
 PYTHON = ("train", "test", "meta")
 ARCHIVES = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
+_PICKLED_ARRAYS = frozenset(
+    {
+        "numpy.core.multiarray._reconstruct",
+        "numpy._core.multiarray._reconstruct",  # from version 2.0 on
+        "numpy.ndarray",
+        "numpy.dtype",
+    }
+)
+_INSTEAD = "use the binary distribution (cifar-100-binary.tar.gz) or the parquet files instead"
 # The real members are 150 MB; what claims to be much more is no CIFAR.
 _LARGEST = 1 << 30
 _FORMS = (
@@ -93,18 +103,18 @@ def _distribution(
     origin: str, names: Sequence[str], read: Callable[[str], Any], form: str
 ) -> tuple[Samples, Samples, str]:
     """`read` gives the bytes of a file by name; `names` are those for training, testing and class names."""
+    last = f"{origin}/{names[2]}"
     if form == "binary":
-        listed = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
-        classes = tuple(line.strip() for line in listed if line.strip())
-        parts = [_binary(f"{origin}/{name}", read(name)) for name in names[:2]]
+        lines: Any = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
+        classes = [line.strip() for line in lines if line.strip()]
     else:
-        meta = read_cifar_pickle(bytes(read(names[2])), f"{origin}/{names[2]}")
-        classes = _names(meta, f"{origin}/{names[2]}")
-        parts = [
-            _python(f"{origin}/{name}", read_cifar_pickle(bytes(read(name)), f"{origin}/{name}")) for name in names[:2]
-        ]
+        classes = read_cifar_pickle(read(names[2]), last).get("fine_label_names")
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        raise InputError(f"{last}: no list of names under 'fine_label_names'; download it again")
+    samples_of = _binary if form == "binary" else _python
+    parts = [samples_of(f"{origin}/{name}", read(name)) for name in names[:2]]
     train, test = (
-        pixel_samples(f"{origin}/{name}", pixels, labels, classes)
+        pixel_samples(f"{origin}/{name}", pixels, labels, tuple(classes))
         for name, (labels, pixels) in zip(names[:2], parts, strict=True)
     )
     return train, test, form
@@ -120,21 +130,60 @@ def _binary(origin: str, content: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]
     return np.array(rows[:, 1]), rows[:, 2:]
 
 
-def _names(meta: Mapping[str, Any], origin: str) -> tuple[str, ...]:
-    names = meta.get("fine_label_names")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{origin}: no list of names under 'fine_label_names' (found {', '.join(meta) or 'nothing'})")
-    return tuple(names)
+def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
+    """Reads the dict that a file of the python distribution holds; its arrays must be of bytes.
 
+    The names by which NumPy's arrays are pickled stand for a class that only records what it is given. A pickle that
+    names anything else is refused, so that it can neither call nor change any code.
+    """
 
-def _python(origin: str, found: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    labels, pixels = found.get("fine_labels"), found.get("data")
-    whole = isinstance(labels, list) and all(isinstance(label, int) for label in labels) and bool(labels)
-    if not whole or not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
-        raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(found)}")
-    if pixels.shape != (len(labels or ()), PIXELS):
+    class Recorded:  # made anew for each file, so that a pickle that changes it changes nothing else
+        state: tuple[Any, ...] = ()
+
+        def __init__(self, *args: Any) -> None:
+            self.args = args
+
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            self.state = state
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if f"{module}.{name}" in _PICKLED_ARRAYS:
+                return Recorded
+            raise InputError(f"{origin}: refused, a pickle of more than lists and NumPy arrays ({module}.{name})")
+
+    try:
+        values = Reader(io.BytesIO(content), encoding="latin1").load()
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+            raise InputError(f"{origin}: holds a {type(values).__name__}, expected a dict with names as keys")
+        return {key: _array(value) if isinstance(value, Recorded) else value for key, value in values.items()}
+    except InputError as error:
+        raise InputError(f"{error}; {_INSTEAD}") from None
+    except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(
-            f"{origin}: 'data' is {list(pixels.shape)}, but there are {len(labels or ())} labels, and a sample is "
+            f"{origin}: not a readable pickle of CIFAR's python distribution ({error}); {_INSTEAD}"
+        ) from None
+
+
+def _array(recorded: Any) -> NDArray[np.uint8]:
+    """Makes the array whose pickled state this is: a version, shape, type, whether by columns, and the bytes."""
+    _, shape, kind, by_columns, data = recorded.state
+    if kind.args[0] != "u1":
+        raise ValueError(f"an array of {kind.args[0]!r}, expected bytes")
+    values = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
+    return values.reshape(shape, order="F" if by_columns else "C")
+
+
+def _python(origin: str, content: bytes) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    values = read_cifar_pickle(content, origin)
+    labels, pixels = values.get("fine_labels"), values.get("data")
+    if not isinstance(labels, list) or not labels or not all(isinstance(label, int) for label in labels):
+        labels = None
+    if labels is None or not isinstance(pixels, np.ndarray):
+        raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(values)}")
+    if pixels.shape != (len(labels), PIXELS):
+        raise InputError(
+            f"{origin}: 'data' is {list(pixels.shape)}, but there are {len(labels)} labels, and a sample is "
             f"{PIXELS} bytes"
         )
     return np.array(labels), pixels

@@ -96,7 +96,7 @@ def test_columns_by_name(tmp_path):
         open_samples(path)
     samples = open_samples(path, text_column="phrase", label_column="topic")
     assert samples.classes == ("greeting",)
-    with pytest.raises(InputError, match="--text-column is 'prhase'"):
+    with pytest.raises(InputError, match="text_column is 'prhase'"):
         open_samples(path, text_column="prhase")
     with pytest.raises(InputError, match="no column of labels among"):
         open_labels(path)

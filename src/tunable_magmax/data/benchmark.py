@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunable_magmax.data.benchmark_options import BenchmarkOptions, Scenario
+from tunable_magmax.data.benchmark_options import BenchmarkOptions
+from tunable_magmax.data.catalog import DATA_SETS, open_split
 from tunable_magmax.data.orders import equal_parts, named_groups, sizes_sentence
-from tunable_magmax.data.pairs import open_pair
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.splits import held_out, limited
+from tunable_magmax.data.splits import Scenario, held_out, limited
 from tunable_magmax.errors import InputError, some_of
 
 __all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
-
-PROMPTS = {name: name for name in ("cifar100", "imagenet-r", "clinc150")}
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Task:
 class Benchmark:
     """Tasks over samples. `facts`: what was chosen, drawn and left out, as JSON can hold it.
 
-    `classes` are the labels' own names; `prompts` names the templates that suit them.
+    `classes` are the labels' own names; `prompts`: the templates that suit them, or the name of a set of templates.
     """
 
     name: str
@@ -51,7 +49,7 @@ class Benchmark:
     tasks: tuple[Task, ...]
     scenario: Scenario
     facts: dict[str, Any]
-    prompts: str | None
+    prompts: str | tuple[str, ...] | None
 
 
 def open_benchmark(options: BenchmarkOptions) -> Benchmark:
@@ -67,9 +65,9 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
     >>> benchmark.facts["sizes"], [len(task.train) for task in benchmark.tasks], len(benchmark.test)
     ('5 classes in 2 tasks: 1 of 3 and 1 of 2', [12, 8], 5)
     """
-    pair = open_pair(options)
-    train, test = pair.train, pair.test
-    facts: dict[str, Any] = dict(pair.facts)
+    split = open_split(options)
+    train, test = split.train, split.test
+    facts: dict[str, Any] = dict(split.facts)
     if options.scenario == "domain":
         parts = _domains(options, train, test)
     elif isinstance(options.tasks, Mapping):
@@ -89,8 +87,8 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
     tasks = tuple(_task(part, train, test, options) for part in parts)
     _require_tests(test, tasks, facts)
     facts |= _record(options, train, tasks)
-    facts["digest"] = _digest(train, test, tasks, pair.drawn)
-    prompts = PROMPTS.get(options.name)
+    facts["digest"] = _digest(train, test, tasks, split.drawn)
+    prompts = DATA_SETS[options.name].prompts
     return Benchmark(options.name, train.kind, train.classes, train, test, tasks, options.scenario, facts, prompts)
 
 

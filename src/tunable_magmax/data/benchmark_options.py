@@ -5,47 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
+from tunable_magmax.data.catalog import DATA_SETS
 from tunable_magmax.data.orders import Item, Order, is_seed
+from tunable_magmax.data.splits import DataOptions
 from tunable_magmax.errors import InputError, closest
 
-Scenario: TypeAlias = Literal["class", "domain"]
 
-_ALWAYS = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
-_FILES = (*_ALWAYS, "data", "per_class")
-GLYPHS = ("classes", "train", "test", "seed")
-KEYS: dict[str, tuple[str, ...]] = {
-    "cifar100": _FILES,
-    "imagenet-r": (*_FILES, "test_share", "class_names"),
-    "clinc150": _FILES,
-    "images": (*_FILES, "test_share", "class_names", "label_column", "domain_column"),
-    "texts": (*_FILES, "test_share", "class_names", "text_column", "label_column", "domain_column"),
-    "glyphs": (*_ALWAYS, *GLYPHS),
-}
-"""The keys that each benchmark knows."""
-WITH_DOMAINS = ("images", "texts")
-
-
-@dataclass(frozen=True)
-class BenchmarkOptions:
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions(DataOptions):
     """What to learn in which order. `tasks`: how many, or group name -> classes; None: a task for each domain."""
 
-    name: str
     tasks: int | Mapping[str, tuple[Item, ...]] | None
-    data: Path | None = None
     order: Order = field(default_factory=Order)
-    scenario: Scenario = "class"
-    text_column: str | None = None
-    label_column: str | None = None
-    domain_column: str | None = None
-    split_seed: int = 0
     holdout: float = 0.0
     """The share of each class's training samples that no task is trained on, for choices that need labels."""
-    test_share: float = 0.2
     per_class: Mapping[str, int] = field(default_factory=dict)
-    class_names: Path | None = None
-    glyphs: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, given: Mapping[str, Any], root: Path) -> BenchmarkOptions:
@@ -56,15 +32,17 @@ class BenchmarkOptions:
         ('/data/cifar', 'natural')
         """
         name = given.get("name")
-        if not isinstance(name, str) or name not in KEYS:
-            hint = closest(name, list(KEYS)) if isinstance(name, str) else ""
-            raise InputError(f"benchmark: name is {name!r}{hint}, expected one of {', '.join(KEYS)}")
-        problems = [_unknown(key, name) for key in given if key not in KEYS[name]]
+        if not isinstance(name, str) or name not in DATA_SETS:
+            hint = closest(name, list(DATA_SETS)) if isinstance(name, str) else ""
+            raise InputError(f"benchmark: name is {name!r}{hint}, expected one of {', '.join(DATA_SETS)}")
+        data_set = DATA_SETS[name]
+        problems = [_unknown(key, name) for key in given if key not in data_set.keys]
         scenario = given.get("scenario", "class")
         if scenario not in ("class", "domain"):
             problems.append(f"scenario is {scenario!r}, expected class or domain")
-        elif scenario == "domain" and name not in WITH_DOMAINS:
-            problems.append(f"scenario is 'domain', but {name} has no domains; {' and '.join(WITH_DOMAINS)} may have")
+        elif scenario == "domain" and "domain_column" not in data_set.keys:
+            others = [other for other, line in DATA_SETS.items() if "domain_column" in line.keys]
+            problems.append(f"scenario is 'domain', but {name} has no domains; {' and '.join(others)} may have")
         values: dict[str, Any] = {
             "scenario": scenario,
             "tasks": _tasks(given.get("tasks"), scenario, problems),
@@ -78,13 +56,13 @@ class BenchmarkOptions:
                 problems.append(f"{key} is {path!r}, expected a path")
             elif path is not None:
                 values[key] = root / Path(path).expanduser()
-        if name != "glyphs" and given.get("data") is None:
+        if "data" in data_set.keys and given.get("data") is None:
             problems.append(f"data is missing: where does {name} lie?")
         for key in ("text_column", "label_column", "domain_column"):
             values[key] = given.get(key)
             if values[key] is not None and not isinstance(values[key], str):
                 problems.append(f"{key} is {values[key]!r}, expected the name of a column")
-        if name == "texts" and scenario == "domain" and given.get("domain_column") is None:
+        if data_set.kind == "text" and scenario == "domain" and given.get("domain_column") is None:
             problems.append("domain_column is missing: which column names the domain of a text?")
         values["split_seed"] = given.get("split_seed", 0)
         if not is_seed(values["split_seed"]):
@@ -100,8 +78,7 @@ class BenchmarkOptions:
         else:
             values["holdout"] = float(held)
         values["per_class"] = _per_class(given.get("per_class"), problems)
-        if name == "glyphs":
-            values["glyphs"] = _glyphs(given, problems)
+        values["numbers"] = _numbers(given, data_set.numbers, problems)
         if problems:
             raise InputError(f"benchmark: {'; '.join(problems)}")
         return cls(name=name, **values)
@@ -110,8 +87,8 @@ class BenchmarkOptions:
         """Everything in effect, as JSON can hold it; `read` takes it back."""
         tasks = {k: list(v) for k, v in self.tasks.items()} if isinstance(self.tasks, Mapping) else self.tasks
         values = {
-            **{key: getattr(self, key) for key in KEYS[self.name] if key not in GLYPHS},
-            **dict(self.glyphs),
+            **{key: getattr(self, key) for key in DATA_SETS[self.name].keys if key not in self.numbers},
+            **dict(self.numbers),
             "tasks": tasks,
             "order": self.order.record(),
         }
@@ -121,9 +98,10 @@ class BenchmarkOptions:
 
 
 def _unknown(key: Any, name: str) -> str:
-    if any(key in keys for keys in KEYS.values()):
-        return f"{key} does not apply to {name}, which takes {', '.join(KEYS[name])}"
-    return f"unknown key {key!r}{closest(str(key), KEYS[name])}; {name} takes {', '.join(KEYS[name])}"
+    keys = DATA_SETS[name].keys
+    if any(key in data_set.keys for data_set in DATA_SETS.values()):
+        return f"{key} does not apply to {name}, which takes {', '.join(keys)}"
+    return f"unknown key {key!r}{closest(str(key), keys)}; {name} takes {', '.join(keys)}"
 
 
 def _tasks(given: Any, scenario: str, problems: list[str]) -> Any:
@@ -159,17 +137,13 @@ def _per_class(given: Any, problems: list[str]) -> dict[str, int]:
     return dict(given)
 
 
-def _glyphs(given: Mapping[str, Any], problems: list[str]) -> dict[str, int]:
-    """The options of `glyph_samples`, with its defaults where none is given."""
-    import inspect
-
-    from tunable_magmax.data.glyphs import glyph_samples
-
-    known = inspect.signature(glyph_samples).parameters
-    values = {key: given.get(key, known[key].default) for key in GLYPHS if key in known}
+def _numbers(given: Mapping[str, Any], defaults: Mapping[str, int], problems: list[str]) -> dict[str, int]:
+    """The whole numbers that are options of one data set only; what is not given has its default."""
+    values = {key: given.get(key, default) for key, default in defaults.items()}
     for key, value in values.items():
-        if not (is_seed(value) if key == "seed" else _count(value)):
-            problems.append(f"{key} is {value!r}, expected a whole number from {0 if key == 'seed' else 1} on")
+        least = 0 if defaults[key] == 0 else 1
+        if not is_seed(value) or value < least:
+            problems.append(f"{key} is {value!r}, expected a whole number from {least} on")
     return values
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError
 
 SIDE = 32
@@ -44,8 +45,9 @@ _FORMS = (
 )
 
 
-def open_cifar100(path: Path) -> tuple[Samples, Samples, str]:
-    """Training and test samples, and in which form they were found. Labels are the fine ones."""
+def open_cifar100(options: DataOptions) -> Split:
+    """Opens CIFAR-100 in whichever form is there. Labels are the fine ones."""
+    path = options.path
     if path.is_file():
         if path.name.endswith((".tar.gz", ".tgz", ".tar")):
             return _archive(path)
@@ -55,14 +57,14 @@ def open_cifar100(path: Path) -> tuple[Samples, Samples, str]:
     for folder in folders:
         if any(folder.glob("train*.parquet")) and any(folder.glob("test*.parquet")):
             train, test = (open_parquet(folder, split) for split in ("train", "test"))
-            return train, test, "parquet"
+            return _split(train, test, "parquet")
     for names, form in ((BINARY, "binary"), (PYTHON, "python")):
         for folder in folders:
             if all((folder / name).is_file() for name in names):
                 return _distribution(str(folder), names, partial(_file, folder), form)
     for folder in folders:
         if all((folder / name).is_dir() for name in ("train", "test")):
-            return open_samples(folder / "train"), open_samples(folder / "test"), "image folders"
+            return _split(open_samples(folder / "train"), open_samples(folder / "test"), "image folders")
     for name in ARCHIVES:
         if (path / name).is_file():
             return _archive(path / name)
@@ -76,7 +78,11 @@ def _file(folder: Path, name: str) -> Any:
     return np.memmap(path, np.uint8, "r") if path.suffix == ".bin" and path.stat().st_size else path.read_bytes()
 
 
-def _archive(path: Path) -> tuple[Samples, Samples, str]:
+def _split(train: Samples, test: Samples, form: str) -> Split:
+    return Split(train, test, {"form": form, "split": "as found"})
+
+
+def _archive(path: Path) -> Split:
     members: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as packed:
@@ -99,14 +105,12 @@ def _archive(path: Path) -> tuple[Samples, Samples, str]:
     raise InputError(f"{path}: {_FORMS}; the archive holds {', '.join(sorted(members)) or 'none of these files'}")
 
 
-def _distribution(
-    origin: str, names: Sequence[str], read: Callable[[str], Any], form: str
-) -> tuple[Samples, Samples, str]:
+def _distribution(origin: str, names: Sequence[str], read: Callable[[str], Any], form: str) -> Split:
     """`read` gives the bytes of a file by name; `names` are those for training, testing and class names."""
     last = f"{origin}/{names[2]}"
     if form == "binary":
-        lines: Any = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
-        classes = [line.strip() for line in lines if line.strip()]
+        lines = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
+        classes: Any = [line.strip() for line in lines if line.strip()]
     else:
         classes = read_cifar_pickle(read(names[2]), last).get("fine_label_names")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
@@ -117,7 +121,7 @@ def _distribution(
         pixel_samples(f"{origin}/{name}", pixels, labels, tuple(classes))
         for name, (labels, pixels) in zip(names[:2], parts, strict=True)
     )
-    return train, test, form
+    return _split(train, test, form)
 
 
 def _binary(origin: str, content: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from tunable_magmax.data.class_names import WORDNET_ID, ClassNames, wordnet_names
+from tunable_magmax.data.class_names import WORDNET_ID, read_class_names, wordnet_names
 from tunable_magmax.data.images import class_folders, picture_loader
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.splits import DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.errors import InputError, some_of
 
 _PAIRS = """
@@ -62,16 +64,25 @@ NAMES = MappingProxyType(dict(pair.split() for pair in _PAIRS.replace("\n", " ")
 README = "README.txt"
 
 
-def find_imagenet_r(path: Path) -> Path:
-    """The folder that holds the class folders, or train/ and test/: the one given, or `imagenet-r` inside it."""
+def open_imagenet_r(options: DataOptions) -> Split:
+    """Opens ImageNet-R: a folder of class folders, or its train/ and test/, also inside a folder `imagenet-r`."""
+    path = options.path
     inner = path / "imagenet-r"
-    return inner if inner.is_dir() and not any(WORDNET_ID.fullmatch(item.name) for item in path.iterdir()) else path
+    if inner.is_dir() and not any(WORDNET_ID.fullmatch(item.name) for item in path.iterdir()):
+        path = inner
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a folder of class folders; unpack the archive first")
+    names = None if options.class_names is None else read_class_names(options.class_names)
+    chosen = names if isinstance(names, Mapping) else None
+    split = folders_split(path, lambda folder: _read(folder, chosen, path))
+    split = split or drawn_split(_read(path, chosen, path), options, by_class=False)
+    return replace(split, renamed=chosen is not None)
 
 
-def open_imagenet_r(path: Path, class_names: ClassNames | None = None, root: Path | None = None) -> Samples:
+def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
     """All images, by class name and then by file name, so that both ways to name folders give one order.
 
-    WordNet ids get their names from `class_names`, else from the README.txt in `root`, else from the list here.
+    WordNet ids get their names from `names`, else from the README.txt in `root`, else from the list here.
     """
     folders = class_folders(path)
     ids = [name for name, _ in folders if WORDNET_ID.fullmatch(name)]
@@ -81,17 +92,14 @@ def open_imagenet_r(path: Path, class_names: ClassNames | None = None, root: Pat
             f"{path}: {len(ids)} folders are named by WordNet ids, such as {ids[0]}, and {len(others)} are not "
             f"({some_of(others)}); all must be named the same way"
         )
-    if isinstance(class_names, Mapping):
-        names: Mapping[str, str] = class_names
-    else:
-        names = _readable(root or path) if ids else {}
-    if names:
-        lacking = [name for name, _ in folders if name not in names]
-        if lacking:
-            raise InputError(
-                f"{path}: no class name for the folder {some_of(lacking)}; give a class_names file that has it"
-            )
-    classed = sorted((names.get(name, name), images) for name, images in folders)
+    if names is None:
+        names = _readable(root) if ids else {name: name for name, _ in folders}
+    lacking = [name for name, _ in folders if name not in names]
+    if lacking:
+        raise InputError(
+            f"{path}: no class name for the folder {some_of(lacking)}; give a class_names file that has it"
+        )
+    classed = sorted((names[name], images) for name, images in folders)
     classes = tuple(name for name, _ in classed)
     if len(set(classes)) < len(classes):
         twice = sorted({name for name in classes if classes.count(name) > 1})

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from tunable_magmax.data.images import in_order, read_picture, threads_for
-from tunable_magmax.data.samples import Samples, Unreadable
-from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, indexed
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.data.samples import Kind, Samples, Unreadable
+from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, choose_column, indexed
+from tunable_magmax.errors import InputError
 
 
 def open_parquet(
@@ -23,54 +24,60 @@ def open_parquet(
     label_column: str | None = None,
     domain_column: str | None = None,
 ) -> Samples:
-    """One file, or those of a folder whose names start with `split`, in sorted order."""
+    """Opens one file, or those of a folder whose names start with `split`, in sorted order."""
+    files = _files(path, split)
+    opened = _open(files)
+    schema = opened[0].schema_arrow
+    features = _features(schema)
+    types = {name: str(schema.field(name).type) for name in schema.names}
+    images = [name for name in types if _is_image(types[name], features.get(name))]
+    kind: Kind = "image" if images and text_column is None else "text"
+    if kind == "image":
+        column = images[0]
+    else:
+        texts = [name for name in types if types[name] == "string"]
+        column = _required(path, texts, text_column, TEXT_COLUMNS, "text_column", "texts or images")
+    size = sum(file.metadata.num_rows for file in opened)
+    if not size:
+        raise InputError(f"{path}: holds no samples")
+    load = Column(opened, [file.name for file in files], column).load
+    samples = Samples(str(path), kind, size, load)
+
+    def categories(chosen: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        values = [value for file in opened for value in file.read(columns=[chosen]).column(chosen).to_pylist()]
+        return _labels(path, values, features.get(chosen, {}).get("names"), chosen)
+
+    others = [name for name in types if name != column and re.fullmatch(r"u?int\d+|string", types[name])]
+    named = [name for name in others if features.get(name, {}).get("names")]
+    known = [name for name in others if name in LABEL_COLUMNS]
+    if label_column is not None or known or named:
+        candidates = others if label_column is not None or known else named
+        label = _required(path, candidates, label_column, LABEL_COLUMNS, "label_column", "labels")
+        classes, labels = categories(label)
+        samples = replace(samples, classes=classes, labels=labels)
+    if domain_column is not None:
+        names, indices = categories(_required(path, others, domain_column, (), "domain_column", "domains"))
+        samples = replace(samples, domains=tuple(names[index] for index in indices))
+    return samples
+
+
+def _open(files: Sequence[Path]) -> list[Any]:
+    """The opened files, which must have the same columns."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise InputError('parquet files need pyarrow: pip install "tunable-magmax[train]"') from None
-    files = _files(path, split)
     opened = []
     for file in files:
         try:
             opened.append(parquet.ParquetFile(file))
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(f"{file}: not a readable parquet file ({error})") from None
-    schema = opened[0].schema_arrow
-    for file, other in zip(files, opened, strict=True):
-        if other.schema_arrow.names != schema.names:
-            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(other.schema_arrow.names)}")
-    features = _features(schema)
-    images = next((name for name in schema.names if _is_image(schema.field(name).type, features.get(name))), None)
-    if images is not None and text_column is None:
-        column, kind = images, "image"
-    else:
-        texts = [name for name in schema.names if pyarrow.types.is_string(schema.field(name).type)]
-        column = _chosen(path, text_column, texts, TEXT_COLUMNS, "--text-column", "texts or images")
-        kind = "text"
-    labelled = [name for name in schema.names if name != column and _is_label(pyarrow, schema.field(name).type)]
-    named = [name for name in labelled if features.get(name, {}).get("names")]
-    usual = label_column is not None or any(name in LABEL_COLUMNS for name in labelled) or named
-    classes: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
-    if usual:
-        pick = named if named and not any(name in LABEL_COLUMNS for name in labelled) else labelled
-        chosen = _chosen(
-            path, label_column, labelled if label_column else pick, LABEL_COLUMNS, "--label-column", "labels"
-        )
-        values = [value for file in opened for value in file.read(columns=[chosen]).column(chosen).to_pylist()]
-        classes, labels = _labels(path, values, features.get(chosen, {}).get("names"), chosen)
-    domains: tuple[str, ...] | None = None
-    if domain_column is not None:
-        found = _chosen(path, domain_column, labelled, (), "--domain-column", "domains")
-        values = [value for file in opened for value in file.read(columns=[found]).column(found).to_pylist()]
-        names, indices = _labels(path, values, features.get(found, {}).get("names"), found)
-        domains = tuple(names[index] for index in indices)
-    size = sum(file.metadata.num_rows for file in opened)
-    if not size:
-        raise InputError(f"{path}: holds no samples")
-    load = Column(opened, [file.name for file in files], column).load
-    return Samples(str(path), "image" if kind == "image" else "text", size, load, classes, labels, domains)
+        names = opened[-1].schema_arrow.names
+        if names != opened[0].schema_arrow.names:
+            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(names)}")
+    return opened
 
 
 def _files(path: Path, split: str | None) -> list[Path]:
@@ -89,31 +96,24 @@ def _files(path: Path, split: str | None) -> list[Path]:
 def _features(schema: Any) -> dict[str, Any]:
     """What the Hugging Face metadata says of each column."""
     try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError):
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (KeyError, ValueError, TypeError, AttributeError):
         return {}
-    return {name: told for name, told in found.items() if isinstance(told, dict)} if isinstance(found, dict) else {}
 
 
-def _is_image(kind: Any, told: dict[str, Any] | None) -> bool:
-    if told is not None and told.get("_type") == "Image":
+def _is_image(kind: str, feature: dict[str, Any] | None) -> bool:
+    if feature is not None and feature.get("_type") == "Image":
         return True
-    return str(kind) in ("binary", "large_binary") or str(kind).startswith("struct<bytes: binary")
+    return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
 
 
-def _is_label(pyarrow: Any, kind: Any) -> bool:
-    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_string(kind))
-
-
-def _chosen(path: Path, asked: str | None, columns: Sequence[str], usual: Sequence[str], option: str, what: str) -> str:
-    if asked is not None:
-        if asked not in columns:
-            raise InputError(f"{path}: {option} is {asked!r}{closest(asked, columns)}, found {', '.join(columns)}")
-        return asked
-    found = next((name for name in usual if name in columns), None) or (columns[0] if len(columns) == 1 else None)
-    if found is None:
-        raise InputError(f"{path}: which column holds the {what}? Give {option}: {', '.join(columns) or 'none fits'}")
-    return found
+def _required(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], key: str, what: str) -> str:
+    """Like `choose_column`, but a column that is the only one is taken, and none is an error."""
+    column = choose_column(path, columns, asked, usual, key) or (columns[0] if len(columns) == 1 else None)
+    if column is None:
+        raise InputError(f"{path}: which column holds the {what}? Give {key}: {', '.join(columns) or 'none fits'}")
+    return column
 
 
 def _labels(path: Path, values: list[Any], names: Any, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunable_magmax.data.clinc150 import open_clinc150
-from tunable_magmax.data.images import open_image_folder
+from tunable_magmax.data.clinc150 import clinc150_split, read_clinc150
+from tunable_magmax.data.images import open_domain_folders, open_image_folder
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.data.tables import SUFFIXES, open_table, read_labels
 from tunable_magmax.errors import InputError
 
@@ -42,7 +43,7 @@ def open_samples(
     if suffix == ".parquet":
         return open_parquet(path, split, text_column, label_column, domain_column)
     if suffix == ".json":
-        return open_clinc150(path, split)
+        return read_clinc150(path, split)
     if suffix in SUFFIXES:
         return open_table(path, text_column, label_column, domain_column)
     known = ".parquet, .json, " + ", ".join(sorted(SUFFIXES))
@@ -72,3 +73,60 @@ def _vector(path: Path) -> list[str]:
     if values.ndim != 1 or values.dtype.kind not in "iuU" or not values.size:
         raise InputError(f"{path}: expected a vector of class indices or names, found {values.dtype} {values.shape}")
     return [str(value) for value in values.tolist()]
+
+
+# -- the data sets `images` and `texts`: anybody's own data -----------------------------------------------------------
+
+
+def open_images(options: DataOptions) -> Split:
+    """Opens a folder of class folders (inside domains, if these are the tasks), or parquet with images."""
+    path = options.path
+    if (split := _parquet_split(path, options)) is not None:
+        return split
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a folder of images, or parquet; texts are read by name: texts")
+    read = open_domain_folders if options.scenario == "domain" else open_samples
+    return folders_split(path, read) or drawn_split(read(path), options)
+
+
+def open_texts(options: DataOptions) -> Split:
+    """Opens a table of texts, a folder with train and test tables, parquet, or JSON as CLINC150's."""
+    path = options.path
+    if (split := _parquet_split(path, options)) is not None:
+        return split
+    if path.is_dir():
+        train, test = (_table(path, stems) for stems in (("train",), TEST_NAMES))
+        parts = [open_samples(file, None, *options.columns) for file in (train, test)]
+        return Split(parts[0], parts[1], {"split": "as found", "files": [train.name, test.name]})
+    if path.suffix.lower() == ".json":
+        return clinc150_split(path)
+    return drawn_split(open_samples(path, None, *options.columns), options)
+
+
+def _parquet_split(path: Path, options: DataOptions) -> Split | None:
+    """Parquet files: one, or those of a folder or its data/ folder, whose names start with train and test."""
+    if path.is_file():
+        is_parquet = path.suffix.lower() == ".parquet"
+        return drawn_split(open_samples(path, None, *options.columns), options) if is_parquet else None
+    for folder in (path, path / "data"):
+        splits = {file.name.split("-")[0].split(".")[0] for file in folder.glob("*.parquet")}
+        if not splits:
+            continue
+        test = next((name for name in TEST_NAMES if name in splits), None)
+        if "train" not in splits or test is None:
+            return drawn_split(open_samples(folder, None, *options.columns), options)
+        parts = [open_samples(folder, name, *options.columns) for name in ("train", test)]
+        return Split(parts[0], parts[1], {"split": "as found", "files": ["train", test]})
+    return None
+
+
+def _table(folder: Path, stems: tuple[str, ...]) -> Path:
+    suffixes = (SUFFIXES - {".txt"}) | {".parquet"}
+    for stem in stems:
+        files = [file for file in sorted(folder.glob(f"{stem}.*")) if file.suffix.lower() in suffixes]
+        if len(files) > 1:
+            raise InputError(f"{folder}: which one, {' or '.join(file.name for file in files)}? Keep one")
+        if files:
+            return files[0]
+    known = ", ".join(sorted(suffixes))
+    raise InputError(f"{folder}: no {stems[0]} table; expected {stems[0]}.* ({known}), or give one file as 'data'")

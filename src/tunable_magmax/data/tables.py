@@ -20,23 +20,17 @@ SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 def open_table(
     path: Path, text_column: str | None = None, label_column: str | None = None, domain_column: str | None = None
 ) -> Samples:
-    """Texts of a table, with labels where it has a column of them, and domains where their column is named."""
+    """Opens a table of texts, with labels where it has a column of them, and domains where their column is named."""
     rows = read_rows(path)
     columns = list(rows[0])
-    column = _column(path, columns, text_column, TEXT_COLUMNS, "--text-column")
-    if column is None:
-        raise InputError(
-            f"{path}: no column of texts among {', '.join(columns)}; name it {TEXT_COLUMNS[0]!r}, or give --text-column"
-        )
-    texts = [_cell(path, rows, k, column) for k in range(len(rows))]
-    label = _column(path, columns, label_column, LABEL_COLUMNS, "--label-column")
-    domain = _column(path, columns, domain_column, (), "--domain-column")
-    samples = text_samples(
-        str(path), texts, None if label is None else [_cell(path, rows, k, label) for k in range(len(rows))]
-    )
-    if domain is None:
-        return samples
-    return replace(samples, domains=tuple(_cell(path, rows, k, domain) for k in range(len(rows))))
+    text = choose_column(path, columns, text_column, TEXT_COLUMNS, "text_column")
+    if text is None:
+        raise _no_column(path, columns, "texts", TEXT_COLUMNS, "text_column")
+    label = choose_column(path, columns, label_column, LABEL_COLUMNS, "label_column")
+    domain = choose_column(path, columns, domain_column, (), "domain_column")
+    labels = None if label is None else _cells(path, rows, label)
+    samples = text_samples(str(path), _cells(path, rows, text), labels)
+    return samples if domain is None else replace(samples, domains=tuple(_cells(path, rows, domain)))
 
 
 def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None) -> Samples:
@@ -65,18 +59,15 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def read_labels(path: Path, label_column: str | None = None) -> list[str]:
-    """The labels of a table: its label column, or its only one. Plain text: one label a line."""
+    """Reads the labels of a table: its label column, or its only one. Plain text: one label a line."""
     rows = read_rows(path)
     columns = list(rows[0])
-    column = _column(path, columns, label_column, LABEL_COLUMNS, "--label-column")
+    column = choose_column(path, columns, label_column, LABEL_COLUMNS, "label_column")
     if column is None and len(columns) == 1:
         column = columns[0]
     if column is None:
-        raise InputError(
-            f"{path}: no column of labels among {', '.join(columns)}; name it {LABEL_COLUMNS[0]!r}, or give "
-            "--label-column"
-        )
-    return [_cell(path, rows, k, column) for k in range(len(rows))]
+        raise _no_column(path, columns, "labels", LABEL_COLUMNS, "label_column")
+    return _cells(path, rows, column)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -119,16 +110,21 @@ def _object(path: Path, line: str, number: int) -> dict[str, Any]:
     return row
 
 
-def _column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str | None:
-    if asked is not None:
-        if asked not in columns:
-            raise InputError(f"{path}: {option} is {asked!r}{closest(asked, columns)}, found {', '.join(columns)}")
-        return asked
-    return next((name for name in usual if name in columns), None)
+def choose_column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], key: str) -> str | None:
+    """The column that was asked for under `key`, else the first of the usual ones that is there, or None."""
+    if asked is not None and asked not in columns:
+        raise InputError(f"{path}: {key} is {asked!r}{closest(asked, columns)}, found {', '.join(columns)}")
+    return asked or next((name for name in usual if name in columns), None)
 
 
-def _cell(path: Path, rows: Sequence[dict[str, Any]], k: int, column: str) -> str:
-    value = rows[k].get(column)
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise InputError(f"{path}: sample {k + 1} has no {column!r} (found {value!r}); every row needs one")
-    return str(value)
+def _no_column(path: Path, columns: Sequence[str], what: str, usual: Sequence[str], key: str) -> InputError:
+    return InputError(f"{path}: no column of {what} among {', '.join(columns)}; name it {usual[0]!r}, or give {key}")
+
+
+def _cells(path: Path, rows: Sequence[dict[str, Any]], column: str) -> list[str]:
+    """The values of a column as texts; one that is empty or neither text nor a whole number is an error."""
+    values = [row.get(column) for row in rows]
+    for k, value in enumerate(values, 1):
+        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+            raise InputError(f"{path}: sample {k} has no {column!r} (found {value!r}); every row needs one")
+    return list(map(str, values))

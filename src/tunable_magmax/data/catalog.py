@@ -1,0 +1,115 @@
+"""The data sets that a run.yaml can name: a table with one line for each, and what all of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tunable_magmax.data.cifar100 import open_cifar100
+from tunable_magmax.data.class_names import ClassNames, read_class_names
+from tunable_magmax.data.clinc150 import open_clinc150
+from tunable_magmax.data.glyphs import open_glyphs
+from tunable_magmax.data.imagenet_r import open_imagenet_r
+from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.source import open_images, open_texts
+from tunable_magmax.data.splits import DataOptions, Split, require_labels
+from tunable_magmax.errors import InputError, closest, some_of
+
+EVERY_KEY = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
+"""The keys of a `benchmark` section that every data set takes."""
+FILES = ("data", "per_class")
+"""Those that every data set in files takes too."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A line of the table.
+
+    `own_keys`: the keys that this data set takes beside `EVERY_KEY`, `data` among them if it lies in files, and
+    `domain_column` if it may have domains. `numbers`: options of its own, whole numbers with their defaults.
+    `prompts`: the name of the templates that suit its class names (`models/prompts.py`), or templates.
+    """
+
+    open: Callable[[DataOptions], Split]
+    kind: Kind
+    own_keys: tuple[str, ...] = ()
+    prompts: str | tuple[str, ...] | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that this data set takes."""
+        return (*EVERY_KEY, *self.own_keys, *self.numbers)
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "cifar100": DataSet(open_cifar100, "image", FILES, prompts="cifar100"),
+    "imagenet-r": DataSet(open_imagenet_r, "image", (*FILES, "test_share", "class_names"), prompts="imagenet-r"),
+    "clinc150": DataSet(open_clinc150, "text", FILES, prompts="clinc150"),
+    "images": DataSet(open_images, "image", (*FILES, "test_share", "class_names", "label_column", "domain_column")),
+    "texts": DataSet(
+        open_texts, "text", (*FILES, "test_share", "class_names", "text_column", "label_column", "domain_column")
+    ),
+    "glyphs": DataSet(open_glyphs, "image", numbers={"classes": 40, "train": 100, "test": 50, "seed": 0}),
+}
+
+
+def open_split(options: DataOptions) -> Split:
+    """Opens the data set that the options name; training and test samples have the same classes."""
+    if options.data is not None and not options.data.exists():
+        raise InputError(f"benchmark {options.name}: {options.data} does not exist; 'data' says where the data lies")
+    split = DATA_SETS[options.name].open(options)
+    for samples in (split.train, split.test):
+        _require_kind(samples, options.name)
+        require_labels(samples, options)
+    train, test = _aligned(split.train, split.test)
+    if options.class_names is not None and not split.renamed:
+        names = read_class_names(options.class_names)
+        train, test = (_renamed(samples, names, options) for samples in (train, test))
+    return replace(split, train=train, test=test)
+
+
+def _require_kind(samples: Samples, name: str) -> None:
+    kind = DATA_SETS[name].kind
+    if samples.kind != kind:
+        raise InputError(
+            f"{samples.origin} holds {samples.kind}s, but the benchmark {name} is of {kind}s; choose another name "
+            f"({'texts' if kind == 'image' else 'images'}) or other data"
+        )
+
+
+def _aligned(train: Samples, test: Samples) -> tuple[Samples, Samples]:
+    """The samples with test labels as indices into the classes of training."""
+    if test.classes == train.classes:
+        return train, test
+    place = {name: k for k, name in enumerate(train.classes)}
+    return train, _relabelled(test, train.classes, place, train.origin, "add training samples")
+
+
+def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Samples:
+    """Samples whose classes are called as the file `class_names` says: a name for each label, or a list of classes."""
+    if isinstance(names, Mapping):
+        lacking = [name for name in samples.classes if name not in names]
+        if lacking:
+            shown = some_of(lacking, show=repr)
+            raise InputError(f"{options.class_names}: no name for {len(lacking)} labels of {samples.origin}: {shown}")
+        return replace(samples, classes=tuple(names[name] for name in samples.classes))
+    place = {name: k for k, name in enumerate(names)}
+    if not any(name in place for name in samples.classes) and all(name.isdigit() for name in samples.classes):
+        place = {str(k): k for k in range(len(names))}
+    return _relabelled(samples, names, place, str(options.class_names), "the list")
+
+
+def _relabelled(
+    samples: Samples, classes: tuple[str, ...], place: Mapping[str, int], origin: str, instead: str
+) -> Samples:
+    """Samples whose labels are indices into `classes`, those of `origin`; `place`: the new index of each old name."""
+    strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
+    if strange:
+        shown = some_of(strange, show=lambda name: f"{name!r}{closest(name, classes)}")
+        raise InputError(
+            f"{samples.origin}: {len(strange)} labels are outside the {len(classes)} classes of {origin}: {shown}; "
+            f"correct them, or {instead}"
+        )
+    labels = tuple(place[samples.classes[label]] for label in samples.labels or ())
+    return replace(samples, classes=classes, labels=labels)

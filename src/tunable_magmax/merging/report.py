@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 
 VERSION = 1
 
@@ -32,6 +32,8 @@ class MergeReport:
     (4, (4,), True)
     """
 
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012 - read by pydantic, not a field
+
     method: str
     tasks: int
     elements: int
@@ -48,9 +50,9 @@ class MergeReport:
     """The length of the merged task vector before scaling, ||tau_merged||."""
     tensors: Mapping[str, TensorReport]
     """The merged tensors by name."""
-    copied: Sequence[str]
+    copied: tuple[str, ...]
     """Tensors copied from the base: not mergeable, left out, or changed by no task."""
-    warnings: Sequence[str] = ()
+    warnings: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file written."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -77,37 +79,19 @@ class MergeReport:
 
     @classmethod
     def from_json(cls, text: str) -> MergeReport:
-        """Read a report; a broken or foreign one is an `InputError`."""
+        """Read a report; a broken one is an `InputError` that names all problems. Reports of 0.1.0 are read too."""
+        from tunable_magmax import config  # not needed to merge, and slow to import
+
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise InputError(f"not a merge report: {error}") from None
         if not isinstance(data, dict) or data.pop("version", None) != VERSION:
             raise InputError(f"not a merge report of version {VERSION}")
-        known = [f.name for f in fields(cls)]
-        for name in data:
-            if name not in known:
-                raise InputError(f"unknown key {name!r} in a merge report{closest(name, known)}")
-        try:
-            data["tensors"] = {
-                name: TensorReport(tuple(t["shape"]), t["dtype"], _tuple(t["counts"]))
-                for name, t in data["tensors"].items()
-            }
-            for name in ("budget", "counts", "copied", "warnings"):
-                data[name] = _tuple(data[name])
-            data["names"] = _names(data.get("names"), data["tasks"])
-            return cls(**data)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"not a merge report: {error}") from None
-
-
-def _names(given: Any, tasks: Any) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) != tasks or not all(isinstance(name, str) for name in given):
-        raise InputError(f"not a merge report: names should be a list of {tasks} texts, one for each task")
-    return tuple(given)
-
-
-def _tuple(values: Any) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
+        report = config.check(cls, data, "not a merge report")
+        per_task = {"names": report.names, "budget": report.budget, "counts": report.counts}
+        per_task |= {f"counts of {name!r}": tensor.counts for name, tensor in report.tensors.items()}
+        for what, values in per_task.items():
+            if values is not None and len(values) != report.tasks:
+                raise InputError(f"not a merge report: {what} has {len(values)} items for {report.tasks} tasks")
+        return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -51,11 +52,12 @@ def test_every_command_names_its_options(tmx, command):
 def test_every_command_is_listed_with_a_summary(tmx):
     result = tmx("--help")
     assert result.code == 0
-    assert [c.__name__ for c in COMMANDS] == list(OPTIONS)
-    for command in COMMANDS:
-        assert command.__name__ in result.out
-        assert command.__doc__
-        assert command.__doc__.split()[0] in result.out
+    assert list(COMMANDS) == list(OPTIONS)
+    for name, summary in COMMANDS.items():
+        command = getattr(import_module(f"tunable_magmax.cli.{name}"), name)
+        assert command.__doc__.splitlines()[0] == summary
+        assert name in result.out
+        assert " ".join(summary.split()[:3]) in result.out
     assert tmx().out == result.out
 
 

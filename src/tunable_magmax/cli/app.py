@@ -6,30 +6,37 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from tunable_magmax.cli.convert import convert
-from tunable_magmax.cli.demo import demo
-from tunable_magmax.cli.eval import eval as measure
-from tunable_magmax.cli.inspect import inspect
-from tunable_magmax.cli.merge import merge
-from tunable_magmax.cli.plan import plan
-from tunable_magmax.cli.prefer import prefer
-from tunable_magmax.cli.profile import profile
-from tunable_magmax.cli.reproduce import reproduce
-from tunable_magmax.cli.sweep import sweep
-from tunable_magmax.cli.train import train
-from tunable_magmax.cli.verify import verify
 from tunable_magmax.errors import TmxError
 from tunable_magmax.version import __version__
 
+# The first line of each command's docstring, so that `tmx --help` need not import the commands.
+COMMANDS = {
+    "merge": "Merge a base and its task checkpoints into one checkpoint.",
+    "plan": "Say what a merge would do, from headers alone: same as merge --dry-run.",
+    "sweep": "Merge for many preferences, reading the checkpoints once.",
+    "prefer": "Find how much each task matters to a target, from what is known of it.",
+    "profile": "Make a task's profile, so that its data is never needed again: label counts, class names, "
+    "some embeddings.",
+    "train": "Train an encoder through a sequence of tasks: a checkpoint and a profile for each.",
+    "eval": "Measure a checkpoint, or a merge without writing it: accuracy by task and class, with intervals.",
+    "reproduce": "Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, "
+    "figures and a page.",
+    "inspect": "Show what a checkpoint holds; for a merge, also what each task gave to each layer.",
+    "verify": "Check that a merged checkpoint is what its report says.",
+    "convert": "Write a checkpoint as safetensors: from torch files, or into other shards.",
+    "demo": "The whole story on the CPU, offline, in about two minutes: train, forget, prefer, merge for two "
+    "sites, compare.",
+}
 
-def _said(default: Any) -> Any:
-    """A default worth showing: a flag's is clear, and None is explained in the help text."""
+
+def _shown_default(default: Any) -> Any:
+    """Returns a default worth showing: that of a flag is clear, and None is explained in the help text."""
     return None if default is None or isinstance(default, bool) else default
 
 
@@ -40,24 +47,10 @@ app = App(
     help_epilogue="Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.",
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(negative=(), show_default=_said),
+    default_parameter=Parameter(negative=(), show_default=_shown_default),
 )
-COMMANDS: tuple[Callable[..., Any], ...] = (
-    merge,
-    plan,
-    sweep,
-    prefer,
-    profile,
-    train,
-    measure,
-    reproduce,
-    inspect,
-    verify,
-    convert,
-    demo,
-)
-for _place, _command in enumerate(COMMANDS):
-    app.command(_command, sort_key=_place)
+for _place, (_name, _summary) in enumerate(COMMANDS.items()):
+    app.command(f"tunable_magmax.cli.{_name}:{_name}", help=_summary, sort_key=_place)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug, as_json = "--debug" in tokens, "--json" in tokens
     tokens = [token for token in tokens if token != "--debug"]
+    command = next((name for name in COMMANDS if tokens[:1] == [name]), None)
 
     def fail(kind: str, message: str, code: int) -> int:
         sys.stderr.write(f"error: {message.strip()}\n")
@@ -77,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return code
 
     def hush() -> None:
-        """The reader has left; nothing more to say."""
+        """Drops further output: the reader of stdout has left."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     try:
+        if command is not None:
+            app[command].help = None  # its docstring is longer than the summary
         sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
     except CycloptsError as error:
-        command = next((f"{c.__name__} " for c in COMMANDS if tokens[:1] == [c.__name__]), "")
-        sys.exit(fail("UsageError", f"{error} See tmx {command}--help.", 2))
+        sys.exit(fail("UsageError", f"{error} See tmx {f'{command} ' if command else ''}--help.", 2))
     except TmxError as error:
         if debug:
             traceback.print_exc()

@@ -44,7 +44,9 @@ def plain(run, checkpoint, data):
     labels = [classifier.classes.index(samples.classes[label]) for label in samples.labels]
     scores = classifier.probabilities(list(samples.load(range(len(samples)))))
     tasks = {name: [classifier.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
-    return Accuracy.from_scores(scores, labels, classifier.classes, tasks)
+    owners = [next(t for t, group in enumerate(tasks.values()) if label in group) for label in labels]
+    known = [max(list(tasks.values())[t], key=lambda k, row=row: row[k]) for t, row in zip(owners, scores, strict=True)]
+    return Accuracy.of(scores.argmax(axis=1), labels, classifier.classes, tasks, known=known)
 
 
 def merged(run, folder, **options):

@@ -1,8 +1,7 @@
-"""Predictions and labels -> accuracy: over all samples, for each task and class, with the task unknown and known."""
+"""Counts right predictions: over all samples, for each task and class, with the task unknown and known."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 
 LEVEL = 0.95
 
@@ -65,8 +64,6 @@ class Accuracy:
     >>> found = Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"])
     >>> found.overall.value, found.by_class["dog"]
     (0.6666666666666666, Share(right=1, samples=2))
-    >>> Accuracy.from_json(found.to_json()) == found
-    True
     """
 
     classes: tuple[str, ...]
@@ -173,101 +170,34 @@ class Accuracy:
             level,
         )
 
-    @classmethod
-    def from_scores(
-        cls,
-        scores: Any,
-        labels: Any,
-        classes: Sequence[str],
-        tasks: Mapping[str, Sequence[int]] | None = None,
-        *,
-        sample_tasks: Any = None,
-        level: float = LEVEL,
-    ) -> Accuracy:
-        """From scores [n, classes], an array or a tensor: logits, cosines or probabilities."""
-        _require_tasks(tasks or {}, len(classes))
-        members = tuple(tuple(map(int, group)) for group in (tasks or {}).values())
-        truth = _indices(labels, len(classes), "labels")
-        owner = _owners(truth, task_of_class(members, len(classes)), members, sample_tasks)
-        predicted, known = predict(scores, owner, members)
-        return cls.of(
-            predicted,
-            truth,
-            classes,
-            tasks,
-            sample_tasks=owner if members else None,
-            known=known if members else None,
-            level=level,
-        )
-
     # -- JSON ------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, with shares and intervals beside them for the reader."""
         known = self.known_by_task or {}
         tasks = [
-            {"name": name, "classes": [self.classes[k] for k in members], **self._told(self.by_task[name])}
-            | ({} if self.known_right is None else self._told(known[name], "known_"))
+            {"name": name, "classes": [self.classes[k] for k in members], **self._record(self.by_task[name])}
+            | ({} if self.known_right is None else self._record(known[name], "known_"))
             for name, members in zip(self.tasks, self.task_classes, strict=True)
         ]
         return {
             "version": VERSION,
             "definitions": dict(DEFINITIONS),
             "level": self.level,
-            **self._told(self.overall),
-            **({} if self.known is None else self._told(self.known, "known_")),
+            **self._record(self.overall),
+            **({} if self.known is None else self._record(self.known, "known_")),
             "tasks": tasks,
             "confusion": None if self.confusion is None else [list(row) for row in self.confusion],
-            "classes": [{"name": name, **self._told(share)} for name, share in self.by_class.items()],
+            "classes": [{"name": name, **self._record(share)} for name, share in self.by_class.items()],
         }
 
-    def to_json(self) -> str:
-        """JSON text; equal results give equal bytes."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Accuracy:
-        """The counts of `to_dict`; a broken or foreign object is an `InputError`."""
-        if not isinstance(data, dict) or data.get("version") != VERSION:
-            raise InputError(f"not an accuracy of version {VERSION}")
-        known_keys = ("version", "definitions", "level", *_TOLD, *(f"known_{key}" for key in _TOLD))
-        for key in data:
-            if key not in (*known_keys, "tasks", "confusion", "classes"):
-                raise InputError(f"unknown key {key!r} in an accuracy{closest(key, known_keys)}")
-        try:
-            classes = tuple(item["name"] for item in data["classes"])
-            place = {name: k for k, name in enumerate(classes)}
-            tasks, confusion = data["tasks"], data["confusion"]
-            return cls(
-                classes,
-                tuple(item["samples"] for item in data["classes"]),
-                tuple(item["right"] for item in data["classes"]),
-                tuple(item["name"] for item in tasks),
-                tuple(tuple(place[name] for name in item["classes"]) for item in tasks),
-                tuple(item["samples"] for item in tasks),
-                tuple(item["right"] for item in tasks),
-                tuple(item["known_right"] for item in tasks) if "known_right" in data else None,
-                None if confusion is None else tuple(tuple(row) for row in confusion),
-                data["level"],
-            )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"not an accuracy: {type(error).__name__} {error}") from None
-
-    @classmethod
-    def from_json(cls, text: str) -> Accuracy:
-        """Read what `to_json` wrote."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise InputError(f"not an accuracy: {error}") from None
-
-    def _told(self, share: Share, prefix: str = "") -> dict[str, Any]:
-        value = share.value if share.samples else None
-        told = {"samples": share.samples, "right": share.right, "accuracy": value}
-        return {f"{prefix}{key}": item for key, item in {**told, "interval": list(share.interval(self.level))}.items()}
-
-
-_TOLD = ("samples", "right", "accuracy", "interval")
+    def _record(self, share: Share, prefix: str = "") -> dict[str, Any]:
+        return {
+            f"{prefix}samples": share.samples,
+            f"{prefix}right": share.right,
+            f"{prefix}accuracy": share.value if share.samples else None,
+            f"{prefix}interval": list(share.interval(self.level)),
+        }
 
 
 def predict(scores: Any, owner: Any, members: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

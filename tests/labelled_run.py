@@ -14,7 +14,7 @@ from models import tiny
 from safetensors.torch import save_file
 
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.runs.run import profile_path, register_profiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import make_profile
 
 TASKS = {"first": ("red", "blue"), "second": ("green", "grey")}
@@ -69,12 +69,13 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
     (path / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
     weight = torch.from_numpy(np.stack([row / np.linalg.norm(row) for row in rows.values()]))
     save_file({"weight": weight}, path / "head.safetensors", {"classes": json.dumps(list(rows)), "logit_scale": "50"})
+    trained = Run.open(path)
     profiles = {}
     for t, (task, classes) in enumerate(TASKS.items()):
         if profiled:
             samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
             encoder = load_encoder(path / task, "cpu", assets=path / "base")
-            profiles[t] = profile_path(path, task)
+            profiles[t] = trained.profile_path(task)
             make_profile(task, samples, encoder).save(profiles[t])
-    register_profiles(path, profiles, path / "head.safetensors", path / "base")
+    trained.register_profiles(profiles, path / "head.safetensors", path / "base")
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import sys
 
 import numpy as np
@@ -24,7 +25,7 @@ from tunable_magmax.models.encoder import Refill, load_encoder
 from tunable_magmax.models.head import Classifier, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.preference.search import Trial
-from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import search as tuning
 from tunable_magmax.workflows.search import search_preference
 
@@ -33,8 +34,14 @@ def found_for(run, pairs, **options):
     return search_preference(run, open_samples(pairs), device="cpu", **options)
 
 
+def changed(run, **changes):
+    """The same run with other values for each task."""
+    record = json.loads((run.path / "run.json").read_text())
+    return Run(run.path, {**record, "tasks": [{**task, **changes} for task in record["tasks"]]})
+
+
 def without_profiles(run):
-    return dataclasses.replace(run, profiles=(None,) * len(run.tasks))
+    return changed(run, profile=None)
 
 
 def measured(run, pairs, preference, folder, **options):
@@ -51,7 +58,7 @@ def measured(run, pairs, preference, folder, **options):
 
 @pytest.mark.parametrize("classes", [("red", "blue"), ("green", "grey"), ("red", "green")])
 def test_no_worse_than_its_starts_and_as_good_as_the_merge_itself(any_run, tmp_path, classes):
-    run = read_run_profiles(any_run.path)
+    run = Run.open(any_run.path)
     pairs = any_run.pairs(tmp_path / "site", dict.fromkeys(classes, 6))
     found = found_for(run, pairs, trials=12, patience=None)
     facts = found.provenance
@@ -64,7 +71,7 @@ def test_no_worse_than_its_starts_and_as_good_as_the_merge_itself(any_run, tmp_p
 
 
 def test_finds_the_task_that_helps(image_run, tmp_path):
-    run = without_profiles(read_run_profiles(image_run.path))
+    run = without_profiles(Run.open(image_run.path))
     found = found_for(run, image_run.pairs(tmp_path / "site", {"red": 6, "blue": 6}), trials=60)
     assert [start["source"] for start in found.provenance["starts"]] == ["equal"]
     assert found.provenance["starts"][0]["accuracy"] < 0.5
@@ -76,13 +83,13 @@ def test_finds_the_task_that_helps(image_run, tmp_path):
 
 def test_patience_ends_what_cannot_get_better(image_run, tmp_path):
     pairs = image_run.pairs(tmp_path / "site", {"red": 6, "blue": 6})
-    found = found_for(read_run_profiles(image_run.path), pairs, trials=50, patience=3)
+    found = found_for(Run.open(image_run.path), pairs, trials=50, patience=3)
     assert found.weights == (1, 0)  # the label preference, which gets everything right
     assert (found.provenance["trials"], found.provenance["stopped"]) == (2 + 3, "patience")
 
 
 def test_the_scale(image_run, tmp_path):
-    run = read_run_profiles(image_run.path)
+    run = Run.open(image_run.path)
     pairs = image_run.pairs(tmp_path / "site", {"green": 6, "grey": 6})
     found = found_for(run, pairs, scale=(0.25, 2.0), trials=15, patience=None)
     scale = found.provenance["scale"]
@@ -111,7 +118,7 @@ def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch)
     for trials in (1, 9):
         reads.clear()
         opened.clear()
-        run = read_run_profiles(any_run.path)
+        run = Run.open(any_run.path)
         search_preference(run, dataclasses.replace(samples, load=load), device="cpu", trials=trials, patience=None)
         counted.append(len(reads))
         assert opened == list(range(6))
@@ -119,7 +126,7 @@ def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch)
 
 
 def test_a_study_goes_on(any_run, tmp_path, monkeypatch):
-    run = read_run_profiles(any_run.path)
+    run = Run.open(any_run.path)
     pairs = any_run.pairs(tmp_path / "site", {"red": 4, "grey": 4})
     scored, seen = [], []
     original = tuning._Scorer.score
@@ -144,7 +151,7 @@ def test_a_study_goes_on(any_run, tmp_path, monkeypatch):
 
 
 def test_one_seed_one_result(image_run, tmp_path):
-    run = without_profiles(read_run_profiles(image_run.path))
+    run = without_profiles(Run.open(image_run.path))
     pairs = image_run.pairs(tmp_path / "site", {"red": 3, "green": 3})
     seeds = [tuning.Resampling(seed=seed) for seed in (1, 1, 2)]
     first, again, other = (found_for(run, pairs, trials=6, resampling=seed) for seed in seeds)
@@ -158,7 +165,7 @@ def test_what_is_left_out_is_told(image_run, tmp_path):
     (pairs / "red" / "0.png").rename(pairs / "zebra" / "0.png")
     (pairs / "blue" / "0.png").write_text("?")
     with pytest.warns(UserWarning, match="left out") as told:
-        found = found_for(read_run_profiles(image_run.path), pairs, trials=1)
+        found = found_for(Run.open(image_run.path), pairs, trials=1)
     assert [str(warning.message).removeprefix(f"{pairs}: ") for warning in told] == [
         "1 ('zebra') of 6 labels are no class of the classifier; left out",
         "1 of 5 samples could not be read and were left out: blue/0.png (not an image)",
@@ -169,7 +176,7 @@ def test_what_is_left_out_is_told(image_run, tmp_path):
 
 def test_a_sample_of_many(image_run, tmp_path):
     pairs = image_run.pairs(tmp_path / "site", {"red": 5, "blue": 5})
-    assert found_for(read_run_profiles(image_run.path), pairs, trials=1, limit=4).provenance["samples"] == 4
+    assert found_for(Run.open(image_run.path), pairs, trials=1, limit=4).provenance["samples"] == 4
 
 
 @pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])
@@ -219,7 +226,7 @@ def test_the_sign_test_counts_coins():
 
 
 def test_missing_extras(image_run, tmp_path, monkeypatch):
-    run, pairs = read_run_profiles(image_run.path), image_run.pairs(tmp_path / "site", {"red": 1})
+    run, pairs = Run.open(image_run.path), image_run.pairs(tmp_path / "site", {"red": 1})
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"tunable-magmax\[tune\]"):
         found_for(run, pairs)
@@ -230,8 +237,8 @@ def test_missing_extras(image_run, tmp_path, monkeypatch):
 
 
 def test_a_run_in_which_nothing_changed(image_run, tmp_path):
-    run = read_run_profiles(image_run.path)
-    run = dataclasses.replace(run, tasks=(run.base, run.base))
+    run = Run.open(image_run.path)
+    run = changed(run, checkpoint="base")
     with pytest.raises(InputError, match="no task changed anything"):
         found_for(run, image_run.pairs(tmp_path / "site", {"red": 1}))
 
@@ -239,4 +246,4 @@ def test_a_run_in_which_nothing_changed(image_run, tmp_path):
 def test_texts_for_an_encoder_of_images(image_run, tmp_path):
     (tmp_path / "site.csv").write_text("text,label\nhello,red\n")
     with pytest.raises(InputError, match="encodes images, not texts"):
-        found_for(read_run_profiles(image_run.path), tmp_path / "site.csv")
+        found_for(Run.open(image_run.path), tmp_path / "site.csv")

@@ -21,6 +21,8 @@ Reader: TypeAlias = Callable[[Any], Any]
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 """For `__pydantic_config__` of the dataclasses that describe files."""
+LENIENT = ConfigDict(extra="ignore", strict=True)
+"""The same for files that may have other keys as well."""
 
 Kind = TypeVar("Kind")
 
@@ -52,7 +54,7 @@ def check(kind: type[Kind], data: Any, where: str) -> Kind:
     Traceback (most recent call last):
     ...
     tunable_magmax.errors.InputError: run.yaml:
-      - epochs is 'many': must be a valid integer
+      - epochs is 'many': must be a whole number
       - unknown key 'epoch' (did you mean 'epochs'?); known: lr, epochs
     """
     problems: list[str] = []
@@ -78,6 +80,19 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
     return TypeAdapter(kind).json_schema()
 
 
+_WORDS = {
+    "Input should be": "must be",
+    "a valid array": "a list",
+    "an object": "a mapping",
+    "a valid dictionary": "a mapping",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+}
+"""pydantic's words, and what our messages say."""
+
+
 def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], inside: str) -> str:
     *outer, last = error["loc"] or ("",)
     name = ".".join(str(part) for part in (*inside.split("."), *error["loc"]) if part != "")
@@ -90,7 +105,8 @@ def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], inside: str) -
         return f"{name!r} is missing"
     if error["type"] == "literal_error" and isinstance(value, str):
         message += closest(value, re.findall("'([^']*)'", error["ctx"]["expected"]))
-    message = re.sub(r"^Input should be ", "must be ", message)
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     return f"{name} is {value!r}: {message}" if name else message
 
 

@@ -436,7 +436,7 @@ def test_a_profile_of_another_encoder_or_task_is_refused(tmx, run, site, tmp_pat
     record = json.loads((run / "run.json").read_text())
     record["tasks"][0]["profile"] = "profiles/cars.safetensors"
     (run / "run.json").write_text(json.dumps(record))
-    result = tmx("prefer", run, "--equal")
+    result = tmx("prefer", run, "--inputs", site / "features")
     assert result.code == 2
     assert "is the profile of task 'cars', but run.json lists it under 'birds'" in result.err
 

@@ -17,7 +17,7 @@ from models import tiny
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.runs.run import Run
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}
 
@@ -83,7 +83,7 @@ def test_a_whole_run_with_a_classifier(tmx, tmp_path, run):
         "profile": "profiles/cold.safetensors",
     }
     assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
-    warm, cold = read_run_profiles(run).profiles
+    warm, cold = Run.open(run).profiles
     assert warm.predicted_table == {"red": 4, "green": 0, "blue": 0}
     assert sum(cold.predicted) == 4
     assert cold.predicted_table["red"] == 0
@@ -147,7 +147,7 @@ def test_ready_features(tmx, tmp_path, run):
     (tmp_path / "y.txt").write_text("cat\ndog\ncat\ncat\ndog\ndog\n")
     given = ("--features", tmp_path / "x.npy", "--labels", tmp_path / "y.txt", "--rows", 3)
     assert tmx("profile", run, "--task", "warm", *given).code == 0
-    found = read_run_profiles(run).profiles[0]
+    found = Run.open(run).profiles[0]
     assert (found.label_table, found.samples, found.features.shape) == ({"cat": 3, "dog": 3}, 6, (3, 2))
     assert found.encoder == checkpoint_digest(run / "warm")
     (tmp_path / "y.txt").write_text("cat\n")

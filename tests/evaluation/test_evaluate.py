@@ -25,7 +25,8 @@ from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, known_l
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import read_state
-from tunable_magmax.runs.run import read_run, read_trained_run
+from tunable_magmax.runs.recipe import read_recipe
+from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, find_belongings
 
 CPU = Reading(device="cpu")
@@ -50,7 +51,7 @@ def plain(run, checkpoint, data):
 
 
 def merged(run, folder, **options):
-    recipe = read_run(run)
+    recipe = read_recipe(run)
     tmx.merge_checkpoints(recipe.base, recipe.tasks, folder, **options)
     return folder
 
@@ -70,7 +71,7 @@ def test_a_checkpoint(any_run, tmp_path):
 def test_a_merge_that_is_not_written(any_run, tmp_path, options):
     data = any_run.pairs(tmp_path / "site", COUNTS)
     before = sorted(any_run.path.rglob("*"))
-    found = evaluate(read_run(any_run.path).with_options(**options), data, reading=CPU)
+    found = evaluate(read_recipe(any_run.path).with_options(**options), data, reading=CPU)
     assert sorted(any_run.path.rglob("*")) == before
     written = merged(any_run.path, tmp_path / "merged", **options)
     assert found.accuracy == plain(any_run.path, written, data)
@@ -114,7 +115,7 @@ def test_one_evaluator_for_many_merges(any_run, tmp_path):
         opened.extend(positions)
         return samples.load(positions)
 
-    run = read_run(any_run.path)
+    run = read_recipe(any_run.path)
     head = load_head(any_run.path / "head.safetensors")
     labelled = label_samples(dataclasses.replace(samples, load=load), head.classes, labelled_run.TASKS)
     evaluator = Evaluator(load_encoder(run.base, "cpu"), head, labelled, batch=3)
@@ -213,7 +214,7 @@ def test_tasks_that_share_classes_go_by_domain(tmp_path):
 
 
 def test_the_tasks_of_a_run(image_run, tmp_path):
-    by_profiles = read_trained_run(image_run.path).classes
+    by_profiles = Run.open(image_run.path).classes
     assert {task: set(names) for task, names in by_profiles.items()} == {
         task: set(names) for task, names in labelled_run.TASKS.items()
     }
@@ -222,16 +223,16 @@ def test_the_tasks_of_a_run(image_run, tmp_path):
     for task, names in zip(record["tasks"], (["red"], ["blue", "green"]), strict=True):
         task["classes"] = names
     (run / "run.json").write_text(json.dumps(record))
-    assert read_trained_run(run).classes == {"first": ("red",), "second": ("blue", "green")}
+    assert Run.open(run).classes == {"first": ("red",), "second": ("blue", "green")}
     for task in record["tasks"]:
         del task["classes"], task["profile"]
     record["tasks"][0]["classes"] = ["red"]
     (run / "run.json").write_text(json.dumps(record))
-    assert read_trained_run(run).classes == {}
+    assert Run.open(run).classes == {}
     record["tasks"][0]["classes"] = "red"
     (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match="\"classes\" of task 'first' must be a list of names"):
-        read_trained_run(run)
+    with pytest.raises(InputError, match=r"tasks\.0\.classes is 'red': must be a list"):
+        Run.open(run)
 
 
 # -- finding the head --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from training import toy
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, load_head
-from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Finding, find_preference
@@ -25,7 +25,7 @@ def test_training_leaves_the_rows_under_the_base(tmp_path):
     samples = open_samples(tmp_path / "texts" / "train.csv")
     base = load_encoder(run.path / "base", "cpu")
     classifier = Classifier(base, load_head(run.path / "classifier-head.safetensors"))
-    found = read_run_profiles(run.path)
+    found = Run.open(run.path)
     for t, (name, classes) in enumerate((("task-01", ("card", "hello")), ("task-02", ("pay", "bill")))):
         encoder = load_encoder(run.path / name, "cpu")
         options = {"classes": classes, "classifier": classifier, "rows": 5, "seed": 0}

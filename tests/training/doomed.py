@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tunable_magmax.errors import TmxError
-from tunable_magmax.runs.directory import RunDirectory
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training import sequence
 from tunable_magmax.training.config import TrainConfig
 
@@ -43,7 +43,7 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
         for name in CALLS:
             setattr(os, name, moment.before(getattr(os, name)))
     else:
-        home: Any = RunDirectory if hasattr(RunDirectory, place) else sequence
+        home: Any = Run if hasattr(Run, place) else sequence
         setattr(home, place, moment.before(getattr(home, place)))
     config = TrainConfig.read(order["settings"], Path(order["root"]))
     try:

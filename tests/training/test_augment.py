@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tunable_magmax.training.augment import augment
+from tunable_magmax.training.trainer import augment
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 3, 5, 7), dtype=np.uint8))
 NUMBERS = torch.from_numpy(np.random.default_rng(1).random((6, 4), dtype=np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tunable_magmax.training.draws import derived_seed, draw_epoch
+from tunable_magmax.training.trainer import derived_seed, draw_epoch
 
 CPU = torch.device("cpu")
 

@@ -21,14 +21,14 @@ KINDS = {
 MOMENTS = {
     "base without head": ("save_head", 1),
     "nothing trained": ("check_setup", 1),
-    "inside the first task": ("write_snapshot", 3),
-    "trained but not saved": ("vacant", 2),
-    "saved but not entered": ("write_run", 1),
-    "entered, with an old snapshot": ("drop_snapshot", 1),
-    "inside the second task": ("write_snapshot", 6),
+    "inside the first task": ("save_state", 3),
+    "trained but not saved": ("empty_folder", 3),
+    "saved but not entered": ("add_task", 1),
+    "entered, with an old snapshot": ("drop_state", 2),
+    "inside the second task": ("save_state", 6),
     "checkpoint without profile": ("checkpoint_digest", 2),
-    "the last one not entered": ("write_run", 2),
-    "the very end": ("drop_snapshot", 2),
+    "the last one not entered": ("add_task", 2),
+    "the very end": ("drop_state", 4),
 }
 
 
@@ -89,7 +89,7 @@ def test_killed_before_a_change_of_the_disk(serve, whole, tmp_path, share):
 
 def test_killed_again_and_again(serve, whole, tmp_path):
     order, undisturbed, _ = whole["bert"]
-    for place, deadly in (("save_head", 1), ("write_snapshot", 2), ("write_snapshot", 2), ("write_run", 1)):
+    for place, deadly in (("save_head", 1), ("save_state", 2), ("save_state", 2), ("add_task", 1)):
         killed(serve, order, tmp_path / "run", place, deadly)
     assert_same(serve, order, tmp_path / "run", undisturbed)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunable_magmax.training.schedule import learning_rate, warmup_steps
+from tunable_magmax.training.trainer import learning_rate, warmup_steps
 
 
 @given(st.integers(1, 400), st.integers(0, 500), st.sampled_from(["cosine", "constant"]))

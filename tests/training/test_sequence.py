@@ -27,8 +27,7 @@ from tunable_magmax.models.head import Classifier, Head, load_head, save_head
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.runs.directory import RunDirectory
-from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker
@@ -171,7 +170,7 @@ def test_profiles_are_those_that_tmx_profile_makes(made, tmp_path, kind):
     else:
         config, root = toy.config(tmp_path, kind), tmp_path
         run = train(config, tmp_path / "run")
-    found = read_run_profiles(run.path).profiles
+    found = Run.open(run.path).profiles
     samples = open_samples(root / ("images/train" if kind == "vit" else "texts/train.csv"))
     classifier = Classifier(load_encoder(run.path / "base", "cpu"), load_head(run.path / "classifier-head.safetensors"))
     for t, (name, classes) in enumerate((("task-01", ("card", "hello")), ("task-02", ("pay", "bill")))):
@@ -366,10 +365,11 @@ def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("snapshot.safetensors", b"half", r"snapshot\.safetensors: damaged \(.*\); remove it, and the task starts"),
-        ("run.json", b"{", r"run\.json: damaged \(.*\); remove .*run and train again"),
+        ("snapshot.safetensors", b"half", r"snapshot\.safetensors: damaged \(.*\); remove it to start this task again"),
+        ("run.json", b"{", r"run\.json: not a readable JSON file \(.*\); remove .*run and train again"),
         ("training.json", b"{", r"training\.json: damaged \(.*\); remove .*run and train again"),
-        ("metrics.json", b"{", r"metrics\.json: "),
+        ("metrics.json", b"{", r"metrics\.json: damaged \(.*\); remove .*run and train again"),
+        ("metrics.json", b"{}", r"metrics\.json: damaged \(not an accuracy matrix.*\); remove .*run and train again"),
         ("config.yaml", b"a: [", r"(?s)config\.yaml: cannot be read \(.*\); choose another directory"),
         ("classifier-head.safetensors", b"half", r"classifier-head\.safetensors: not a readable safetensors file"),
     ],
@@ -391,7 +391,7 @@ def test_a_task_starts_again_without_its_snapshot(halfway, made):
 def test_a_checkpoint_that_is_gone_is_missed(halfway):
     config, out = halfway
     shutil.rmtree(out / "task-01")
-    with pytest.raises(InputError, match=r"run\.json: task-01 is gone; remove .* and train again"):
+    with pytest.raises(InputError, match=r"run\.json: .*task-01 is missing; remove .* and train again"):
         train(config, out)
 
 
@@ -541,8 +541,8 @@ def test_out_of_memory_and_divergence_leave_no_task(tmp_path, monkeypatch):
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
-    directory = RunDirectory(tmp_path)
-    with directory.alone(), pytest.raises(InputError, match="another process trains in"), directory.alone():
+    run = Run.begin(tmp_path / "run", {"benchmark": {}}, 2)
+    with run.alone(), pytest.raises(InputError, match="another process trains in"), run.alone():
         pass
-    with directory.alone():
+    with run.alone():
         pass

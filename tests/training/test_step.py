@@ -20,12 +20,9 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import prepare
 from tunable_magmax.models.tower import trainable
-from tunable_magmax.training.augment import augment
 from tunable_magmax.training.config import Optimisation
-from tunable_magmax.training.draws import draw_epoch
-from tunable_magmax.training.schedule import learning_rate
 from tunable_magmax.training.step import Step
-from tunable_magmax.training.trainer import Midway, Trainer
+from tunable_magmax.training.trainer import Midway, Trainer, augment, draw_epoch, learning_rate
 
 KINDS = ["clip", "siglip", "vit", "bert"]
 RATES = [1e-3, 3e-3, 2e-3, 1e-4]

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.runs.run import differences
 from tunable_magmax.training.config import (
     HeadOptions,
     Optimisation,
     Regularisation,
     TrainConfig,
-    differences,
     read_config,
 )
 

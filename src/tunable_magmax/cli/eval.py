@@ -103,9 +103,10 @@ def eval(
     as_json
         Print everything as JSON on stdout.
     """
+    from tunable_magmax.runs.run import is_run as has_run
     from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 
-    is_run = model is not None and (model / "run.json").is_file()
+    is_run = model is not None and has_run(model)
     merging = any(value is not None for value in asdict(what).values())
     _refuse_unclear(model, is_run, merging, checkpoint, reading)
     if is_run and not merging and checkpoint is None:
@@ -164,14 +165,16 @@ def _refuse_unclear(
 
 
 def _show_run(path: Path, quiet: bool, as_json: bool) -> None:
-    from tunable_magmax.evaluation.metrics import METRICS_FILE, AccuracyMatrix
+    from tunable_magmax.evaluation.metrics import AccuracyMatrix
+    from tunable_magmax.runs.run import Run
 
-    if not (path / METRICS_FILE).is_file():
+    measured = Run.open(path).read_metrics()
+    if measured is None:
         raise InputError(
-            f"{path} has no {METRICS_FILE}, so what training measured is not known: `tmx eval {path} --checkpoint all` "
+            f"{path} has no metrics.json, so what training measured is not known: `tmx eval {path} --checkpoint all` "
             "evaluates every checkpoint, --preference FILE, --weights or --method a merge"
         )
-    matrix = AccuracyMatrix.load(path / METRICS_FILE)
+    matrix = AccuracyMatrix.from_dict(measured)
     average = matrix.metrics()[0].value
     number = float("nan") if average is None else average
     _print(matrix.to_dict(), [f"{path}, as training measured it", *matrix_lines(matrix)], number, quiet, as_json)

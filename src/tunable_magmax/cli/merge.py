@@ -28,10 +28,10 @@ from tunable_magmax.cli.merge_options import (
 from tunable_magmax.cli.plan import tell_plan
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.run import Recipe
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.runs.recipe import Recipe
 
 
 def merge(

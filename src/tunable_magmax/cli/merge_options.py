@@ -6,14 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.loose import is_number, refuse_loose
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.recipe import read_recipe
-from tunable_magmax.runs.run import Recipe
+
+if TYPE_CHECKING:
+    from tunable_magmax.runs.recipe import Recipe
 
 
 @Parameter(name="*", group="What is merged, and how")
@@ -125,6 +126,8 @@ def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: 
 
 def recipe_of(source: Path | None, what: What) -> Recipe:
     """What is to be merged: as options say, on top of a run directory or a YAML if there is one."""
+    from tunable_magmax.runs.recipe import Recipe, read_recipe
+
     if source is None:
         if what.base is None or not what.task:
             raise InputError(

@@ -27,9 +27,9 @@ from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
-from tunable_magmax.runs.run import Recipe
 
 if TYPE_CHECKING:
+    from tunable_magmax.runs.recipe import Recipe
     from tunable_magmax.workflows.plan import MergePlan
 
 

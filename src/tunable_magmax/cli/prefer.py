@@ -23,7 +23,7 @@ from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.runs.run import Run
     from tunable_magmax.workflows.target import Target
 
 _SOURCES, _FINDING, _SEARCHING, _READING = Sources(), Finding(), Searching(), Reading()
@@ -65,7 +65,7 @@ def prefer(
         Print preference and budget as JSON on stdout.
     """
     from tunable_magmax.preference.search import TRIALS
-    from tunable_magmax.runs.run import read_run_profiles
+    from tunable_magmax.runs.run import Run
     from tunable_magmax.workflows.prefer import find_preference
 
     lists = {
@@ -77,7 +77,7 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
-    run = read_run_profiles(run_dir)
+    run = Run.open(run_dir)
     details = details_of(finding, searching)
     strengths = None if sources.strengths is None else numbers(sources.strengths, "--strengths")
     given: dict[str, Any] = {"pairs": sources.pairs, "opinions": [*_opinions(run, sources)], "strengths": strengths}
@@ -113,7 +113,7 @@ def prefer(
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _target(run: RunProfiles, sources: Sources, finding: Finding, reading: Reading) -> Target:
+def _target(run: Run, sources: Sources, finding: Finding, reading: Reading) -> Target:
     from tunable_magmax.workflows.target import Target
 
     return Target(
@@ -132,7 +132,7 @@ def _target(run: RunProfiles, sources: Sources, finding: Finding, reading: Readi
     )
 
 
-def _opinions(run: RunProfiles, sources: Sources) -> Iterator[Preference]:
+def _opinions(run: Run, sources: Sources) -> Iterator[Preference]:
     from tunable_magmax.preference.preference import Preference
 
     given = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]

@@ -11,7 +11,7 @@ from tunable_magmax.errors import TmxError, some_of
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.runs.run import Run
 
 # About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
 OUTSIDE = 0.2
@@ -19,7 +19,7 @@ FEW = 20
 """Samples below which a weight says little without its interval."""
 
 
-def elements(run: RunProfiles) -> tuple[int | None, str | None]:
+def elements(run: Run) -> tuple[int | None, str | None]:
     """How many elements the run's checkpoints could merge, by their headers; or why that is not known."""
     from contextlib import ExitStack
 

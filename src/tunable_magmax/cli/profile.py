@@ -15,14 +15,13 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.runs.run import RUN_FILE
 
 if TYPE_CHECKING:
     from tunable_magmax.files import Progress
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
     from tunable_magmax.preference.profile import Profile
-    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.runs.run import Run
 
 
 @Parameter(name="*", group=Group("The task's data", sort_key=1))
@@ -104,7 +103,9 @@ def profile(
     told: list[str] = []
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if (source / RUN_FILE).is_file():
+        from tunable_magmax.runs.run import is_run
+
+        if is_run(source):
             made = _in_run(source, out, data, making, progress)
         else:
             made = _alone(source, out, data, making, progress)
@@ -134,13 +135,13 @@ def _alone(
 def _in_run(
     source: Path, out: Path | None, data: Data, making: Making, progress: Progress | None
 ) -> list[tuple[Path, Profile]]:
-    from tunable_magmax.runs.run import profile_path, read_run_profiles, register_profiles
+    from tunable_magmax.runs.run import Run
 
-    run = read_run_profiles(source)
+    run = Run.open(source)
     chosen = _chosen_tasks(run, data)
     head = making.classifier or (None if data.features is not None else run.head)
     checkpoint = making.classifier_checkpoint or run.classifier_checkpoint or run.base
-    paths = [out if out is not None and len(chosen) == 1 else profile_path(source, run.labels[t]) for t in chosen]
+    paths = [out if out is not None and len(chosen) == 1 else run.profile_path(run.labels[t]) for t in chosen]
     if out is not None and len(chosen) > 1:
         raise InputError("-o names one file, but there is a profile for each task: leave it out, or name one --task")
     inputs = [data.data if data.data_root is None else data.data_root / run.labels[t] for t in chosen]
@@ -157,7 +158,7 @@ def _in_run(
         found.save(path)
         made.append((path, found))
         # After each, so that what was made is kept if a later one fails.
-        register_profiles(source, {t: path}, head, checkpoint)
+        run.register_profiles({t: path}, head, checkpoint)
     return made
 
 
@@ -235,7 +236,7 @@ def _base(path: Path, device: str | None, classifier: Classifier | None) -> Enco
         return None
 
 
-def _chosen_tasks(run: RunProfiles, data: Data) -> Sequence[int]:
+def _chosen_tasks(run: Run, data: Data) -> Sequence[int]:
     if data.data_root is not None:
         return range(len(run.tasks)) if data.task is None else [_task(run, data.task)]
     if data.task is None:
@@ -243,7 +244,7 @@ def _chosen_tasks(run: RunProfiles, data: Data) -> Sequence[int]:
     return [_task(run, data.task)]
 
 
-def _task(run: RunProfiles, name: str) -> int:
+def _task(run: Run, name: str) -> int:
     if name not in run.labels:
         raise InputError(f"the run has no task {name!r}{closest(name, run.labels)}; it has {', '.join(run.labels)}")
     return run.labels.index(name)

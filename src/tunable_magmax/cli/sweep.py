@@ -20,9 +20,9 @@ from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.plots.figure import SUFFIXES
-from tunable_magmax.runs.run import Recipe
 
 if TYPE_CHECKING:
+    from tunable_magmax.runs.recipe import Recipe
     from tunable_magmax.workflows.points import Point
     from tunable_magmax.workflows.sweep import Sweep
     from tunable_magmax.workflows.sweep_plan import SweepPlan

@@ -187,7 +187,7 @@ def _summary(run: TrainedRun) -> str:
 
 
 def _record(run: TrainedRun) -> dict[str, Any]:
-    from tunable_magmax.training.measuring import or_null
+    from tunable_magmax.training.tracking import or_null
 
     return {
         "out": str(run.path),

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 
 VERSION = 1
-METRICS_FILE = "metrics.json"
 DEFINITIONS = {
     "average_accuracy": "mean over tasks j <= T of R[T, j]",
     "forgetting": "mean over tasks j < T of max over i < T of R[i, j], less R[T, j] (Chaudhry et al. 2018); positive "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunable_magmax.data.samples import Samples
     from tunable_magmax.evaluation.evaluator import Evaluator
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import RunProfiles
+    from tunable_magmax.runs.run import Run
 
 
 # Five characters each, in the order in which the alphabet brings them.
@@ -209,9 +209,9 @@ def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[s
     from tunable_magmax.engines.local import merge_checkpoints
     from tunable_magmax.merging.session import MergeSession
     from tunable_magmax.models.state import read_state
-    from tunable_magmax.runs.run import read_run_profiles
+    from tunable_magmax.runs.run import Run
 
-    run = read_run_profiles(place / "run")
+    run = Run.open(place / "run")
     base, *tasks = (read_state(path)[0] for path in (run.base, *run.tasks))
     measure = _Measure(place, run, report)
     weights: dict[str, dict[str, tuple[float, ...]]] = {}
@@ -240,7 +240,7 @@ def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[s
 class _Measure:
     """Accuracies of models on the tasks' test pictures and on both sites'."""
 
-    def __init__(self, place: Path, run: RunProfiles, report: Progress) -> None:
+    def __init__(self, place: Path, run: Run, report: Progress) -> None:
         import yaml
 
         from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
@@ -286,7 +286,7 @@ class _Measure:
         return scores.index(max(scores))
 
 
-def _preference(run: RunProfiles, place: Path, site: str, source: str) -> Preference:
+def _preference(run: Run, place: Path, site: str, source: str) -> Preference:
     """As `tmx prefer` finds it: from labels, from inputs, or from inputs by transport."""
     from tunable_magmax.workflows.prefer import Finding, find_preference
     from tunable_magmax.workflows.target import Target

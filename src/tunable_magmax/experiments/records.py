@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.runs.run import is_run
 
 RECORDS = "records.jsonl"
 Record: TypeAlias = dict[str, Any]
@@ -110,7 +111,7 @@ def find_records(place: str | Path) -> list[Path]:
     place = Path(place)
     if place.is_file():
         return [place]
-    return sorted(path for path in place.rglob(RECORDS) if not (path.parent / "run.json").exists())
+    return sorted(path for path in place.rglob(RECORDS) if not is_run(path.parent))
 
 
 def _mend(handle: int) -> bool:

@@ -20,7 +20,7 @@ from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed import SeedWork, records_of
 from tunable_magmax.files import Progress
-from tunable_magmax.runs.directory import RunDirectory
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.trainer import Watch
 
@@ -160,9 +160,8 @@ def look_for_supplies(experiment: Experiment, seeds: Sequence[int], work: Path) 
     found = Supplies()
     for seed in seeds:
         config = experiment.training(seed)
-        begun = RunDirectory(work / f"seed-{seed}")
         found += Supplies(tuple(_data(config)))
-        if not begun.base.exists() or not begun.head.exists():
+        if not Run.has_begun(work / f"seed-{seed}"):
             found += Supplies(tuple(_weights(config)), tuple(_fetched(config)))
     return found
 

@@ -29,7 +29,7 @@ from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import search
 from tunable_magmax.preference.uncertainty import Resampling
-from tunable_magmax.runs.run import read_run_profiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 
 State = Mapping[str, Tensor]
@@ -54,7 +54,7 @@ class Workbench:
     def __init__(self, config: TrainConfig, run: Path, sizes: EnvironmentSizes, device: str | None = None) -> None:
         self.benchmark = open_benchmark(config.benchmark)
         self.environments = draw_environments(self.benchmark, sizes)
-        self.run = read_run_profiles(run)
+        self.run = Run.open(run)
         self.profiles = self.run.require_profiles("an experiment")
         self.encoder = load_encoder(self.run.base, device)
         assert self.run.head is not None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import read_yaml, unknown_keys
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.run import (
-    Recipe,
-    read_run,
-)
+from tunable_magmax.runs.run import Run, is_run
 
 _TOP_KEYS = ("merge_method", "base_model", "models", "parameters", "dtype")
 _MODEL_KEYS = ("model", "parameters")
@@ -49,12 +47,37 @@ _FOREIGN = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Base, tasks in training order, and options for `merge_checkpoints`."""
+
+    base: Path
+    tasks: tuple[Path, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
+    """The names of the tasks, if the run has them."""
+
+    def with_options(self, **options: Any) -> Recipe:
+        """Returns the same recipe with options set; None leaves what the recipe says."""
+        chosen = {name: value for name, value in options.items() if value is not None}
+        merged = {**self.options, **chosen}
+        for one, other in (("budget", "weights"), ("weights", "budget")):
+            if one in chosen and other not in chosen:
+                merged.pop(other, None)
+        return replace(self, options=merged)
+
+
 def read_recipe(path: str | Path) -> Recipe:
-    """A run directory (holds run.json) or a YAML configuration."""
+    """Reads a run directory or a YAML configuration."""
     path = Path(path)
-    if path.is_dir():
-        return read_run(path)
-    return read_config(path)
+    if not path.is_dir():
+        return read_config(path)
+    if not is_run(path):
+        raise InputError(
+            f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
+        )
+    run = Run.open(path)
+    return Recipe(run.base, run.tasks, names=run.names)
 
 
 def read_config(path: Path) -> Recipe:

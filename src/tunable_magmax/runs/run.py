@@ -1,193 +1,383 @@
-"""A run directory: base, tasks in training order, profiles and head."""
+"""`Run`: a run directory, and the only code that knows which files are in one."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.files import write_atomic, write_json
+from pydantic import Field
+
+from tunable_magmax.config import LENIENT, check
+from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.files import locked, write_atomic, write_json
 from tunable_magmax.preference.profile import Profile
 
-HEAD_FILE = "classifier-head.safetensors"
+if TYPE_CHECKING:
+    from torch import Tensor
+
 RUN_FILE = "run.json"
 RUN_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Base, tasks in training order, and options for `merge_checkpoints`."""
-
-    base: Path
-    tasks: tuple[Path, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] | None = None
-    """What the tasks are called, if the run says so."""
-
-    def with_options(self, **given: Any) -> Recipe:
-        """The same with options set; None leaves what the recipe says."""
-        chosen = {name: value for name, value in given.items() if value is not None}
-        options = {**self.options, **chosen}
-        for one, other in (("budget", "weights"), ("weights", "budget")):
-            if one in chosen and other not in chosen:
-                options.pop(other, None)
-        return replace(self, options=options)
-
-
-def read_run(path: Path) -> Recipe:
-    """The checkpoints of a training run, from its run.json."""
-    file = path / RUN_FILE
-    if not file.is_file():
-        raise InputError(
-            f"{path} has no {RUN_FILE}, so it is not a run directory: name checkpoints with --base and --task instead"
-        )
-    try:
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{file}: not a JSON file ({error})") from None
-    if not isinstance(run, dict) or run.get("version") != RUN_VERSION:
-        raise InputError(f"{file}: expected a run of version {RUN_VERSION}")
-    base, tasks = run.get("base"), run.get("tasks")
-    listed = isinstance(tasks, list) and all(
-        isinstance(t, dict) and isinstance(t.get("checkpoint"), str) for t in tasks
-    )
-    if not isinstance(base, str) or not listed:
-        raise InputError(f'{file}: expected "base" (a path) and "tasks" (a list of {{"name", "checkpoint"}})')
-    names = tuple(task.get("name") for task in run["tasks"])
-    named = all(isinstance(name, str) for name in names)
-    checkpoints = tuple(path / task["checkpoint"] for task in run["tasks"])
-    return Recipe(path / base, checkpoints, names=names if named else None)
+HEAD_FILE = "classifier-head.safetensors"
+BASE = "base"
+CONFIG = "config.yaml"
+SETUP = "training.json"
+METRICS = "metrics.json"
+PROFILES = "profiles"
+# What `write_atomic` calls a file until it is complete.
+UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
-class RunProfiles:
-    """A run directory: base, tasks in training order, and the profile of each task that has one.
+class TaskEntry:
+    """A task in run.json. Paths count from the run directory."""
 
-    `head` and `classifier_checkpoint`: the run's fixed classifier, where run.json names one.
+    __pydantic_config__ = LENIENT
+    checkpoint: str
+    name: str | None = None
+    profile: str | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+
+@dataclass(frozen=True)
+class ClassifierEntry:
+    """The fixed classifier behind the profiles' predictions: paths of its head and of its encoder."""
+
+    __pydantic_config__ = LENIENT
+    head: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json. Keys that are not listed here are kept as they are."""
+
+    __pydantic_config__ = LENIENT
+    version: Literal[1]
+    base: str
+    tasks: tuple[TaskEntry, ...]
+    classifier: ClassifierEntry | None = None
+    benchmark: dict[str, Any] | None = None
+    planned_tasks: int | None = None
+
+
+class Run:
+    """A run directory: the base, the tasks in training order, and what training and `tmx profile` left of them.
+
+    >>> run = Run.open("run")  # doctest: +SKIP
+    >>> run.base, run.tasks, run.names  # doctest: +SKIP
+    (PosixPath('run/base'), (PosixPath('run/task-01'), PosixPath('run/task-02')), ('birds', 'cars'))
     """
 
-    path: Path
-    base: Path
-    tasks: tuple[Path, ...]
-    names: tuple[str, ...] | None
-    profiles: tuple[Profile | None, ...]
-    head: Path | None = None
-    classifier_checkpoint: Path | None = None
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        """`content` is what run.json holds; `Run.open` and `Run.begin` are how to get one."""
+        self.path, self._content = path, content
+        self._record = check(RunRecord, content, str(path / RUN_FILE))
+        names = tuple(task.name for task in self._record.tasks if task.name is not None)
+        self.names: tuple[str, ...] | None = names if len(names) == len(self._record.tasks) else None
+        """The names of the tasks, if all have one."""
+        if len(set(names)) < len(names):
+            raise InputError(f"{path / RUN_FILE}: two tasks have the same name; task names must differ")
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Reads the run.json of a directory."""
+        path = Path(path)
+        if not is_run(path):
+            raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}")
+        file = path / RUN_FILE
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: not a readable JSON file ({error})") from None
+        run = cls(path, content)
+        if not run.tasks:
+            raise InputError(f"{file}: the run has no tasks")
+        return run
+
+    # -- what the run consists of ----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> Path:
+        """The pre-trained checkpoint."""
+        return self.path / self._record.base
+
+    @property
+    def tasks(self) -> tuple[Path, ...]:
+        """The tasks' checkpoints in training order."""
+        return tuple(self.path / task.checkpoint for task in self._record.tasks)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """What to call the tasks: their names, or task 1, task 2, ..."""
         return self.names or tuple(f"task {t}" for t in range(1, len(self.tasks) + 1))
 
+    @property
+    def checkpoints(self) -> dict[str, Path]:
+        """The tasks' checkpoints by label, in training order."""
+        return dict(zip(self.labels, self.tasks, strict=True))
+
+    @property
+    def head(self) -> Path | None:
+        """The head of the fixed classifier."""
+        entry = self._record.classifier
+        return None if entry is None or entry.head is None else self.path / entry.head
+
+    @property
+    def classifier_checkpoint(self) -> Path | None:
+        """The encoder of the fixed classifier."""
+        entry = self._record.classifier
+        return None if entry is None or entry.checkpoint is None else self.path / entry.checkpoint
+
+    @property
+    def benchmark(self) -> dict[str, Any] | None:
+        """The data that the run was trained on, as the section `benchmark` of run.yaml."""
+        return self._record.benchmark
+
+    @cached_property
+    def profiles(self) -> tuple[Profile | None, ...]:
+        """Each task's profile, None for tasks that have none. A profile of another task is refused."""
+        found: list[Profile | None] = []
+        for task in self._record.tasks:
+            profile = None if task.profile is None else Profile.load(self.path / task.profile)
+            if profile is not None and self.names is not None and profile.task != task.name:
+                raise InputError(
+                    f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "
+                    f"under {task.name!r}; correct {RUN_FILE}, or make the profile again"
+                )
+            found.append(profile)
+        return tuple(found)
+
     def require_profiles(self, why: str) -> list[Profile]:
-        """All profiles, or an error that says which tasks lack one and how to make it."""
-        lacking = [label for label, profile in zip(self.labels, self.profiles, strict=True) if profile is None]
-        if lacking:
-            shown = some_of(lacking, show=repr)
+        """Returns all profiles, or raises an error that says which tasks have none and how to make them."""
+        missing = [label for label, profile in zip(self.labels, self.profiles, strict=True) if profile is None]
+        if missing:
+            shown = some_of(missing, show=repr)
             raise InputError(
-                f"{self.path}: {why} needs the tasks' profiles, and {shown} {'has' if len(lacking) == 1 else 'have'} "
+                f"{self.path}: {why} needs the tasks' profiles, and {shown} {'has' if len(missing) == 1 else 'have'} "
                 f"none; make them with `tmx profile {self.path} --task NAME --data DATA` (or --data-root for all "
                 "tasks), or give --weights, --alpha or --equal, which need none"
             )
         return [profile for profile in self.profiles if profile is not None]
 
+    @cached_property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """Each task's class names, from run.json or else from its profile; empty unless all tasks' are known."""
+        found: dict[str, tuple[str, ...]] = {}
+        for t, (label, task) in enumerate(zip(self.labels, self._record.tasks, strict=True)):
+            profile = self.profiles[t] if task.classes is None else None
+            if task.classes is not None:
+                found[label] = task.classes
+            elif profile is not None:
+                found[label] = tuple(name for name, count in profile.label_table.items() if count)
+        return found if len(found) == len(self.tasks) else {}
 
-def read_run_profiles(path: str | Path) -> RunProfiles:
-    """Read a run directory with its profiles; a profile that belongs to another task is refused."""
-    path = Path(path)
-    if not path.is_dir():
-        raise InputError(f"{path} is not a run directory: expected a folder with {RUN_FILE}")
-    recipe = read_run(path)
-    run = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    if not recipe.tasks:
-        raise InputError(f"{path / RUN_FILE}: the run has no tasks")
-    if recipe.names is not None and len(set(recipe.names)) < len(recipe.names):
-        raise InputError(f"{path / RUN_FILE}: two tasks have one name; task names must differ")
-    profiles: list[Profile | None] = []
-    for t, task in enumerate(run["tasks"], 1):
-        given = task.get("profile")
-        if given is not None and not isinstance(given, str):
-            raise InputError(f'{path / RUN_FILE}: "profile" of task {t} must be a path, not {given!r}')
-        profile = None if given is None else Profile.load(path / given)
-        if profile is not None and recipe.names is not None and profile.task != recipe.names[t - 1]:
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def profile_path(self, task: str) -> Path:
+        """Returns where the run keeps the profile of a task."""
+        return self.path / PROFILES / f"{re.sub(r'[^A-Za-z0-9._-]', '_', task)}.safetensors"
+
+    def register_profiles(
+        self, profiles: Mapping[int, Path], head: Path | None = None, checkpoint: Path | None = None
+    ) -> None:
+        """Writes into run.json where the profiles of some tasks (from 0) are, and the classifier behind them."""
+        for t, path in profiles.items():
+            self._content["tasks"][t]["profile"] = self._relative(path)
+        if head is not None and checkpoint is not None:
+            if not head.absolute().is_relative_to(self.path.absolute()):
+                # The run must be complete when it is moved to where it is deployed.
+                own = self.path / HEAD_FILE
+                write_atomic(own, head.read_bytes())
+                head = own
+            self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
+        self._write()
+
+    def _relative(self, path: Path) -> str:
+        """A path inside the run directory stays right when the directory is moved."""
+        absolute, root = path.absolute(), self.path.absolute()
+        return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(absolute)
+
+    def _write(self) -> None:
+        write_json(self.path / RUN_FILE, self._content)
+        self.__dict__.pop("profiles", None)
+        self.__dict__.pop("classes", None)
+        self._record = check(RunRecord, self._content, str(self.path / RUN_FILE))
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def begin(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Run:
+        """Makes a directory for training, or opens it again if it was made with the same configuration."""
+        path = Path(path)
+        _claim(path, config)
+        content: dict[str, Any] = {
+            "version": RUN_VERSION,
+            "base": BASE,
+            "tasks": [],
+            "planned_tasks": planned_tasks,
+            "classifier": {"head": HEAD_FILE, "checkpoint": BASE},
+            "benchmark": config["benchmark"],
+        }
+        if not is_run(path):
+            return cls(path, content)
+        try:
+            run = cls.open(path)
+        except InputError as error:
+            raise InputError(f"{error}; remove {path} and train again") from None
+        for checkpoint in run.tasks:
+            if not checkpoint.exists():
+                raise InputError(f"{path / RUN_FILE}: {checkpoint} is missing; remove {path} and train again")
+        return run
+
+    @staticmethod
+    def has_begun(path: Path) -> bool:
+        """Says whether training has already put the base and the head into a directory."""
+        return (path / BASE).exists() and (path / HEAD_FILE).exists()
+
+    def add_task(self, name: str, checkpoint: Path, classes: list[str]) -> None:
+        """Enters a finished task, whose profile was written before."""
+        entry = {
+            "name": name,
+            "checkpoint": self._relative(checkpoint),
+            "profile": self._relative(self.profile_path(name)),
+            "classes": classes,
+        }
+        self._content["tasks"].append(entry)
+        self._write()
+        self.names = (*(self.names or ()), name)
+
+    def check_setup(self, setup: Mapping[str, Any]) -> None:
+        """Writes what the run depends on, or checks that its digests and data are still the same."""
+        file = self.path / SETUP
+        if not file.exists():
+            write_json(file, setup)
+            return
+        before, now = self._read_json(file), json.loads(json.dumps(setup))
+        changed = [
+            line
+            for part in ("digests", "benchmark")
+            for line in differences(before.get(part, {}), now[part], f"{part}.")
+        ]
+        if changed:
             raise InputError(
-                f"{path / str(given)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it under "
-                f"{recipe.names[t - 1]!r}; correct {RUN_FILE}, or make the profile again"
+                f"{file}: the run was begun with other data; put it back, or choose another directory with -o:\n"
+                + "\n".join(f"  - {line}" for line in changed)
             )
-        profiles.append(profile)
-    chosen = run.get("classifier") or {}
-    if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
-        raise InputError(f'{path / RUN_FILE}: "classifier" must be an object of paths, "head" and "checkpoint"')
-    head, checkpoint = (path / chosen[key] if key in chosen else None for key in ("head", "checkpoint"))
-    return RunProfiles(path, recipe.base, recipe.tasks, recipe.names, tuple(profiles), head, checkpoint)
+
+    def read_metrics(self) -> dict[str, Any] | None:
+        """Returns what metrics.json holds; None if training did not measure anything."""
+        return self._read_json(self.path / METRICS) if (self.path / METRICS).exists() else None
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Writes metrics.json."""
+        write_json(self.path / METRICS, metrics)
+
+    def _read_json(self, file: Path) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: damaged ({error}); remove {self.path} and train again") from None
+        return content
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Makes sure that no other process trains here."""
+        refusal = f"another process trains in {self.path}: wait until it is done, or choose another directory with -o"
+        return locked(self.path / "training.lock", refusal)
+
+    def empty_folder(self, name: str) -> Path:
+        """Returns the path of a new folder; what a killed run left there is removed."""
+        folder = self.path / name
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise StorageError(f"{folder}: could not be replaced ({error.strerror or error})") from error
+        return folder
+
+    def save_state(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+        """Keeps tensors that training needs to go on after a kill, with some texts about them."""
+        from safetensors.torch import save
+
+        content = save({key: value.contiguous().cpu() for key, value in tensors.items()}, dict(about or {}))
+        write_atomic(self.path / f"{name}.safetensors", content)
+
+    def load_state(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """Returns what `save_state` kept, if it did."""
+        from safetensors import SafetensorError, safe_open
+
+        file = self.path / f"{name}.safetensors"
+        if not file.exists():
+            return None
+        try:
+            with safe_open(str(file), framework="pt") as opened:
+                names = list(opened.keys())
+                return {key: opened.get_tensor(key) for key in names}, opened.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{file}: damaged ({error}); remove it to start this task again") from None
+
+    def drop_state(self, name: str) -> None:
+        """Removes what `save_state` kept under a name or in a folder."""
+        (self.path / f"{name}.safetensors").unlink(missing_ok=True)
+        shutil.rmtree(self.path / name, ignore_errors=True)
 
 
-def register_profiles(
-    run: Path, profiles: dict[int, Path], head: Path | None = None, checkpoint: Path | None = None
-) -> None:
-    """Write into run.json where the profiles of some tasks (counting from 0) are, and the classifier behind them."""
-    file = run / RUN_FILE
-    record = json.loads(file.read_text(encoding="utf-8"))
-    for t, path in profiles.items():
-        record["tasks"][t]["profile"] = _relative(path, run)
-    if head is not None and checkpoint is not None:
-        if not head.absolute().is_relative_to(run.absolute()):
-            # The run must be whole when it is moved to where it is deployed.
-            own = run / HEAD_FILE
-            write_atomic(own, head.read_bytes())
-            head = own
-        record["classifier"] = {"head": _relative(head, run), "checkpoint": _relative(checkpoint, run)}
-    write_json(file, record)
+def is_run(path: Path) -> bool:
+    """Says whether a directory has a run.json."""
+    return (path / RUN_FILE).is_file()
 
 
-def profile_path(run: Path, task: str) -> Path:
-    """Where a run keeps the profile of a task.
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Lists what two records differ in, a line each.
 
-    >>> profile_path(Path("run"), "birds & bees").as_posix()
-    'run/profiles/birds___bees.safetensors'
+    >>> differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
+    ['train.lr: 1.0 there, 2.0 now']
     """
-    return run / "profiles" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', task)}.safetensors"
+    lines = []
+    for key in dict.fromkeys([*old, *new]):
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            lines += differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            lines.append(f"{prefix}{key}: {one} there, {other} now")
+    return lines
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run directory as evaluation sees it. `classes`: the names of each task's, empty where the run does not say."""
+def _claim(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.yaml into a new directory, or checks that it is the same; removes files that a kill left."""
+    import yaml
 
-    path: Path
-    base: Path
-    checkpoints: Mapping[str, Path]
-    """By task name, in training order."""
-    head: Path | None
-    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    benchmark: Mapping[str, Any] | None = None
-
-
-def read_trained_run(path: str | Path) -> TrainedRun:
-    """Read run.json. The tasks' classes are what it says, or what the profiles of all tasks counted."""
-    run = read_run_profiles(path)
-    record = json.loads((run.path / RUN_FILE).read_text(encoding="utf-8"))
-    classes: dict[str, tuple[str, ...]] = {}
-    for label, task, profile in zip(run.labels, record["tasks"], run.profiles, strict=True):
-        told = task.get("classes")
-        if isinstance(told, list) and told and all(isinstance(name, str) for name in told):
-            classes[label] = tuple(told)
-        elif told is not None:
-            raise InputError(f'{run.path / RUN_FILE}: "classes" of task {label!r} must be a list of names')
-        elif profile is not None:
-            classes[label] = tuple(name for name, count in profile.label_table.items() if count)
-    if len(classes) < len(run.tasks):
-        classes = {}
-    benchmark = record.get("benchmark")
-    if benchmark is not None and not isinstance(benchmark, dict):
-        raise InputError(f'{run.path / RUN_FILE}: "benchmark" must be an object, not {benchmark!r}')
-    return TrainedRun(run.path, run.base, dict(zip(run.labels, run.tasks, strict=True)), run.head, classes, benchmark)
-
-
-def _relative(path: Path, run: Path) -> str:
-    """A path that stays right when the run directory is moved, where it lies inside it."""
-    absolute, root = path.absolute(), run.absolute()
-    return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(absolute)
+    file = path / CONFIG
+    content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
+    if not file.exists() and path.exists():
+        foreign = not path.is_dir() or any(UNFINISHED.fullmatch(item.name) is None for item in path.iterdir())
+        if foreign:
+            raise InputError(f"{path} exists and is no training run; choose another directory with -o")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be made ({error.strerror or error})") from error
+    for item in path.rglob(".*"):
+        if UNFINISHED.fullmatch(item.name) and item.is_file():
+            item.unlink(missing_ok=True)
+    if not file.exists():
+        write_atomic(file, content)
+        return
+    try:
+        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
+    changed = differences(before if isinstance(before, dict) else {}, config)
+    if changed and not (path / BASE).exists():
+        write_atomic(file, content)  # nothing was made yet: the first try failed, and the configuration was corrected
+    elif changed:
+        raise InputError(
+            f"{path} is a run of another configuration; choose another directory with -o, or undo this:\n"
+            + "\n".join(f"  - {line}" for line in changed)
+        )

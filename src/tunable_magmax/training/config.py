@@ -30,6 +30,7 @@ from tunable_magmax.errors import InputError
 GLYPHS = "glyphs"
 HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]
 Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-crop"]
+Schedule: TypeAlias = Literal["cosine", "constant"]
 SECTIONS = ("model", "benchmark", "head", "train", "regularise", "profile", "matrix", "text_tower", "seed")
 
 
@@ -56,7 +57,7 @@ class Optimisation:
     lr: float = 1e-5
     weight_decay: float = 0.1
     warmup: float = 500
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Schedule = "cosine"
     clip: float | None = 1.0
     label_smoothing: float = 0.0
     freeze: tuple[str, ...] = ()
@@ -174,20 +175,22 @@ PATHS: dict[str, Reader] = {
 """The keys of run.yaml that say where something is, and how they are read when typed on the command line."""
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What two records differ in, a line each.
+def warmup_steps(warmup: float, steps: int) -> int:
+    """A warm-up in steps: given as such, or, below 1, as a share of the task's steps.
 
-    >>> differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
-    ['train.lr: 1.0 there, 2.0 now']
+    >>> warmup_steps(500, 200), warmup_steps(0.1, 200)
+    (500, 20)
     """
-    found = []
-    for key in dict.fromkeys([*old, *new]):
-        one, other = old.get(key), new.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += differences(one, other, f"{prefix}{key}.")
-        elif one != other:
-            found.append(f"{prefix}{key}: {one} there, {other} now")
-    return found
+    return int(warmup) if warmup >= 1 else round(warmup * steps)
+
+
+def task_steps(samples: int, epochs: int, batch: int) -> int:
+    """How many steps a task takes: each epoch ends with a smaller batch where samples are left.
+
+    >>> task_steps(10, 3, 4)
+    9
+    """
+    return epochs * -(-samples // batch)
 
 
 @dataclass(frozen=True)

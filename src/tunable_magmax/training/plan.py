@@ -8,8 +8,7 @@ from typing import Any
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.errors import InputError
-from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.schedule import task_steps, warmup_steps
+from tunable_magmax.training.config import GLYPHS, TrainConfig, task_steps, warmup_steps
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,16 +21,16 @@ from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import choose_rows
-from tunable_magmax.runs.directory import RunDirectory
-from tunable_magmax.runs.run import profile_path
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.beginning import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.measuring import Matrix, Scores, or_null, score_tasks, task_evaluator
 from tunable_magmax.training.profiling import assemble_profile
-from tunable_magmax.training.tracking import Tracker
-from tunable_magmax.training.trainer import TaskResult, Tick, Trainer, Watch
+from tunable_magmax.training.tracking import Matrix, Tracker, or_null, score_tasks, task_evaluator
+from tunable_magmax.training.trainer import Midway, TaskResult, Tick, Trainer, Watch
 
 SNAPSHOT_SECONDS = 60.0
+SNAPSHOT = "snapshot"
+REGULARISER = "regulariser"
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,22 @@ def train_sequence(
     ('task-1', 'task-2', 'task-3')
     """
     benchmark = open_benchmark(config.benchmark)
-    directory = RunDirectory(Path(out))
-    directory.claim(config.record())
-    with directory.alone():
-        finished = directory.finished()
+    run = Run.begin(out, config.record(), len(benchmark.tasks))
+    with run.alone():
+        finished = len(run.tasks)
         reading: dict[str, Any] = {"strict": strict, "progress": progress}
-        encoder, head = _beginning(config, directory, benchmark, device, reading)
-        directory.check_setup(_setup(config, encoder, head, benchmark))
-        matrix = Matrix(directory.path, benchmark, len(finished)) if config.matrix else None
-        results: list[TaskResult | None] = [None] * len(finished)
-        if len(finished) < len(benchmark.tasks):
-            with Tracker(directory.path, tensorboard) as tracker:
-                sequence = _Sequence(config, directory, benchmark, encoder, head, matrix, tracker, reading)
-                results += sequence.train(finished, snapshot_seconds, watch)
-        directory.drop_snapshot()  # of a run that was killed at its very end
-        directory.drop_regulariser()
+        encoder, head = _beginning(config, run, benchmark, device, reading)
+        run.check_setup(_setup(config, encoder, head, benchmark))
+        matrix = Matrix(run, benchmark) if config.matrix else None
+        results: list[TaskResult | None] = [None] * finished
+        if finished < len(benchmark.tasks):
+            with Tracker(run.path, tensorboard) as tracker:
+                sequence = _Sequence(config, run, benchmark, encoder, head, matrix, tracker, reading)
+                results += sequence.train(snapshot_seconds, watch)
+        run.drop_state(SNAPSHOT)  # of a run that was killed at its very end
+        run.drop_state(REGULARISER)
     return TrainedRun(
-        directory.path,
+        run.path,
         tuple(task.name for task in benchmark.tasks),
         tuple(results),
         None if matrix is None else matrix.value,
@@ -93,12 +93,12 @@ def train_sequence(
 
 
 class _Sequence:
-    """The tasks that are left to train."""
+    """Trains the tasks that are left."""
 
     def __init__(
         self,
         config: TrainConfig,
-        directory: RunDirectory,
+        run: Run,
         benchmark: Benchmark,
         encoder: Encoder,
         head: Head,
@@ -106,7 +106,7 @@ class _Sequence:
         tracker: Tracker,
         reading: Mapping[str, Any],
     ) -> None:
-        self._config, self._directory, self._benchmark = config, directory, benchmark
+        self._config, self._run, self._benchmark = config, run, benchmark
         self._encoder, self._head, self._matrix, self._tracker = encoder, head, matrix, tracker
         self._classifier = Classifier(encoder, head).digest
         self._train = Decoded(encoder, benchmark.train, [k for task in benchmark.tasks for k in task.train], **reading)
@@ -115,74 +115,74 @@ class _Sequence:
             test = Decoded(encoder, benchmark.test, [k for task in benchmark.tasks for k in task.test], **reading)
             self._evaluator = task_evaluator(encoder, head, benchmark, test)
 
-    def train(
-        self, finished: list[dict[str, Any]], snapshot_seconds: float, watch: Watch | None
-    ) -> list[TaskResult | None]:
-        """Train them, and enter each into the run directory when it is complete."""
-        first, tasks = len(finished), self._benchmark.tasks
+    def train(self, snapshot_seconds: float, watch: Watch | None) -> list[TaskResult | None]:
+        """Trains them, and enters each into the run directory when it is complete."""
+        first, tasks = len(self._run.tasks), self._benchmark.tasks
         # While the encoder still is the base.
         by_base = {t: self._embedded(tasks[t]) for t in range(first, len(tasks))}
         if self._matrix is not None and self._evaluator is not None and not first:
             self._matrix.start(score_tasks(self._evaluator))
         trainer = Trainer(self._encoder, self._head, self._benchmark, self._config)
         if first:
-            self._resume(trainer, finished)
+            self._resume(trainer)
         results: list[TaskResult | None] = []
         for t in range(first, len(tasks)):
             inputs = self._train.take(tasks[t].train)
             result = self._train_task(t, trainer, inputs, snapshot_seconds, watch)
-            checkpoint = self._directory.vacant(self._name(t))
+            digits = max(2, len(str(len(tasks))))
+            checkpoint = self._run.empty_folder(f"task-{t + 1:0{digits}}")
             save_encoder(self._encoder, checkpoint)
             self._write_profile(tasks[t], inputs, by_base[t], checkpoint_digest(checkpoint))
-            scores = None if self._evaluator is None else score_tasks(self._evaluator)
-            finished.append(self._entry(tasks[t], checkpoint))
-            self._commit(t, finished, trainer, result, scores)
+            self._commit(t, checkpoint, trainer, result)
             results.append(result)
         return results
 
     def _train_task(
         self, t: int, trainer: Trainer, inputs: Prepared, snapshot_seconds: float, watch: Watch | None
     ) -> TaskResult:
-        start = self._directory.read_snapshot(t)
+        start = self._snapshot(t)
         self._tracker.rewind(t + 1, 0 if start is None else start.step)
         last = time.monotonic()
 
         def keep(step: int, state: Callable[[], Mapping[str, torch.Tensor]]) -> None:
             nonlocal last
             if time.monotonic() - last >= snapshot_seconds:
-                self._directory.write_snapshot(t, step, state())
+                self._run.save_state(SNAPSHOT, state(), {"task": str(t), "step": str(step)})
                 last = time.monotonic()
 
-        def tell(tick: Tick) -> None:
+        def record(tick: Tick) -> None:
             self._tracker.tick(tick)
             if watch is not None:
                 watch(tick)
 
-        return trainer.train(t, inputs, start=start, watch=tell, keep=keep)
+        return trainer.train(t, inputs, start=start, watch=record, keep=keep)
 
-    def _resume(self, trainer: Trainer, finished: list[dict[str, Any]]) -> None:
-        """Go on from the last finished task: its weights, and what the regulariser knew then."""
-        checkpoint = self._directory.path / finished[-1]["checkpoint"]
+    def _snapshot(self, t: int) -> Midway | None:
+        """The middle of task t, if an interrupted call left it."""
+        kept = self._run.load_state(SNAPSHOT)
+        if kept is None or kept[1].get("task") != str(t):
+            return None
+        return Midway(int(kept[1]["step"]), kept[0])
+
+    def _resume(self, trainer: Trainer) -> None:
+        """Goes on from the last finished task: its weights, and the state of the regulariser then."""
         device = self._encoder.device
-        last = load_encoder(checkpoint, str(device), assets=self._directory.base)
+        last = load_encoder(self._run.tasks[-1], str(device), assets=self._run.base)
         self._encoder.module.load_state_dict(last.module.state_dict())
-        if trainer.regulariser is not None:
-            before = self._directory.read_regulariser(len(finished) - 1)
-            trainer.regulariser.restore({name: value.to(device) for name, value in before.items()})
+        kept = self._run.load_state(f"{REGULARISER}/{len(self._run.tasks) - 1}")
+        if trainer.regulariser is not None and kept is not None:
+            trainer.regulariser.restore({name: value.to(device) for name, value in kept[0].items()})
 
-    def _commit(
-        self,
-        t: int,
-        finished: list[dict[str, Any]],
-        trainer: Trainer,
-        result: TaskResult,
-        scores: Scores | None,
-    ) -> None:
-        """Enter a finished task: run.json last, because it is what says so."""
+    def _commit(self, t: int, checkpoint: Path, trainer: Trainer, result: TaskResult) -> None:
+        """Enters a finished task into the run: run.json last, because it says which tasks are finished."""
         task = self._benchmark.tasks[t]
-        if trainer.regulariser is not None:
-            self._directory.write_regulariser(t, trainer.regulariser.state())
-        told: dict[str, Any] = {
+        scores = None if self._evaluator is None else score_tasks(self._evaluator)
+        state = {} if trainer.regulariser is None else trainer.regulariser.state()
+        if state:
+            self._run.save_state(f"{REGULARISER}/{t}", state)
+            # The state before this task is needed again if this call is killed now.
+            self._run.drop_state(f"{REGULARISER}/{t - 2}")
+        record: dict[str, Any] = {
             "task": t + 1,
             "name": task.name,
             "steps": result.steps,
@@ -192,17 +192,16 @@ class _Sequence:
         }
         if self._matrix is not None and scores is not None:
             self._matrix.add(t, scores)
-            self._matrix.write()
             names = [task.name for task in self._benchmark.tasks]
             accuracies = dict(zip(names, scores.unknown, strict=True))
-            told["task_known_accuracy"] = or_null(scores.known[t])
-            told["accuracies"] = {name: or_null(value) for name, value in accuracies.items()}
+            record["task_known_accuracy"] = or_null(scores.known[t])
+            record["accuracies"] = {name: or_null(value) for name, value in accuracies.items()}
             self._tracker.accuracies(t + 1, accuracies)
-        self._tracker.tell("task", **told)
-        self._directory.write_run(finished, len(self._benchmark.tasks), self._config.benchmark.record())
-        self._directory.drop_snapshot()
+        self._tracker.write("task", **record)
+        self._run.add_task(task.name, checkpoint, [self._benchmark.classes[k] for k in task.classes])
+        self._run.drop_state(SNAPSHOT)
 
-    # -- what a task leaves ----------------------------------------------------------------------------------------
+    # -- profiles --------------------------------------------------------------------------------------------------
 
     def _profiled(self, task: Task) -> Prepared:
         """The samples of a task that its profile embeds."""
@@ -210,7 +209,7 @@ class _Sequence:
         return self._train.take([task.train[row] for row in rows])
 
     def _embedded(self, task: Task) -> Any:
-        """What the encoder as it is now makes of the samples that a task's profile embeds."""
+        """Embeds the samples of a task's profile with the encoder as it is now."""
         return embed_prepared(self._encoder, self._profiled(task)).cpu().numpy()
 
     def _write_profile(self, task: Task, inputs: Prepared, by_base: Any, digest: str) -> None:
@@ -222,41 +221,28 @@ class _Sequence:
         # The encoder was loaded as the base, and keeps that digest.
         profile = profile.with_base(self._encoder.digest, by_base, rows.cpu().numpy())
         profile = profile.with_shares(self._classifier, self._head.classes, self._head.probabilities(by_base))
-        profile.save(profile_path(self._directory.path, task.name))
-
-    def _name(self, t: int) -> str:
-        digits = max(2, len(str(len(self._benchmark.tasks))))
-        return f"task-{t + 1:0{digits}}"
-
-    def _entry(self, task: Task, checkpoint: Path) -> dict[str, Any]:
-        root = self._directory.path
-        return {
-            "name": task.name,
-            "checkpoint": checkpoint.name,
-            "profile": profile_path(root, task.name).relative_to(root).as_posix(),
-            "classes": [self._benchmark.classes[k] for k in task.classes],
-        }
+        profile.save(self._run.profile_path(task.name))
 
 
 def _beginning(
-    config: TrainConfig,
-    directory: RunDirectory,
-    benchmark: Benchmark,
-    device: str | None,
-    reading: Mapping[str, Any],
+    config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, reading: Mapping[str, Any]
 ) -> tuple[Encoder, Head]:
     """Base and head: made once, then read back from the run directory."""
-    if not directory.base.exists() or not directory.head.exists():
-        with directory.scratch("pretrained") as scratch:
+    assert run.head is not None
+    if not Run.has_begun(run.path):
+        scratch = run.empty_folder("pretrained.partial")
+        try:
             encoder = load_base(config, scratch, device, reading["progress"])
             positions = [k for task in benchmark.tasks for k in task.train]
             head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, positions, **reading))
             if config.text_tower == "drop":
                 encoder = image_tower(encoder)
-            trainable(encoder, config.train.freeze)  # a wrong pattern is told before anything is written
-            save_encoder(encoder, directory.vacant(directory.base.name))
-            save_head(head, directory.head)
-    return load_encoder(directory.base, device), load_head(directory.head)
+            trainable(encoder, config.train.freeze)  # a wrong pattern is reported before anything is written
+            save_encoder(encoder, run.empty_folder(run.base.name))
+            save_head(head, run.head)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return load_encoder(run.base, device), load_head(run.head)
 
 
 def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchmark) -> dict[str, Any]:

@@ -1,23 +1,31 @@
-"""What training says while it runs: JSON lines always, TensorBoard if asked for."""
+"""What training records: JSON lines always, the accuracy matrix and TensorBoard if asked for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
+from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import write_atomic
+from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.head import Head
+from tunable_magmax.models.prepared import Decoded
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.trainer import Tick
 
 RECORDS = "records.jsonl"
 
 
 class Tracker:
-    """Appends records to records.jsonl, each complete as soon as it is told; a context manager."""
+    """Appends records to records.jsonl, each at once; a context manager."""
 
     def __init__(self, run: Path, tensorboard: bool = False) -> None:
         self._path = run / RECORDS
@@ -32,15 +40,15 @@ class Tracker:
             self._board.close()
 
     def rewind(self, task: int, step: int) -> None:
-        """Drop what an interrupted run recorded of steps that will be taken again."""
+        """Removes what an interrupted run recorded of steps that will be taken again."""
         if not self._path.exists():
             return
         kept = [line for line in self._path.read_text(encoding="utf-8").splitlines() if _stays(line, task, step)]
         write_atomic(self._path, "".join(f"{line}\n" for line in kept).encode())
 
     def tick(self, tick: Tick) -> None:
-        """One record of a task's progress."""
-        self.tell("step", **(asdict(tick) | {"task": tick.task + 1}))
+        """Records a task's progress."""
+        self.write("step", **(asdict(tick) | {"task": tick.task + 1}))
         if self._board is not None:
             self._planned[tick.task] = tick.steps
             step = sum(steps for task, steps in self._planned.items() if task < tick.task) + tick.step
@@ -49,13 +57,13 @@ class Tracker:
             self._board.add_scalar("samples per second", tick.samples_per_second, step)
 
     def accuracies(self, task: int, values: Mapping[str, float]) -> None:
-        """The accuracy on each task after a task, where TensorBoard shows it."""
+        """Shows the accuracy on each task after a task in TensorBoard."""
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"accuracy/{name}", value, task)
 
-    def tell(self, kind: str, **values: Any) -> None:
-        """One record, with the time."""
+    def write(self, kind: str, **values: Any) -> None:
+        """Writes one record, with the time."""
         record = {"kind": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **values}
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -74,24 +82,24 @@ def _stays(line: str, task: int, step: int) -> bool:
 
 
 def training_seconds(run: Path) -> float:
-    """How long a run's finished tasks took to train, whichever call trained them.
+    """Returns how long a run's finished tasks took to train, whichever call trained them.
 
     Of a task that was stopped in the middle, only what came after its last start counts.
     """
-    return float(sum(record["seconds"] for record in _told(run / RECORDS)))
+    return float(sum(record["seconds"] for record in _task_records(run / RECORDS)))
 
 
 def _earlier(path: Path) -> dict[int, int]:
-    """How many steps the finished tasks (from 0) of an earlier call took."""
-    return {record["task"] - 1: record["steps"] for record in _told(path)}
+    """Returns how many steps the finished tasks (from 0) of an earlier call took."""
+    return {record["task"] - 1: record["steps"] for record in _task_records(path)}
 
 
-def _told(path: Path) -> list[dict[str, Any]]:
-    """What was recorded of each finished task."""
+def _task_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of finished tasks."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    # The last line of a killed run may be cut off, and is no task's then.
+    # The last line of a killed run may be cut off.
     return [json.loads(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
 
 
@@ -101,3 +109,71 @@ def _board(folder: Path) -> Any:
     except ImportError:
         raise InputError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
     return SummaryWriter(folder)
+
+
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One model's accuracy on each task: among all classes, and among the task's own. NaN for a task without tests."""
+
+    unknown: tuple[float, ...]
+    known: tuple[float, ...]
+
+
+def task_evaluator(encoder: Encoder, head: Head, benchmark: Benchmark, test: Decoded) -> Evaluator:
+    """Returns what measures an encoder on the test samples of all tasks."""
+    labelled = label_benchmark(benchmark, head.classes)
+    return Evaluator(encoder, head, labelled, batch=BATCH, prepared=test.take(labelled.positions))
+
+
+def score_tasks(evaluator: Evaluator) -> Scores:
+    """Measures the evaluator's encoder as it is now."""
+    found = evaluator.measure()
+    assert found.known_by_task is not None
+    unknown, known = (
+        tuple(share.value for share in shares.values()) for shares in (found.by_task, found.known_by_task)
+    )
+    return Scores(unknown, known)
+
+
+def or_null(accuracy: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if isnan(accuracy) else accuracy
+
+
+class Matrix:
+    """R of a run, kept in its metrics.json. `known`: after each task, the accuracy on it among its own classes."""
+
+    def __init__(self, run: Run, benchmark: Benchmark) -> None:
+        self._run, self._benchmark = run, benchmark
+        self._rows: list[tuple[float, ...]] = []
+        self._base: tuple[float, ...] | None = None
+        self.known: list[float] = []
+        finished, metrics = len(run.tasks), run.read_metrics()
+        if metrics is not None:
+            try:
+                before = AccuracyMatrix.from_dict(metrics)
+                self._base, self._rows = before.base, list(before.rows[:finished])
+                self.known = [nan if value is None else float(value) for value in metrics["task_known"][:finished]]
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"metrics.json: damaged ({error}); remove {run.path} and train again") from None
+        # Where the file is gone, what was measured is not known any more.
+        self._rows += [(nan,) * len(benchmark.tasks)] * (finished - len(self._rows))
+        self.known += [nan] * (finished - len(self.known))
+
+    @property
+    def value(self) -> AccuracyMatrix:
+        tasks = self._benchmark.tasks
+        return AccuracyMatrix.of([t.name for t in tasks], self._rows, self._base, [len(t.test) for t in tasks])
+
+    def start(self, scores: Scores) -> None:
+        """Takes the base's accuracies, before any task."""
+        self._base = scores.unknown
+
+    def add(self, t: int, scores: Scores) -> None:
+        """Adds the accuracies after task t (from 0), and saves metrics.json."""
+        self._rows.append(scores.unknown)
+        self.known.append(scores.known[t])
+        self._run.write_metrics(self.value.to_dict() | {"task_known": [*map(or_null, self.known)]})

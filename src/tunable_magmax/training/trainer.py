@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ from tunable_magmax.data.benchmark import Benchmark, Task
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.tower import trainable
-from tunable_magmax.training.augment import augment
-from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.draws import draw_epoch
+from tunable_magmax.training.config import Augmentation, Schedule, TrainConfig, task_steps, warmup_steps
 from tunable_magmax.training.regularise import Parameters, make_regulariser
-from tunable_magmax.training.schedule import learning_rate, task_steps, warmup_steps
 from tunable_magmax.training.step import Step
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
     from tunable_magmax.models.prepared import Batch, Prepared
+
+AREA = (0.9, 1.0)
+"""Shares of the area that a resized crop may keep."""
+RATIO = (3 / 4, 4 / 3)
 
 
 @dataclass(frozen=True)
@@ -212,3 +214,89 @@ def _out_of_memory(batch: int) -> str:
         f"out of memory with train.batch {batch}: set it lower, such as train.batch: {smaller} in the configuration or "
         f"--set train.batch={smaller}, and choose another directory with -o, since a run has one configuration"
     )
+
+
+# -- random numbers: they depend on seed, task and epoch alone, so that a killed run draws the same ones again ---------
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """An order of the samples [n], and four numbers in [0, 1) for each place in it [n, 4]: for augmentation."""
+
+    order: Tensor
+    numbers: Tensor
+
+
+def draw_epoch(samples: int, device: torch.device, seed: int, task: int, epoch: int) -> Epoch:
+    """The draws of an epoch; drawn on the CPU, so that they do not depend on the device."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", task, epoch))
+    order = torch.randperm(samples, generator=generator)
+    numbers = torch.rand(samples, 4, generator=generator)
+    return Epoch(order.to(device), numbers.to(device))
+
+
+# -- learning rate ----------------------------------------------------------------------------------------------------
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int, schedule: Schedule = "cosine") -> float:
+    """The rate of step 0 .. steps - 1. A warm-up longer than training never reaches the peak, as in the paper.
+
+    >>> [round(learning_rate(step, 6, 1.0, 2), 3) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+    >>> [learning_rate(step, 3, 1.0, 500) for step in range(3)]
+    [0.002, 0.004, 0.006]
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+# -- augmentation -----------------------------------------------------------------------------------------------------
+
+
+def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Tensor:
+    """Changed images [b, 3, h, w] of `pixels` (uint8), one row of `numbers` [b, 4] in [0, 1) for each.
+
+    `crop`: a window of the image padded with `pad` black pixels on each side; `flip`: left to right, half of the time;
+    `resized-crop`: a window of 90 to 100 % of the area, of varying shape, resized to the whole.
+    """
+    if kind == "none":
+        return pixels
+    if kind == "resized-crop":
+        return _resized_crop(pixels, numbers)
+    return _window(pixels, numbers, pad if "crop" in kind else 0, flip="flip" in kind)
+
+
+def _window(pixels: Tensor, numbers: Tensor, pad: int, flip: bool) -> Tensor:
+    b, _, height, width = pixels.shape
+    rows = torch.arange(height, device=pixels.device).expand(b, -1)
+    columns = torch.arange(width, device=pixels.device).expand(b, -1)
+    if flip:
+        columns = torch.where(numbers[:, 2:3] < 0.5, columns, width - 1 - columns)
+    if pad:
+        pixels = torch.nn.functional.pad(pixels, (pad, pad, pad, pad))
+        # Rounded down before they are added: the largest number below 1 would round up to a place outside.
+        moves = ((2 * pad + 1) * numbers[:, :2]).long().clamp(max=2 * pad)
+        rows, columns = rows + moves[:, 0:1], columns + moves[:, 1:2]
+    images = torch.arange(b, device=pixels.device)[:, None, None]
+    # Indices around a slice put the sliced dimension last.
+    return pixels[images, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _resized_crop(pixels: Tensor, numbers: Tensor) -> Tensor:
+    area = AREA[0] + (AREA[1] - AREA[0]) * numbers[:, 0]
+    low, high = map(math.log, RATIO)
+    shape = torch.exp(low + (high - low) * numbers[:, 1])
+    # A side longer than the image is cut to it, so the window always lies inside.
+    wide, tall = ((area * factor).sqrt().clamp(max=1) for factor in (shape, 1 / shape))
+    across, down = (1 - wide) * (2 * numbers[:, 2] - 1), (1 - tall) * (2 * numbers[:, 3] - 1)
+    zero = torch.zeros_like(area)
+    moves = torch.stack([torch.stack([wide, zero, across], 1), torch.stack([zero, tall, down], 1)], 1)
+    images = pixels.float()
+    grid = torch.nn.functional.affine_grid(moves, list(images.shape), align_corners=False)
+    changed = torch.nn.functional.grid_sample(
+        images, grid, mode="bicubic", padding_mode="reflection", align_corners=False
+    )
+    return changed.clamp(0, 255)

@@ -17,14 +17,8 @@ from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy
 from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
-from tunable_magmax.runs.run import (
-    HEAD_FILE,
-    RUN_FILE,
-    Recipe,
-    TrainedRun,
-    read_run,
-    read_trained_run,
-)
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,13 +35,12 @@ class Belongings:
     """The head to evaluate with, and the run that says what the tasks are, if there is one."""
 
     head: Path
-    run: TrainedRun | None
+    run: Run | None
 
 
-def find_belongings(model: Path | Recipe, head: Path | None = None, run: Path | None = None) -> Belongings:
+def find_belongings(model: Path | Recipe, head: Path | None = None, run: Path | Run | None = None) -> Belongings:
     """What was given; else what lies beside the model; else the run that it was merged from, by the merge's log."""
-    owner = _run_of(model) if run is None else run
-    trained = None if owner is None else read_trained_run(owner)
+    trained = _run_of(model) if run is None else run if isinstance(run, Run) else Run.open(run)
     if head is None:
         own = None if trained is None else trained.head
         head = (own or _beside(model)) if run is not None else (_beside(model) or own)
@@ -79,8 +72,8 @@ def _hint(model: Path | Recipe) -> str:
     return f" (perhaps {found[0]})" if found else ""
 
 
-def _run_of(model: Path | Recipe) -> Path | None:
-    """The run directory whose checkpoints these are, or were merged."""
+def _run_of(model: Path | Recipe) -> Run | None:
+    """The run whose checkpoints these are, or were merged."""
     if isinstance(model, Recipe):
         return _holder([model.base, *model.tasks])
     from tunable_magmax.workflows.verify import logged_inputs
@@ -94,17 +87,17 @@ def _run_of(model: Path | Recipe) -> Path | None:
     return None if known is None else _holder([known.base, *known.tasks])
 
 
-def _holder(checkpoints: list[Path]) -> Path | None:
-    """The nearest directory above the first checkpoint whose run.json lists them all."""
+def _holder(checkpoints: list[Path]) -> Run | None:
+    """The nearest run directory above the first checkpoint, if its run.json lists them all."""
     wanted = {path.resolve() for path in checkpoints}
     for folder in checkpoints[0].parents:
-        if (folder / RUN_FILE).is_file():
+        if is_run(folder):
             try:
-                recipe = read_run(folder)
+                run = Run.open(folder)
             except InputError:
                 return None
-            listed = {path.resolve() for path in (recipe.base, *recipe.tasks)}
-            return folder if wanted <= listed else None
+            listed = {path.resolve() for path in (run.base, *run.tasks)}
+            return run if wanted <= listed else None
     return None
 
 
@@ -219,10 +212,10 @@ def evaluate_run(
     from tunable_magmax.models.state import read_state
 
     reading = reading or Reading()
-    trained = read_trained_run(run)
+    trained = Run.open(run)
     places = {"base": trained.base, **trained.checkpoints}
     chosen = list(places) if checkpoints is None else [_named(name, trained) for name in checkpoints]
-    found = find_belongings(trained.base, _path(head), trained.path)
+    found = find_belongings(trained.base, _path(head), trained)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -244,7 +237,7 @@ def evaluate_run(
 
 
 def open_labelled(
-    data: PathLike | Samples | Benchmark | None, head: Head, run: TrainedRun | None, reading: Reading
+    data: PathLike | Samples | Benchmark | None, head: Head, run: Run | None, reading: Reading
 ) -> tuple[Labelled, str]:
     """The labelled data, in the head's classes and the run's tasks, and what to call them."""
     if data is None:
@@ -302,7 +295,7 @@ def _evaluator(
     return Evaluator(encoder, head, labelled, progress=progress, **options), origin
 
 
-def _run_benchmark(run: TrainedRun | None) -> Benchmark:
+def _run_benchmark(run: Run | None) -> Benchmark:
     if run is None:
         raise InputError(
             "on what data? Give --data, a folder of class folders or a table with labels; or --run RUN_DIR, a run that "
@@ -330,7 +323,7 @@ def _benchmark_file(path: Path) -> Benchmark:
     return open_benchmark(BenchmarkOptions.read(section, path.parent))
 
 
-def _named(name: str, run: TrainedRun) -> str:
+def _named(name: str, run: Run) -> str:
     """The task that is meant; its own name goes before `last`."""
     if name in ("base", *run.checkpoints):
         return name
@@ -340,9 +333,7 @@ def _named(name: str, run: TrainedRun) -> str:
     raise InputError(f"{run.path} has no checkpoint {name!r}{closest(name, known)}; it has {', '.join(known)}")
 
 
-def _matrices(
-    run: TrainedRun, accuracies: Mapping[str, Accuracy]
-) -> tuple[AccuracyMatrix | None, AccuracyMatrix | None]:
+def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMatrix | None, AccuracyMatrix | None]:
     """R with the task unknown and known; None unless every task was evaluated, on data of the run's own tasks.
 
     A run that is not finished has more tasks in its data than checkpoints: its last rows are not known.

@@ -22,7 +22,7 @@ from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import JSON, Preference
 from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
-from tunable_magmax.runs.run import RunProfiles
+from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import BATCH
 from tunable_magmax.workflows.target import MOST_SAMPLES
 
@@ -33,7 +33,7 @@ RULE = "tried weights that are not clearly worse than the best by a sign test, a
 
 
 def search_preference(
-    run: RunProfiles,
+    run: Run,
     pairs: Samples,
     *,
     head: str | os.PathLike[str] | None = None,
@@ -57,8 +57,8 @@ def search_preference(
     seed is the resampling's. Of more than `limit` samples a seeded draw is used. See `preference.search` for the rest.
 
     >>> from tunable_magmax.data.source import open_samples
-    >>> from tunable_magmax.training.profiling import read_run_profiles
-    >>> search_preference(read_run_profiles("run"), open_samples("site")).provenance["accuracy"]  # doctest: +SKIP
+    >>> from tunable_magmax.runs.run import Run
+    >>> search_preference(Run.open("run"), open_samples("site")).provenance["accuracy"]  # doctest: +SKIP
     0.84
     """
     require_optuna()
@@ -128,7 +128,7 @@ def search_preference(
 # -- the labelled sample -------------------------------------------------------------------------------------------
 
 
-def _known(run: RunProfiles, pairs: Samples, head: Head) -> Labelled:
+def _known(run: Run, pairs: Samples, head: Head) -> Labelled:
     """The samples whose class the head knows; the labels of the others are named in a warning."""
     if pairs.labels is None:
         raise InputError(
@@ -151,7 +151,7 @@ def _known(run: RunProfiles, pairs: Samples, head: Head) -> Labelled:
     return Labelled(pairs, tuple(place), np.array(list(place.values()), dtype=np.int64), {}, None)
 
 
-def _starts(run: RunProfiles, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
+def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
     """The label preference, unless profiles are lacking, no label belongs to a task, or it is equal weights anyway."""
     profiles = [profile for profile in run.profiles if profile is not None]
     if len(profiles) < len(run.profiles):
@@ -185,7 +185,7 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
 class _Scorer:
     """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
 
-    def __init__(self, run: RunProfiles, evaluator: Evaluator, progress: Progress | None) -> None:
+    def __init__(self, run: Run, evaluator: Evaluator, progress: Progress | None) -> None:
         from tunable_magmax.merging.session import MergeSession
         from tunable_magmax.models.state import read_state
 

@@ -24,7 +24,7 @@ from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.profile import Profile, choose_rows, require_one_base, require_one_classifier
-from tunable_magmax.runs.run import RunProfiles
+from tunable_magmax.runs.run import Run
 
 MOST_SAMPLES = 500
 
@@ -33,7 +33,7 @@ MOST_SAMPLES = 500
 class Target:
     """Files about the target, for a run. `limit`: of more inputs than that a seeded draw is used."""
 
-    run: RunProfiles
+    run: Run
     labels_file: Path | None = None
     inputs: Path | None = None
     predictions_file: Path | None = None

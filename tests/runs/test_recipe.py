@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.recipe import read_recipe
-from tunable_magmax.runs.run import Recipe
+from tunable_magmax.runs.recipe import Recipe, read_recipe
 
 GOOD = {"base_model": "base", "models": [{"model": "one"}, {"model": "two"}]}
 

@@ -1,0 +1,134 @@
+"""Run directories: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.run import Run, is_run
+
+PLAIN = {
+    "version": 1,
+    "base": "base",
+    "tasks": [{"name": "cats", "checkpoint": "task-1"}, {"name": "dogs", "checkpoint": "/elsewhere/task-2"}],
+}
+
+
+def write(folder, record):
+    (folder / "run.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    return folder
+
+
+def profile(task, classes):
+    counts = tuple(3 for _ in classes)
+    return Profile(task, tuple(classes), counts, 3 * len(classes), np.ones((2, 4), np.float32), "sha256:x")
+
+
+def test_the_least_that_a_run_says(tmp_path):
+    assert not is_run(tmp_path)
+    run = Run.open(write(tmp_path, {**PLAIN, "more": "is fine"}))
+    assert is_run(tmp_path)
+    assert run.base == tmp_path / "base"
+    assert run.tasks == (tmp_path / "task-1", Path("/elsewhere/task-2"))
+    assert run.checkpoints == {"cats": run.tasks[0], "dogs": run.tasks[1]}
+    assert run.names == run.labels == ("cats", "dogs")
+    assert run.profiles == (None, None)
+    assert run.classes == {}
+    assert run.head is run.classifier_checkpoint is run.benchmark is run.read_metrics() is None
+
+
+def test_tasks_need_no_names(tmp_path):
+    run = Run.open(write(tmp_path, {**PLAIN, "tasks": [{"checkpoint": "a"}, {"name": "dogs", "checkpoint": "b"}]}))
+    assert (run.names, run.labels) == (None, ("task 1", "task 2"))
+
+
+def test_profiles_are_registered_and_other_keys_kept(tmp_path):
+    head = tmp_path / "head.safetensors"
+    head.write_bytes(b"a head")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    run = Run.open(write(folder, {**PLAIN, "more": "is kept"}))
+    assert run.profile_path("birds & bees") == folder / "profiles" / "birds___bees.safetensors"
+    with pytest.raises(InputError, match="a test needs the tasks' profiles, and 'cats', 'dogs' have none; make them"):
+        run.require_profiles("a test")
+    for task in ("cats", "dogs"):
+        profile(task, [task, "mice"]).save(run.profile_path(task))
+    run.register_profiles({0: run.profile_path("cats")})
+    assert [found and found.task for found in run.profiles] == ["cats", None]
+    run.register_profiles({1: run.profile_path("dogs")}, head, folder / "base")
+    for seen in (run, Run.open(folder)):
+        assert [found.task for found in seen.require_profiles("a test")] == ["cats", "dogs"]
+        assert seen.classes == {"cats": ("cats", "mice"), "dogs": ("dogs", "mice")}
+        assert (seen.head, seen.classifier_checkpoint) == (folder / "classifier-head.safetensors", folder / "base")
+    assert (folder / "classifier-head.safetensors").read_bytes() == b"a head"
+    record = json.loads((folder / "run.json").read_text())
+    assert record["more"] == "is kept"
+    assert record["tasks"][0] == {**PLAIN["tasks"][0], "profile": "profiles/cats.safetensors"}
+    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+
+
+def test_a_profile_of_another_task_is_refused(tmp_path):
+    profile("dogs", ["dog"]).save(tmp_path / "p.safetensors")
+    tasks = [{**PLAIN["tasks"][0], "profile": "p.safetensors"}]
+    run = Run.open(write(tmp_path, {**PLAIN, "tasks": tasks}))
+    with pytest.raises(InputError, match=r"is the profile of task 'dogs', but run\.json lists it under 'cats'"):
+        run.profiles  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ("{", "not a readable JSON file"),
+        ("[]", "run.json"),
+        ({**PLAIN, "version": 2}, "version is 2: must be 1"),
+        ({"version": 1, "tasks": []}, "'base' is missing"),
+        ({"version": 1, "base": "b"}, "'tasks' is missing"),
+        ({**PLAIN, "tasks": []}, "the run has no tasks"),
+        ({**PLAIN, "tasks": ["t"]}, "tasks.0 is 't'"),
+        ({**PLAIN, "tasks": [{"name": "t"}]}, "'tasks.0.checkpoint' is missing"),
+        ({**PLAIN, "tasks": [{"checkpoint": "t", "profile": 3}]}, "tasks.0.profile is 3: must be a text"),
+        ({**PLAIN, "tasks": [{"checkpoint": "t", "classes": []}]}, "tasks.0.classes is []"),
+        ({**PLAIN, "tasks": [PLAIN["tasks"][0]] * 2}, "two tasks have the same name"),
+        ({**PLAIN, "classifier": {"head": 3}}, "classifier.head is 3: must be a text"),
+        ({**PLAIN, "benchmark": "cifar100"}, "benchmark is 'cifar100'"),
+    ],
+)
+def test_a_broken_run(tmp_path, record, says):
+    with pytest.raises(InputError) as caught:
+        Run.open(write(tmp_path, record))
+    assert str(tmp_path / "run.json") in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_directory_that_is_no_run(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"is not a run directory: it has no run\.json"):
+            Run.open(path)
+
+
+def test_a_run_in_training(tmp_path):
+    import torch
+
+    config = {"seed": 1, "benchmark": {"name": "texts"}}
+    run = Run.begin(tmp_path / "run", config, 2)
+    assert (run.tasks, run.base, is_run(run.path)) == ((), tmp_path / "run" / "base", False)
+    assert not Run.has_begun(run.path)
+    run.add_task("cats", run.empty_folder("task-01"), ["cat"])
+    assert (run.names, run.tasks) == (("cats",), (run.path / "task-01",))
+    with pytest.raises(InputError, match=r"task-01 is missing; remove .*run and train again"):
+        Run.begin(run.path, config, 2)
+    (run.path / "task-01").mkdir()
+    again = Run.begin(run.path, config, 2)
+    assert (again.names, again.benchmark, again.classes) == (("cats",), {"name": "texts"}, {"cats": ("cat",)})
+    again.save_state("kept/1", {"x": torch.ones(2)}, {"step": "3"})
+    tensors, about = again.load_state("kept/1")
+    assert (tensors["x"].tolist(), about) == ([1, 1], {"step": "3"})
+    again.drop_state("kept")
+    assert again.load_state("kept/1") is None
+    again.write_metrics({"a": 1})
+    assert Run.open(run.path).read_metrics() == {"a": 1}

@@ -18,11 +18,12 @@ from experiments.invented import (
     whole_experiment,
 )
 
-from tunable_magmax.experiments.report import all_tables
+from tunable_magmax.experiments.report import html, markdown
 from tunable_magmax.experiments.results import paired, results_of
-from tunable_magmax.experiments.table import Cell, Table, csv_text, html, latex, markdown
+from tunable_magmax.experiments.table import Cell, Table, csv_text, latex
 from tunable_magmax.experiments.tables import (
     accuracy_table,
+    all_tables,
     differences_table,
     estimation_table,
     known_table,

@@ -6,8 +6,9 @@ import pytest
 from experiments.invented import row_record, sequence_record
 
 from tunable_magmax.experiments import paper
+from tunable_magmax.experiments.report import html, markdown
 from tunable_magmax.experiments.results import results_of
-from tunable_magmax.experiments.table import FORMATS
+from tunable_magmax.experiments.table import csv_text, latex
 from tunable_magmax.experiments.tables import accuracy_table, similarity_tables
 
 IMAGE_ENCODER = 86_192_640
@@ -48,7 +49,7 @@ def test_the_papers_lines_stand_beside_the_same_setting_only(
     if elements is not None:
         records.append(sequence_record(3, setting, elements))
     table = accuracy_table(results_of(records), setting, mixtures[0][0])
-    for write in FORMATS.values():
+    for write in (markdown, latex, csv_text, html):
         assert ("paper" in write(table)) == shown
     lines = {line[0].text: line for line in table.rows}
     assert len(lines) == (3 if shown else 2)
@@ -67,8 +68,8 @@ def test_similarities_of_the_paper_too() -> None:
         records += [sequence_record(3, setting, elements) for setting in settings]
         tables = similarity_tables(results_of(records))
         assert [table.name[-7:] for table in tables] == ["100-0.5", "matched"]
-        assert "paper" not in FORMATS["md"](tables[1])
-        return FORMATS["md"](tables[0])
+        assert "paper" not in markdown(tables[1])
+        return markdown(tables[0])
 
     assert "| 20 `in the paper` | 77 | 79 | 81 |" in built("clip-vit-b16", IMAGE_ENCODER)
     assert "paper" not in built("clip-vit-b16", 1000)

@@ -217,4 +217,4 @@ def test_every_part_of_a_rows_name_is_explained() -> None:
 
 def test_the_page_explains_the_names_it_uses(rendered: tuple[Path, list[Path]]) -> None:
     text = (rendered[0] / "report.html").read_text()
-    assert "<dt><code>@matched</code></dt><dd>the step from the base is as long as the last task&#x27;s</dd>" in text
+    assert "<dt><code>@matched</code></dt><dd>the step from the base is as long as the last task&#39;s</dd>" in text

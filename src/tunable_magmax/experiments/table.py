@@ -1,13 +1,10 @@
-"""A table as an object: cells keep their numbers, and the four formats are made from them."""
+"""A table as an object: its cells keep their numbers, and every format is made from them. CSV and LaTeX are here."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 
 
 @dataclass(frozen=True)
@@ -103,25 +100,10 @@ _LATEX = {
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
 }
-_CODE = re.compile(r"`([^`]*)`")
-
-
-def markdown(table: Table) -> str:
-    """A pipe table under a heading; the best of a column is bold."""
-    heads = [
-        _pipes(name + (f"<br>{under}" if under else ""))
-        for name, under in zip(table.columns, table.under or ("",) * len(table.columns), strict=True)
-    ]
-    rules = ["---:" if table.numeric(k) else "---" for k in range(len(heads))]
-    lines = [f"### {table.title}", "", _piped(heads), _piped(rules)]
-    lines += [_piped([_markdown_cell(cell) for cell in row]) for row in table.rows]
-    if table.notes:
-        lines += ["", *(f"{note}  " for note in table.notes[:-1]), table.notes[-1]]
-    return "\n".join(lines) + "\n"
 
 
 def latex(table: Table) -> str:
-    """A floating table for booktabs."""
+    """Returns a floating table for booktabs."""
     columns = "".join("r" if table.numeric(k) else "l" for k in range(len(table.columns)))
     lines = [
         r"\begin{table}",
@@ -147,95 +129,33 @@ def latex(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """Numbers with all their digits; deviations and ends of intervals in columns of their own."""
-    shapes = [
-        (
-            any(row[k].deviation is not None for row in table.rows),
-            any(row[k].interval is not None for row in table.rows),
-        )
-        for k in range(len(table.columns))
-    ]
+    """Returns numbers with all their digits; deviations and ends of intervals have columns of their own."""
+    columns: list[list[str]] = []
+    for heading, *cells in zip(table.columns, *table.rows, strict=True):
+        name = heading.replace("`", "")
+        texts = [cell.text.replace("`", "") if cell.value is None else repr(cell.value) for cell in cells]
+        columns.append([name, *texts])
+        for extra, values in (
+            ("deviation", [cell.deviation for cell in cells]),
+            ("low", [cell.interval and cell.interval[0] for cell in cells]),
+            ("high", [cell.interval and cell.interval[1] for cell in cells]),
+        ):
+            if any(value is not None for value in values):
+                columns.append([f"{name} {extra}", *("" if value is None else repr(value) for value in values)])
     target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
-    heads = zip(table.columns, shapes, strict=True)
-    writer.writerow([text for name, shape in heads for text in _csv_names(name, *shape)])
-    for row in table.rows:
-        writer.writerow([text for cell, shape in zip(row, shapes, strict=True) for text in _csv_values(cell, *shape)])
+    csv.writer(target, lineterminator="\n").writerows(zip(*columns, strict=True))
     return target.getvalue()
 
 
-def html(table: Table) -> str:
-    """A table in a box that scrolls sideways by itself; columns carry what a script needs to sort them."""
-    heads = []
-    for k, name in enumerate(table.columns):
-        under = table.under[k] if table.under else ""
-        small = f"<small>{escape(under)}</small>" if under else ""
-        kind = ' class="number"' if table.numeric(k) else ""
-        heads.append(f'<th scope="col"{kind}><span>{_breakable(html_text(name))}</span>{small}</th>')
-    body = []
-    for k, row in enumerate(table.rows):
-        kind = ' class="group"' if k and k in table.breaks else ""
-        cells = [
-            f'<th scope="row">{_breakable(html_text(row[0].shown))}</th>',
-            *(_html_cell(cell, table.numeric(at)) for at, cell in enumerate(row) if at),
-        ]
-        body.append(f"<tr{kind}>{''.join(cells)}</tr>")
-    notes = "".join(f"<p>{html_text(note)}</p>" for note in table.notes)
-    caption = f"{table.name}-caption"
-    lines = [
-        f'<figure class="table" id="{escape(table.name)}">',
-        f'<figcaption id="{escape(caption)}">{html_text(table.title)}</figcaption>',
-        f'<div class="scroll" role="region" aria-labelledby="{escape(caption)}" tabindex="0">',
-        f'<table class="sortable"><thead><tr>{"".join(heads)}</tr></thead>',
-        "<tbody>",
-        *body,
-        "</tbody></table></div>",
-        f'<div class="notes">{notes}</div>' if notes else "",
-        "</figure>",
-    ]
-    return "\n".join(line for line in lines if line) + "\n"
-
-
-FORMATS: Mapping[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv": csv_text, "html": html}
-
-
 def latex_text(text: str) -> str:
-    r"""Text that LaTeX prints as it is; what stands in backquotes becomes typewriter.
+    r"""Escapes a text for LaTeX; what stands in backquotes becomes typewriter.
 
     >>> print(latex_text("10 % of `random_mix`"))
     10 \% of \texttt{random\_mix}
     """
-    parts = _CODE.split(text)
+    parts = text.split("`")
     escaped = ["".join(_LATEX.get(letter, letter) for letter in part) for part in parts]
     return "".join(rf"\texttt{{{part}}}" if k % 2 else part for k, part in enumerate(escaped))
-
-
-def _csv_names(name: str, deviation: bool, interval: bool) -> list[str]:
-    name = name.replace("`", "")
-    return [name, *([f"{name} deviation"] if deviation else []), *([f"{name} low", f"{name} high"] if interval else [])]
-
-
-def _csv_values(cell: Cell, deviation: bool, interval: bool) -> list[str]:
-    values = [cell.text.replace("`", "") if cell.value is None else repr(cell.value)]
-    if deviation:
-        values.append("" if cell.deviation is None else repr(cell.deviation))
-    if interval:
-        values += ["", ""] if cell.interval is None else [repr(cell.interval[0]), repr(cell.interval[1])]
-    return values
-
-
-def _piped(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _pipes(text: str) -> str:
-    return text.replace("|", r"\|")
-
-
-def _markdown_cell(cell: Cell) -> str:
-    if cell.best:
-        return " ".join(part for part in (f"**{cell.number}**", cell.extra) if part) + cell.suffix
-    return _pipes(cell.shown)
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -244,22 +164,3 @@ def _latex_cell(cell: Cell) -> str:
     number = latex_text(cell.number)
     number = rf"\textbf{{{number}}}" if cell.best else number
     return (f"{number} {{\\scriptsize {latex_text(cell.extra)}}}" if cell.extra else number) + latex_text(cell.suffix)
-
-
-def html_text(text: str) -> str:
-    """Escaped text; what stands in backquotes becomes code."""
-    return _CODE.sub(r"<code>\1</code>", escape(text))
-
-
-def _breakable(text: str) -> str:
-    """Where a long row name may break on a narrow screen."""
-    return text.replace(":", ":<wbr>").replace("@", "<wbr>@").replace(",", ",<wbr>")
-
-
-def _html_cell(cell: Cell, numeric: bool) -> str:
-    if cell.value is None:
-        kind = ' class="number"' if numeric else ""
-        return f"<td{kind}>{html_text(cell.shown)}</td>"
-    number = f"<strong>{cell.number}</strong>" if cell.best else cell.number
-    extra = f" <small>{escape(cell.extra)}</small>" if cell.extra else ""
-    return f'<td class="number" data-value="{cell.value!r}">{number}{extra}{escape(cell.suffix)}</td>'

@@ -30,6 +30,18 @@ REFERENCES = ("magmax@best", "magmax@0.5")
 PARTIAL = "†"
 
 
+def all_tables(results: Results, chosen: str = "matched") -> list[Table]:
+    """Returns every table that the records allow: all settings side by side, then each setting's own, then the rest."""
+    tables: list[Table | None] = [leads_table(results, chosen), *similarity_tables(results)]
+    for setting in results.settings:
+        for family in results.families(setting):
+            tables += [accuracy_table(results, setting, family), differences_table(results, setting, family)]
+            tables += [estimation_table(results, setting, family), known_table(results, setting, family)]
+        tables += [meta_table(results, setting), time_table(results, setting)]
+    tables += [scale_table(results), ownership_table(results)]
+    return [table for table in tables if table is not None]
+
+
 def accuracy_table(results: Results, setting: str, family: str) -> Table:
     """The paper's table: rows against mixtures and their average; the paper's own lines where the setting is its."""
     by_row = grouped(results.of(setting, family))

@@ -45,6 +45,12 @@ class Drawing:
             self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")
 
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Width and height on a page."""
+        width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
+        return width, height
+
     def content(self, kind: str) -> bytes:
         """The figure as "png" or "svg": equal records, equal bytes (of one version of matplotlib)."""
         from matplotlib import rc_context

@@ -1,4 +1,4 @@
-"""A file of class names: a list of all classes, or readable names for the labels that the data uses."""
+"""Reads class names: a list of all classes, or readable names for the labels that the data uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 
 WORDNET_ID = re.compile(r"n\d{8}")
 _FORMS = 'a JSON list, a JSON object {"label": "name"}, lines with one name each, or lines "n01443537 goldfish"'
@@ -19,7 +19,7 @@ ClassNames: TypeAlias = tuple[str, ...] | Mapping[str, str]
 
 
 def read_class_names(path: Path) -> ClassNames:
-    """A JSON list or object; or lines: a name each, a WordNet id and a name, or a label, a tab and a name."""
+    """Reads a JSON list or object; or lines: a name each, a WordNet id and a name, or a label, a tab and a name."""
     try:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +42,7 @@ def read_class_names(path: Path) -> ClassNames:
 
 
 def wordnet_names(content: str) -> dict[str, str]:
-    """WordNet id -> name, of the lines of a text that hold just that; other lines are left out.
+    """Maps WordNet ids to names, from the lines of a text that hold just these two; other lines are left out.
 
     >>> wordnet_names("ImageNet-R\\n\\nn01443537 goldfish\\n")
     {'n01443537': 'goldfish'}
@@ -61,46 +61,12 @@ def _pairs(lines: list[str]) -> dict[str, str] | None:
     return None
 
 
-def find_name(wanted: str | int, names: Mapping[str, int], count: int) -> int | None:
-    """The index of a name or of an index, or None. Spaces, underscores and case may differ if nothing else fits.
-
-    `names`: see `by_spelling`.
-    """
-    if isinstance(wanted, int):
-        return wanted if 0 <= wanted < count else None
-    found = names.get(wanted)
-    return names.get(_plain(wanted)) if found is None else found
-
-
-def by_spelling(names: tuple[str, ...]) -> dict[str, int]:
-    """Name -> index, for `find_name`: as written, and in plain spelling where that is one name's only.
-
-    >>> by_spelling(("Granny_Smith", "ant"))
-    {'\\x00granny smith': 0, '\\x00ant': 1, 'Granny_Smith': 0, 'ant': 1}
-    """
-    plain = Counter(map(_plain, names))
-    found = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
-    return found | {name: k for k, name in enumerate(names)}
-
-
-def unknown(wanted: str | int, names: tuple[str, ...]) -> str:
-    """How an error names what is not there."""
-    if isinstance(wanted, int):
-        return f"index {wanted} (there are {len(names)}, 0 to {len(names) - 1})"
-    return f"{wanted!r}{closest(wanted, names)}"
-
-
-def _plain(name: str) -> str:
-    # The first character keeps plain spellings apart from names as written.
-    return "\x00" + name.replace("_", " ").casefold()
-
-
 def by_name(
     given: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
 ) -> list[Any]:
-    """Labels in class names: as they are, unless none is a name and all are numbers, which are indices then.
+    """Returns labels as class names: as they are, unless none is a name and all are numbers, which are indices then.
 
-    An index counts in the one list of classes that all profiles share, or else in the classifier's.
+    An index counts in the one list of classes that all `lists` are, or else in the one that all of `fallback` are.
 
     >>> by_name(["1", "0"], [("cat", "dog")], [()], Path("labels.txt"))
     ['dog', 'cat']

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.data.class_names import by_spelling, find_name, unknown
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -83,9 +82,9 @@ def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what
     >>> permutation(["dog", 0], ("cat", "dog"), "order")
     [1, 0]
     """
-    spelled = by_spelling(names)
-    found = [find_name(item, spelled, len(names)) for item in items]
-    strange = [unknown(item, names) for item, index in zip(items, found, strict=True) if index is None]
+    known = _Names(names)
+    found = [known.find(item) for item in items]
+    strange = [known.unknown(item) for item, index in zip(items, found, strict=True) if index is None]
     counts = Counter(index for index in found if index is not None)
     repeated = [repr(names[index]) for index, count in counts.items() if count > 1]
     missing = [repr(name) for k, name in enumerate(names) if k not in counts]
@@ -100,6 +99,32 @@ def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what
             f"{origin}: not an order of the {len(names)} {plural} ({'; '.join(faults)}); name each exactly once"
         )
     return [index for index in found if index is not None]
+
+
+class _Names:
+    """Finds class names as people write them: spaces, underscores and case may differ if nothing else fits."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._exact = {name: k for k, name in enumerate(names)}
+        plain = Counter(map(_plain, names))
+        self._similar = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
+
+    def find(self, wanted: Item) -> int | None:
+        """The index of a name, or an index itself; None if there is no such class."""
+        if isinstance(wanted, int):
+            return wanted if 0 <= wanted < len(self._names) else None
+        return self._exact.get(wanted, self._similar.get(_plain(wanted)))
+
+    def unknown(self, wanted: Item) -> str:
+        """How an error names what is not there."""
+        if isinstance(wanted, int):
+            return f"index {wanted} (there are {len(self._names)}, 0 to {len(self._names) - 1})"
+        return f"{wanted!r}{closest(wanted, self._names)}"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ").casefold()
 
 
 def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
@@ -120,16 +145,16 @@ def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
 
 def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Groups of class names as groups of indices: known and disjoint. Classes in no group are left out."""
-    spelled = by_spelling(names)
+    known = _Names(names)
     found: dict[str, tuple[int, ...]] = {}
     faults: list[str] = []
     owner: dict[int, str] = {}
     for group, items in groups.items():
         kept: list[int] = []
         for item in items:
-            index = find_name(item, spelled, len(names))
+            index = known.find(item)
             if index is None:
-                faults.append(f"{group!r} names {unknown(item, names)}, which is no class")
+                faults.append(f"{group!r} names {known.unknown(item)}, which is no class")
             elif index in owner:
                 twice = "twice" if owner[index] == group else f"and so does {owner[index]!r}"
                 faults.append(f"{group!r} holds {names[index]!r} {twice}")

@@ -27,8 +27,6 @@ from tunable_magmax.engines import adapter_values, calibration
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels import low_rank
-from tunable_magmax.merging.kernels.low_rank import NativeLowRank, PortableLowRank
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.options import Options
 from tunable_magmax.workflows.plan import plan_merge
@@ -179,10 +177,10 @@ def test_every_way_of_running(files, tmp_path, monkeypatch) -> None:
             patch.setattr(NativeKernels, "chunk", 1 << 14)
             same(f"tile-{tile}-{sums}")
     with monkeypatch.context() as patch:
-        patch.setattr(low_rank, "find_spec", lambda name: None)
-        low_rank.low_rank_kernels.cache_clear()
+        patch.setattr(adapter_values, "find_spec", lambda name: None)
+        adapter_values.fastest_loops.cache_clear()
         same("without-numba")
-    low_rank.low_rank_kernels.cache_clear()
+    adapter_values.fastest_loops.cache_clear()
 
 
 @settings(max_examples=60, deadline=None)
@@ -205,8 +203,8 @@ def test_any_cut_of_any_product(tmp_path_factory, data) -> None:
         patch.setattr(adapter_values, "TILE", data.draw(st.integers(1, 40)))
         patch.setattr(adapter_values, "SUMS", data.draw(st.integers(1, 40)))
         low = LowRank(stored.tensors["a"], stored.tensors["b"], scaling, transposed)
-        for kernels in (NativeLowRank(), PortableLowRank()):
-            patch.setattr(adapter_values, "low_rank_kernels", lambda kernels=kernels: kernels)
+        for loops in (adapter_values.fastest_loops(), adapter_values.PORTABLE):
+            patch.setattr(adapter_values, "fastest_loops", lambda loops=loops: loops)
             found = origin.clone().flatten()
             products = adapter_values.Products(room)
             for start, stop in pairwise(cuts):
@@ -217,10 +215,10 @@ def test_any_cut_of_any_product(tmp_path_factory, data) -> None:
 def test_products_that_overflow_are_the_same_in_both_kernels() -> None:
     left, right = np.array([[1e308, -1e308, 1.0]]), np.array([[10.0, 1.0], [10.0, 2.0], [3.0, 1e300]])
     found = []
-    for kernels in (NativeLowRank(), PortableLowRank()):
+    for loops in (adapter_values.fastest_loops(), adapter_values.PORTABLE):
         sums, out = np.zeros((1, 2)), np.ones(2, np.float32)
-        kernels.accumulate(left, 0, right, 0, sums)
-        kernels.settle(sums, 2.0, out, 0, 2)
+        loops.accumulate(left, 0, right, 0, sums)
+        loops.add_scaled(sums, 2.0, out, 0, 2)
         found.append((sums.tobytes(), np.isnan(out).tolist(), out[1]))
     assert found[0][1:] == found[1][1:] == ([True, False], -np.inf)
 

@@ -10,24 +10,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from tunable_magmax.checkpoints.mismatch import Hints, prefixed, told
-from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
 from tunable_magmax.errors import InputError
 
 LARGE_BUFFERS = 1 << 16
 """Bytes of whole numbers that a small model may hold beside its weights: masks, places and the like."""
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a checkpoint holds: its tensors by name, and which other names stand for them (tied tensors)."""
-
-    tensors: Mapping[str, TensorInfo]
-    aliases: Mapping[str, str]
-
-    def name_of(self, name: str) -> str | None:
-        """The name under which this checkpoint stores `name`, or None if it does not hold it."""
-        return name if name in self.tensors else self.aliases.get(name)
 
 
 @dataclass(frozen=True)  # without slots, for what is worked out once and asked for with every chunk

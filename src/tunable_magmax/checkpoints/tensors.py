@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -119,3 +120,15 @@ class TensorInfo:
     def is_unsupported_float(self) -> bool:
         """Whether this is a floating-point type too narrow to compute in: float8 and smaller."""
         return self.dtype.startswith("F") and self.dtype not in FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a checkpoint holds: its tensors by name, and which other names stand for them (tied tensors)."""
+
+    tensors: Mapping[str, TensorInfo]
+    aliases: Mapping[str, str]
+
+    def name_of(self, name: str) -> str | None:
+        """The name under which this checkpoint stores `name`, or None if it does not hold it."""
+        return name if name in self.tensors else self.aliases.get(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tunable_magmax.checkpoints.output_place import absolute, refuse_existing, refuse_place
+from tunable_magmax.checkpoints.output_path import absolute, refuse_existing, refuse_place
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError

@@ -70,7 +70,7 @@ def merge(
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     from tunable_magmax.checkpoints.card import MODEL_CONFIG, without_config
-    from tunable_magmax.checkpoints.output_name import is_one_file
+    from tunable_magmax.checkpoints.output_path import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
 
     notes: list[str] = []

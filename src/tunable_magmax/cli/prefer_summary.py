@@ -23,9 +23,10 @@ def elements(run: Run) -> tuple[int | None, str | None]:
     """How many elements the run's checkpoints could merge, by their headers; or why that is not known."""
     from contextlib import ExitStack
 
-    from tunable_magmax.checkpoints.layout import Signature, build_layout
+    from tunable_magmax.checkpoints.layout import build_layout
     from tunable_magmax.checkpoints.lora.adapter import open_task
     from tunable_magmax.checkpoints.source import open_checkpoint
+    from tunable_magmax.checkpoints.tensors import Signature
 
     try:
         with ExitStack() as opened:

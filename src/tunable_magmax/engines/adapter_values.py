@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +16,8 @@ from torch import Tensor
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
-from tunable_magmax.merging.kernels.low_rank import low_rank_kernels
+
+Floats: TypeAlias = NDArray[np.float64]
 
 TILE = 1 << 15
 """Elements of a factor that are in memory at once; as many as the rank if that is more."""
@@ -40,7 +44,7 @@ class Products:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._kept: dict[tuple[int, str], NDArray[np.float64]] = {}
+        self._kept: dict[tuple[int, str], Floats] = {}
         self._lock = threading.Lock()
 
     def add(
@@ -49,9 +53,9 @@ class Products:
         """Add elements start:stop of the flattened product to `out`, which holds what they are added to.
 
         `key` is of this product alone: a source and a tensor's name. Each element is a sum of its own
-        (`kernels.low_rank`), so that neither the range, nor the tiles, nor what was kept show in it.
+        (`Loops`), so that neither the range, nor the tiles, nor what was kept show in it.
         """
-        kernels, values = low_rank_kernels(), out.numpy()
+        loops, values = fastest_loops(), out.numpy()
         kept = self._right(key, stored, product)
         columns, rank = product.columns, product.rank
         width, depth = _tile(product, turned=product.transposed and kept is None)
@@ -68,10 +72,10 @@ class Products:
                             right, column = kept[k : k + depth], at
                         else:
                             right, column = _right(stored, product, k, k + depth, at, at + sums.shape[1]), 0
-                        kernels.accumulate(left[first - top : last - top], k, right, column, sums)
-                    kernels.settle(sums, product.scaling, values, first * columns + at - start, columns)
+                        loops.accumulate(left[first - top : last - top], k, right, column, sums)
+                    loops.add_scaled(sums, product.scaling, values, first * columns + at - start, columns)
 
-    def _right(self, key: tuple[int, str], stored: Checkpoint, product: LowRank) -> NDArray[np.float64] | None:
+    def _right(self, key: tuple[int, str], stored: Checkpoint, product: LowRank) -> Floats | None:
         """The whole right factor, [r, m], or None if there is no room for it."""
         with self._lock:
             if key not in self._kept:
@@ -98,7 +102,7 @@ def _tile(product: LowRank, turned: bool) -> tuple[int, int]:
     return width, product.rank if turned else max(1, TILE // width)
 
 
-def _whole(stored: Checkpoint, product: LowRank) -> NDArray[np.float64]:
+def _whole(stored: Checkpoint, product: LowRank) -> Floats:
     """The right factor, tile by tile."""
     right = np.empty((product.rank, product.columns))
     width, depth = _tile(product, turned=product.transposed)
@@ -129,14 +133,14 @@ def rectangles(start: int, stop: int, columns: int) -> Iterator[tuple[int, int, 
         yield last, last + 1, 0, rest
 
 
-def _left(stored: Checkpoint, product: LowRank, first: int, last: int) -> NDArray[np.float64]:
+def _left(stored: Checkpoint, product: LowRank, first: int, last: int) -> Floats:
     """Rows first:last of the left factor, [n, r]: of B, or columns of A where the product is transposed."""
     if product.transposed:
         return np.ascontiguousarray(_block(stored, product.a, product.rank, 0, product.rank, first, last).T)
     return _block(stored, product.b, product.b.shape[0], first, last, 0, product.rank)
 
 
-def _right(stored: Checkpoint, product: LowRank, low: int, high: int, first: int, last: int) -> NDArray[np.float64]:
+def _right(stored: Checkpoint, product: LowRank, low: int, high: int, first: int, last: int) -> Floats:
     """Ranks low:high, as far as there are so many, and columns first:last of the right factor, [k, m]."""
     high = min(high, product.rank)
     if product.transposed:
@@ -144,9 +148,7 @@ def _right(stored: Checkpoint, product: LowRank, low: int, high: int, first: int
     return _block(stored, product.a, product.rank, low, high, first, last)
 
 
-def _block(
-    stored: Checkpoint, info: TensorInfo, rows: int, top: int, bottom: int, first: int, last: int
-) -> NDArray[np.float64]:
+def _block(stored: Checkpoint, info: TensorInfo, rows: int, top: int, bottom: int, first: int, last: int) -> Floats:
     """Rows top:bottom and columns first:last of a stored matrix, read at once where they are one stretch."""
     dtype = torch_dtype(info.dtype)
     assert dtype is not None
@@ -159,3 +161,49 @@ def _block(
         for row, line in enumerate(lines, start=top):
             stored.read_into(info.name, (row * columns + first) * dtype.itemsize, line.data)
     return raw.double().numpy()
+
+
+# -- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+class Loops(NamedTuple):
+    """The two steps of out + scaling * (left @ right), with every rounding fixed, so that no cut into tiles shows.
+
+    A matrix product of a library sums in an order that depends on the shapes. Here each element is a sum of its own:
+    s = 0, then s = round(s + round(left[i, k] * right[k, j])) for k in order, all in float64; at the end
+    out = round(out + delta), where delta is scaling * s rounded to float64 and then to the type of `out`.
+    """
+
+    accumulate: Callable[[Floats, int, Floats, int, Floats], None]
+    """accumulate(left, rank, right, column, sums): add to `sums` [n, m] the ranks that `right` [k, ...] holds.
+
+    Its first is the given one of left [n, r]. The sums are of its columns from the given one on. Arrays are contiguous.
+    """
+    add_scaled: Callable[[Floats, float, NDArray[Any], int, int], None]
+    """add_scaled(sums, scaling, out, first, stride): add to the flat `out`: row i begins at first + i * stride."""
+
+
+def _accumulate(left: Floats, rank: int, right: Floats, column: int, sums: Floats) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named by the survey
+        for k, line in enumerate(right[:, column : column + sums.shape[1]], start=rank):
+            sums += left[:, k : k + 1] * line
+
+
+def _add_scaled(sums: Floats, scaling: float, out: NDArray[Any], first: int, stride: int) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, delta in enumerate((scaling * sums).astype(out.dtype)):
+            out[first + i * stride :][: delta.size] += delta
+
+
+PORTABLE = Loops(_accumulate, _add_scaled)
+"""On numpy, for machines without numba."""
+
+
+@cache
+def fastest_loops() -> Loops:
+    """The compiled loops; the portable ones where numba is missing."""
+    if find_spec("numba") is None:
+        return PORTABLE
+    from tunable_magmax.engines.adapter_loops import accumulate, add_scaled
+
+    return Loops(accumulate, add_scaled)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
+from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
-from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, torch_dtype
 from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.card import retyped_config, tag_along
-from tunable_magmax.checkpoints.output_name import is_one_file
+from tunable_magmax.checkpoints.output_path import is_one_file
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.choice import check_merge
 from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable, Signature, build_layout
-from tunable_magmax.checkpoints.tensors import FLOATS, TensorInfo, dtype_code, torch_dtype
+from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
+from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.casting import cast_copied
 from tunable_magmax.merging.kernels import kernels_for

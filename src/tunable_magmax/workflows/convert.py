@@ -11,7 +11,7 @@ from typing import Any
 import tunable_magmax
 from tunable_magmax.checkpoints.card import MODEL_CONFIG, tag_along, without_config
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.output_name import is_one_file
+from tunable_magmax.checkpoints.output_path import is_one_file
 from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS

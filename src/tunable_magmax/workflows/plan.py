@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.output_name import is_one_file, looks_like_torch
+from tunable_magmax.checkpoints.output_path import is_one_file, looks_like_torch
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.choice import check_merge, check_workers
 from tunable_magmax.engines.cost import RAY_START, Cluster, Estimate, Load, Speeds, estimate_cluster, load_of

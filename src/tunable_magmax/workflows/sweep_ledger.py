@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.card import REPORT, is_module_folder
-from tunable_magmax.checkpoints.output_name import looks_like_torch
+from tunable_magmax.checkpoints.output_path import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError

@@ -3,20 +3,128 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.layout import Signature
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
-from tunable_magmax.checkpoints.lora.direction import Direction
-from tunable_magmax.checkpoints.lora.names import Contents, sort_names
-from tunable_magmax.checkpoints.renaming import find_renaming
+from tunable_magmax.checkpoints.mismatch import find_renaming
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
-from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
 from tunable_magmax.errors import InputError, some_of
+
+Shape = tuple[int, ...]
+
+
+class Direction:
+    """What can be known about the direction of square weights, from weights that are not square.
+
+    `adapted` are the factors A [r, in] and B [out, r] of adapted layers, each with the shape of the base's weight.
+    """
+
+    def __init__(self, base: Signature, adapted: Iterable[tuple[tuple[TensorInfo, TensorInfo], Shape]]) -> None:
+        in_base = {
+            info.shape[1:] == bias.shape
+            for name, info in base.tensors.items()
+            if name.endswith(".weight") and _oblong(info.shape)
+            if (bias := base.tensors.get(f"{name.removesuffix('.weight')}.bias")) is not None
+            if bias.shape in (info.shape[:1], info.shape[1:])
+        }
+        in_adapter = {
+            shape != _product(a, b)
+            for (a, b), shape in adapted
+            if _oblong(shape) and shape in (_product(a, b), _product(a, b)[::-1])
+        }
+        self._seen = in_base or in_adapter
+
+    def transposed(self, a: TensorInfo, b: TensorInfo, shape: Shape, configured: bool) -> bool | None:
+        """Whether the base's weight is the transpose of B @ A; None if that cannot be known.
+
+        A square weight is like the base's other weights with a bias, or else like the other adapted ones, or else as
+        the configuration says.
+        """
+        product = _product(a, b)
+        if len(product) != 2 or product[0] != product[1]:
+            return shape != product and shape == product[::-1]
+        seen = self._seen or {configured}
+        return None if len(seen) > 1 else next(iter(seen))
+
+
+def _product(a: TensorInfo, b: TensorInfo) -> Shape:
+    return b.shape[0], *a.shape[1:]
+
+
+def _oblong(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[0] != shape[1]
+
+
+_PREFIX = "base_model.model."
+_LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
+_EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
+_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save\.[^.]+)(?=\.)")
+_FOREIGN = re.compile(r"\.(lora_\w+|trainable_tokens_\w+|ia3_l|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|vera_\w+)(\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The stored names of a module's two factors; `embedding` says that they are of an embedding."""
+
+    a: str
+    b: str
+    embedding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an adapter's file holds: factors by module, whole tensors by the model's name, and what is wrong with it."""
+
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, str]
+    """The stored name of each tensor that is saved in full: a head, biases, an embedding."""
+    problems: tuple[str, ...]
+
+
+def sort_names(stored: Iterable[str]) -> Contents:
+    """Sort stored names into factors and whole tensors.
+
+    >>> prefix = "base_model.model."
+    >>> found = sort_names([prefix + "q.lora_A.weight", prefix + "q.lora_B.weight", prefix + "head.bias"])
+    >>> list(found.pairs), found.whole
+    (['q'], {'head.bias': 'base_model.model.head.bias'})
+    """
+    sides: dict[tuple[str, bool], dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    adapters: set[str | None] = set()
+    problems: list[str] = []
+    for name in stored:
+        plain = name.removeprefix(_PREFIX)
+        linear, embedding = _LINEAR.fullmatch(plain), _EMBEDDING.fullmatch(plain)
+        if found := linear or embedding:
+            adapters.add(found["adapter"])
+            held = sides.setdefault((found["module"], linear is None), {})
+            if held.setdefault(found["side"], name) != name:
+                problems.append(f"{name!r} is there a second time, as {held[found['side']]!r}")
+        elif "lora_magnitude_vector" in plain:
+            problems.append(f"{name!r} is a magnitude of DoRA")
+        elif _FOREIGN.search(plain):
+            problems.append(f"{name!r} is no factor of LoRA")
+        elif whole.setdefault(_WRAPPERS.sub("", plain), name) != name:
+            problems.append(f"{name!r} is there a second time, as {whole[_WRAPPERS.sub('', plain)]!r}")
+    if len(adapters) > 1:
+        shown = ", ".join(sorted(repr(name) for name in adapters))
+        problems.append(f"there are several adapters in it ({shown}): save one alone")
+    pairs: dict[str, Pair] = {}
+    for (module, embedding_kind), held in sides.items():
+        if missing := {"A", "B"} - held.keys():
+            problems.append(f"{module!r} has no lora_{'embedding_' * embedding_kind}{missing.pop()}")
+        elif module in pairs:
+            problems.append(f"{module!r} has factors both of a layer and of an embedding")
+        else:
+            pairs[module] = Pair(held["A"], held["B"], embedding_kind)
+    return Contents(pairs, whole, tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)

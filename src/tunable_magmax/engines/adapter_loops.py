@@ -1,4 +1,4 @@
-"""The inner loops of `low_rank`, compiled by numba. The rules of `compiled` hold: no fast-math, nothing fused."""
+"""The loops of `adapter_values.Loops`, compiled by numba without fast-math or fused operations."""
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-calls=False, check-untyped-defs=False
@@ -31,7 +31,7 @@ def accumulate(left, rank, right, column, sums):
 
 
 @compiled()
-def settle(sums, scaling, out, first, stride):
+def add_scaled(sums, scaling, out, first, stride):
     """out += scaling * sums, rounded to the type of `out` before the addition."""
     for i in range(sums.shape[0]):
         row = out[first + i * stride : first + i * stride + sums.shape[1]]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.images import pillow
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
@@ -203,12 +204,9 @@ def pixel_samples(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any], 
         )
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
-        try:
-            from PIL import Image
-        except ImportError:
-            raise InputError('images need pillow: pip install "tunable-magmax[train]"') from None
+        module = pillow()
         for position in positions:
             planes = np.asarray(pixels[position]).reshape(3, SIDE, SIDE)
-            yield Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+            yield module.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
     return Samples(origin, "image", len(labels), load, classes, tuple(labels.tolist()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
 from tunable_magmax.data.class_names import WORDNET_ID, read_class_names, wordnet_names
-from tunable_magmax.data.images import class_folders, picture_loader
+from tunable_magmax.data.images import class_folders, image_samples
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.splits import DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.errors import InputError, some_of
@@ -99,16 +100,13 @@ def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
         raise InputError(
             f"{path}: no class name for the folder {some_of(lacking)}; give a class_names file that has it"
         )
-    classed = sorted((names[name], images) for name, images in folders)
-    classes = tuple(name for name, _ in classed)
-    if len(set(classes)) < len(classes):
-        twice = sorted({name for name in classes if classes.count(name) > 1})
+    renamed = sorted((names[name], images) for name, images in folders)
+    twice = [one for (one, _), (other, _) in pairwise(renamed) if one == other]
+    if twice:
         raise InputError(f"{path}: two folders have the class name {twice[0]!r}; class names must differ")
-    files = [image for _, images in classed for image in images]
-    if not files:
+    if not any(images for _, images in renamed):
         raise InputError(f"{path}: no images in class folders; expected CLASS/*.jpg, with CLASS a name or a WordNet id")
-    labels = tuple(k for k, (_, images) in enumerate(classed) for _ in images)
-    return Samples(str(path), "image", len(files), picture_loader(path, files), classes, labels)
+    return image_samples(path, renamed)
 
 
 def _readable(root: Path) -> Mapping[str, str]:

@@ -20,8 +20,8 @@ from tunable_magmax.engines import inputs as reading_of_files
 from tunable_magmax.engines import local
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.memory import AHEAD
 from tunable_magmax.merging.methods import TunableMagmax
+from tunable_magmax.merging.resources import AHEAD
 
 wall: dict[str, float] = {}
 cpu: dict[str, float] = {}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
     from tunable_magmax.merging.running import RunningMagmax as RunningMagmax
-    from tunable_magmax.merging.session import MergeSession as MergeSession
     from tunable_magmax.merging.state_dicts import Merged as Merged
+    from tunable_magmax.merging.state_dicts import MergeSession as MergeSession
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
     from tunable_magmax.training.config import TrainConfig as TrainConfig
@@ -40,7 +40,7 @@ _HOMES = {
     "merge_checkpoints": "tunable_magmax.engines.local",
     "merge_state_dicts": "tunable_magmax.merging.state_dicts",
     "Merged": "tunable_magmax.merging.state_dicts",
-    "MergeSession": "tunable_magmax.merging.session",
+    "MergeSession": "tunable_magmax.merging.state_dicts",
     "MergeReport": "tunable_magmax.merging.report",
     "METHODS": "tunable_magmax.merging.methods",
     "RunningMagmax": "tunable_magmax.merging.running",

@@ -33,17 +33,17 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def drum(seed: int, stream: int, task: int) -> int:
-    """The state that all elements of one (seed, stream, task) share; `ticket(drum, p)` draws element p's number."""
+def lottery_state(seed: int, stream: int, task: int) -> int:
+    """Returns the state that all elements of one (seed, stream, task) share; `ticket` draws their numbers from it."""
     state = 0
     for value in (seed, stream, task):
         state = mix(((state + GOLDEN) ^ value) & MASK)
     return state
 
 
-def ticket(drum: int, element: int) -> int:
+def ticket(lottery_state: int, element: int) -> int:
     """The lottery number of one element. The kernels do the same on whole arrays."""
-    return mix((drum + GOLDEN * (element + 1)) & MASK)
+    return mix((lottery_state + GOLDEN * (element + 1)) & MASK)
 
 
 def key(seed: int, stream: int, task: int, element: int) -> int:
@@ -52,4 +52,4 @@ def key(seed: int, stream: int, task: int, element: int) -> int:
     >>> key(0, 0, 1, 0) == key(0, 0, 1, 0), key(0, 0, 1, 0) == key(0, 0, 2, 0)
     (True, False)
     """
-    return ticket(drum(seed & MASK, stream & MASK, task & MASK), element)
+    return ticket(lottery_state(seed & MASK, stream & MASK, task & MASK), element)

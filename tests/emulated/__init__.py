@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.merging.kernels.nvrtc import packed
+from tunable_magmax.merging.kernels.launch import packed
 
 HERE = Path(__file__).parent
 # Rounded as written, as on the GPU; addresses are read as what the kernels say they are; stacks may be jumped between.

@@ -12,7 +12,7 @@ from device_cases import State, assert_same, given
 
 import tunable_magmax as tmx
 from emulated import EmulatedModule
-from tunable_magmax.merging import session, state_dicts
+from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.device import DeviceMerge
 from tunable_magmax.merging.kernels.cuda import CudaKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
@@ -45,7 +45,6 @@ def on(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_dicts, "merge_in_memory", merge)
-        patch.setattr(session, "merge_in_memory", merge)
         patch.setattr(CudaKernels, "empty", poisoned)
         patch.setattr(PortableKernels, "empty", poisoned)
         patch.setattr(CudaKernels, "planes", noisy)

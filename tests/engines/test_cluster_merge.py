@@ -25,7 +25,7 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines import local as local_module
 from tunable_magmax.engines import worker as worker_module
-from tunable_magmax.engines.cluster_field import ClusterFloor
+from tunable_magmax.engines.cluster_field import ClusterGroupPlanes
 from tunable_magmax.engines.cluster_merge import merge_by
 from tunable_magmax.engines.crew import Call, Room, find_room
 from tunable_magmax.engines.inputs import FileVectors, Inputs
@@ -35,8 +35,8 @@ from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
-from tunable_magmax.merging.floor import LEAST_ROOM
 from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.report import MergeReport
 
 
@@ -169,7 +169,7 @@ def test_magnitudes_that_are_too_many_to_list(tmp_path, monkeypatch, types, room
     for k, options in enumerate(({"method": "ties"}, {"weights": [3, 1, 2], "keep": "magnitude"})):
         local = merged_here(paths, tmp_path / f"{k}", options)
         with monkeypatch.context() as patch:
-            patch.setattr(ClusterFloor, "room", room)
+            patch.setattr(ClusterGroupPlanes, "room", room)
             for every in (10**9, 4):
                 out = tmp_path / f"out-{k}-{every}"
                 dies = lambda number, call, n=every: number % n == n - 1  # noqa: E731
@@ -217,7 +217,7 @@ def test_what_travels_of_magnitudes_is_bounded(tmp_path, monkeypatch) -> None:
     """Two histograms of half a megabyte a task and worker, and a list that is never longer than there is room for."""
     paths = save_sequence(tmp_path / "in", *sequence(2, {"a": (300_000,)}))
     for room in (0, LEAST_ROOM):
-        monkeypatch.setattr(ClusterFloor, "room", room)
+        monkeypatch.setattr(ClusterGroupPlanes, "room", room)
         _, crew = merge_crewless(paths, tmp_path / f"out-{room}", 2, method="ties", density=0.5)
         assert crew.travelled < 2 * (2 * 2 * (8 << 16) + 16 * room) + (1 << 17)
 

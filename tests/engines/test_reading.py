@@ -15,8 +15,8 @@ from tunable_magmax.engines.inputs import FileVectors
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import StorageError
 from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.memory import AHEAD
 from tunable_magmax.merging.reading import widen
+from tunable_magmax.merging.resources import AHEAD
 
 PATIENCE = 20
 

@@ -16,11 +16,11 @@ from test_exact import assert_equals_oracle, assert_same_bytes, examples, merge
 
 from tunable_magmax import lottery as numbers
 from tunable_magmax.merging import stream
-from tunable_magmax.merging.floor import BATCH, LocalFloor
+from tunable_magmax.merging.auction import Selection, SpareRows, TensorPlace
 from tunable_magmax.merging.kernels import Chunk
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
-from tunable_magmax.merging.ownership import Selection, SpareRows, Stretch
+from tunable_magmax.merging.local_auction import BATCH, LocalGroupPlanes
 
 KERNELS = {"native": NativeKernels(), "portable": PortableKernels(torch.device("cpu"))}
 SIZES = (1, 64, 700, 65, 5000)
@@ -68,42 +68,42 @@ class Room:
         self.tau, self.kernels = tau, KERNELS[kernels]
         begins = np.cumsum([0, *SIZES])
         slots = np.cumsum([0, *(-(-size // 64) * 64 + GAP for size in SIZES)])
-        self.stretches = [Stretch(k, int(slots[k]), int(begins[k]) + GAP * k, size) for k, size in enumerate(SIZES)]
+        self.places = [TensorPlace(k, int(slots[k]), int(begins[k]) + GAP * k, size) for k, size in enumerate(SIZES)]
         self._begins = begins
         self.planes = self.kernels.planes(6, int(slots[-1]), None)
         self.looked = 0
         each = lambda work, items: [work(item) for item in items]  # noqa: E731
-        self.floor = LocalFloor(
-            self.kernels, self.planes, self.stretches, each, self._pair, chunk, tau.dtype == torch.float64, room
+        self.group = LocalGroupPlanes(
+            self.kernels, self.planes, self.places, each, self._pair, chunk, tau.dtype == torch.float64, room
         )
-        self.selection = Selection(self.floor, SpareRows.after(1, by_magnitude=True))
+        self.selection = Selection(self.group, SpareRows.after(1, by_magnitude=True))
         self.selection.open()
-        self.floor.claim(self.selection.free, self.selection.free, 0)
+        self.group.claim(self.selection.free, self.selection.free, 0)
         if share < 1:
             chosen = int(share * tau.numel())
-            self.selection.take(0, chosen, tau.numel(), numbers.drum(SEED, 0, 9))
-            self.floor.claim(self.selection.won, self.selection.won, 0)
+            self.selection.take(0, chosen, tau.numel(), numbers.lottery_state(SEED, 0, 9))
+            self.group.claim(self.selection.won, self.selection.won, 0)
         self.candidates = self.selection.count(0)
 
-    def _pair(self, task, piece):
-        self.looked += piece.stop - piece.start
-        begin = int(self._begins[piece.stretch.tensor])
-        values = self.tau[begin + piece.start : begin + piece.stop]
+    def _pair(self, task, bounds):
+        self.looked += bounds.stop - bounds.start
+        begin = int(self._begins[bounds.place.tensor])
+        values = self.tau[begin + bounds.start : begin + bounds.stop]
         return torch.zeros_like(values), values
 
     def holds(self, row: int) -> list[int]:
         """The elements of a row, counted over all tensors."""
         found = []
-        for stretch, begin in zip(self.stretches, self._begins, strict=False):
-            part = self.planes.part(row, stretch.slot, stretch.slot + stretch.size)
+        for place, begin in zip(self.places, self._begins, strict=False):
+            part = self.planes.part(row, place.slot, place.slot + place.size)
             native = not isinstance(part, torch.Tensor)
             bits = np.unpackbits(part.view(np.uint8), bitorder="little") if native else part.numpy()
-            found += (np.flatnonzero(bits[: stretch.size]) + begin).tolist()
+            found += (np.flatnonzero(bits[: place.size]) + begin).tolist()
         return found
 
     def take_largest(self, n: int) -> list[int]:
         self.looked = 0
-        self.selection.take_largest(0, 0, n, self.candidates, numbers.drum(SEED, 3, 1))
+        self.selection.take_largest(0, 0, n, self.candidates, numbers.lottery_state(SEED, 3, 1))
         return self.holds(self.selection.won)
 
     @property
@@ -164,13 +164,13 @@ def test_how_often_a_crowd_is_looked_at(values, dtype, looks) -> None:
     assert found.looks == looks
 
 
-def test_histograms_are_few_however_many_pieces() -> None:
+def test_histograms_are_few_however_many_ranges() -> None:
     tau = smooth(torch.Generator().manual_seed(4), torch.float32)
     asked = []
     for chunk in (64, 640, 1 << 19):
         room = Room(tau, "native", 0, chunk=chunk)
-        room.floor.each = lambda work, items: [work(item) for item in asked.append(len(items)) or items]
-        counts = room.floor.histogram(0, 0, room.selection.free, 15, 16, 0)
+        room.group.each = lambda work, items: [work(item) for item in asked.append(len(items)) or items]
+        counts = room.group.histogram(0, 0, room.selection.free, 15, 16, 0)
         assert counts.sum() == tau.numel()
         wanted = np.bincount(tau.abs().numpy().view(np.int32) >> 15, minlength=1 << 16)
         assert np.array_equal(counts, wanted)
@@ -183,7 +183,7 @@ def test_native_and_portable_lists_hold_the_same() -> None:
     for name in KERNELS:
         room = Room(tau, name, 10**9, share=0.4)
         free = room.selection.free
-        codes, keys = room.floor.sift(0, 0, free, 0, 2**31 - 1, room.selection.won, room.selection.level, 12345)
+        codes, keys = room.group.sift(0, 0, free, 0, 2**31 - 1, room.selection.won, room.selection.level, 12345)
         found[name] = sorted(zip(codes.tolist(), keys.tolist(), strict=True))
     assert found["native"] == found["portable"]
     assert len(found["native"]) == int(0.4 * tau.numel())

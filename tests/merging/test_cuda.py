@@ -151,7 +151,7 @@ def test_devices_that_are_none(files: list[Path], tmp_path: Path, options: dict[
 def test_blocks_begin_where_the_kernels_can(tmp_path: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from tunable_magmax.engines import on_device
     from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.merging.kernels.tables import ALIGNMENT
+    from tunable_magmax.merging.kernels.launch import ALIGNMENT
     from tunable_magmax.merging.options import Options
 
     save_file({"w": torch.zeros(64)}, tmp_path / "w.safetensors")

@@ -18,11 +18,11 @@ from emulated.merges import SHAPES, check, on
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import device_auction
+from tunable_magmax.merging.auction import TensorPlace, split_ranges
 from tunable_magmax.merging.device import Block, DeviceMerge
 from tunable_magmax.merging.device_auction import Auction
-from tunable_magmax.merging.kernels import cuda, tables
+from tunable_magmax.merging.kernels import cuda, launch
 from tunable_magmax.merging.kernels.cuda import kernel_source
-from tunable_magmax.merging.ownership import Stretch, pieces
 from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
@@ -35,23 +35,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 class LentBlocks(ResidentBlocks):
-    """Blocks of at most two pieces, whose values are gone when the next block is asked for."""
+    """Blocks of at most two ranges, whose values are gone when the next block is asked for."""
 
     borrows = True
     chunk = 4096
 
-    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
-        todo = pieces(stretches, self.chunk)
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
+        todo = split_ranges(places, self.chunk)
         for k in range(0, len(todo), 2):
             block = [
                 (
-                    piece,
+                    bounds,
                     [
-                        values[piece.stretch.tensor].view(-1)[piece.start : piece.stop].clone()
+                        values[bounds.place.tensor].view(-1)[bounds.start : bounds.stop].clone()
                         for values in self._values
                     ],
                 )
-                for piece in todo[k : k + 2]
+                for bounds in todo[k : k + 2]
             ]
             yield block
             for _, lent in block:
@@ -202,11 +202,11 @@ def test_room_that_is_not_there_in_advance(library: Library, monkeypatch: pytest
     make_room = ResidentMerge._make_room
     failed = []
 
-    def scarce(self: ResidentMerge, stretches: Sequence[Stretch]) -> None:
-        if not self.stretches:  # nothing is known yet
-            failed.append(stretches)
+    def scarce(self: ResidentMerge, places: Sequence[TensorPlace]) -> None:
+        if not self.places:  # nothing is known yet
+            failed.append(places)
             raise torch.OutOfMemoryError
-        make_room(self, stretches)
+        make_room(self, places)
 
     monkeypatch.setattr(ResidentMerge, "_make_room", scarce)
     check(sequence(SHAPES, 4), EmulatedModule(library), [{"weights": True, "scale": 0.5}, {"scale": "matched"}])
@@ -258,5 +258,5 @@ def test_python_and_the_kernels_agree_on_sizes() -> None:
     assert f"LEFT_OVER = {cuda.LEFT_OVER};" in kernel_source()
     found = dict(re.findall(r"constexpr int (\w+) = (\d+);", kernel_source()))
     assert {name: int(found[name]) for name in ("TILE", "BINS", "CLOSE", "THREADS", "ROW")} == {
-        "TILE": tables.TILE, "BINS": cuda.BINS, "CLOSE": cuda.CLOSE, "THREADS": cuda.THREADS, "ROW": tables.ALIGNMENT
+        "TILE": launch.TILE, "BINS": cuda.BINS, "CLOSE": cuda.CLOSE, "THREADS": cuda.THREADS, "ROW": launch.ALIGNMENT
     }  # fmt: skip

@@ -78,7 +78,7 @@ def tell_plan(
     began = time.perf_counter()
     import torch
 
-    from tunable_magmax.merging.kernels import kernels_for
+    from tunable_magmax.merging.resources import kernels_for
     from tunable_magmax.workflows.plan import plan_merge, plan_place
 
     if estimate:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, drum
+from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, lottery_state
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold")
 # The common letters of a script first: few classes should be ones that people know.
@@ -245,7 +245,7 @@ class Drawing:
         """The picture [SIZE, SIZE] of a character, number `position` of its stream."""
         from PIL import Image
 
-        numbers = _numbers(drum(self._seed, self._stream, position), CHOICES + SIZE * SIZE // 2)
+        numbers = _numbers(lottery_state(self._seed, self._stream, position), CHOICES + SIZE * SIZE // 2)
         font, stroke = int(numbers[0]) % len(FONTS), int(numbers[1]) % len(self._masks)
         turn, shear, zoom, right, down, ink, paper, noise, lean = (2.0**-64 * numbers[2:CHOICES]).tolist()
         mask = Image.fromarray(self._masks[stroke, label, font])

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.lottery import MASK, drum, ticket
+from tunable_magmax.lottery import MASK, lottery_state, ticket
 
 Scenario: TypeAlias = Literal["class", "domain"]
 
@@ -161,7 +161,7 @@ def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, see
 
 def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
     """The positions in the order of their lottery numbers."""
-    start = drum(seed & MASK, stream, 0)
+    start = lottery_state(seed & MASK, stream, 0)
     return sorted(positions, key=lambda p: (ticket(start, p), p))
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tunable_magmax.merging.kernels.compiled import compiled
+from tunable_magmax.merging.kernels.loops import compiled
 
 
 @compiled()

@@ -24,10 +24,10 @@ from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.cost import Speeds
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.merging.kernels import Kernels
-from tunable_magmax.merging.memory import available_memory
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import working_dtype
+from tunable_magmax.merging.resources import available_memory
 from tunable_magmax.merging.state_dicts import MemoryVectors, signature_of
 from tunable_magmax.merging.stream import Merge
 
@@ -167,8 +167,8 @@ def _compute(layout: Layout, options: Options, kernels: Kernels, tasks: int, thr
             return [
                 _seconds(merge.survey),
                 _seconds(merge.decide),
-                _seconds(lambda: merge.measure(merge.stretches)),
-                _seconds(lambda: list(merge.render(lambda p: results[p.stretch.tensor][p.start : p.stop]))),
+                _seconds(lambda: merge.measure(merge.places)),
+                _seconds(lambda: list(merge.render(lambda p: results[p.place.tensor][p.start : p.stop]))),
             ]
 
     once()  # loads the compiled kernels, or compiles them

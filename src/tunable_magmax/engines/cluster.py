@@ -17,10 +17,9 @@ from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import plan_memory, working_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.resources import kernels_for, plan_memory, working_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.parts import Share
 from tunable_magmax.engines.worker import Step
-from tunable_magmax.merging.field import Lot, Terms
-from tunable_magmax.merging.floor import LEAST_ROOM
-from tunable_magmax.merging.ownership import Ownership, Selection, SpareRows, Stretch, auction
+from tunable_magmax.merging.auction import Lot, Ownership, Selection, SpareRows, TensorPlace, Terms, auction
+from tunable_magmax.merging.local_auction import LEAST_ROOM
 
 if TYPE_CHECKING:
     from tunable_magmax.engines.cluster_merge import Workers
@@ -23,26 +22,26 @@ ONLY_TELL = ("tally", "histogram")
 """What leaves the planes as they are: a successor need not do it."""
 
 
-class ClusterField:
-    """A `Field` of several workers; `wide` says of every mergeable tensor whether it is float64."""
+class ClusterAuctioneer:
+    """A `Auctioneer` of several workers; `wide` says of every mergeable tensor whether it is float64."""
 
     def __init__(
-        self, crew: Workers, shares: Sequence[Share], stretches: Sequence[Stretch], wide: Sequence[bool]
+        self, crew: Workers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: Sequence[bool]
     ) -> None:
-        self._crew, self.stretches, self._wide = crew, stretches, wide
+        self._crew, self.places, self._wide = crew, places, wide
         self._everybody = range(len(shares))
         self._holders: dict[int, list[int]] = {}
         for k, share in enumerate(shares):
             for part in share.parts:
                 self._holders.setdefault(part.tensor, []).append(k)
-        self._floors: list[ClusterFloor] = []
+        self._floors: list[ClusterGroupPlanes] = []
 
     @property
     def elements(self) -> int:
-        return sum(stretch.size for stretch in self.stretches)
+        return sum(place.size for place in self.places)
 
     def selection(self, spare: SpareRows) -> Selection:
-        everything = [stretch.tensor for stretch in self.stretches]
+        everything = [place.tensor for place in self.places]
         return Selection(self._floor(everything, self._everybody), spare)
 
     def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
@@ -50,7 +49,7 @@ class ClusterField:
         owners: dict[int, Ownership] = {}
         alone: dict[int, list[int]] = {}
         shared: list[tuple[int, list[int]]] = []
-        told = [Lot(tuple(self.stretches[k].tensor for k in lot.members), lot.budget) for lot in lots]
+        told = [Lot(tuple(self.places[k].tensor for k in lot.members), lot.budget) for lot in lots]
         for place, lot in enumerate(told):
             holders = sorted({k for tensor in lot.members for k in self._holders[tensor]})
             if len(holders) == 1:
@@ -72,15 +71,17 @@ class ClusterField:
         for floor in self._floors:
             floor.finish()
 
-    def _floor(self, tensors: Sequence[int], holders: Sequence[int]) -> ClusterFloor:
+    def _floor(self, tensors: Sequence[int], holders: Sequence[int]) -> ClusterGroupPlanes:
         wide = any(self._wide[k] for k in tensors)
-        floor = ClusterFloor(self._crew, holders, tuple(tensors) if len(tensors) < len(self.stretches) else None, wide)
+        floor = ClusterGroupPlanes(
+            self._crew, holders, tuple(tensors) if len(tensors) < len(self.places) else None, wide
+        )
         self._floors.append(floor)
         return floor
 
 
-class ClusterFloor:
-    """A `Floor` on several workers. What has no result is noted down and goes with the next question."""
+class ClusterGroupPlanes:
+    """A `GroupPlanes` on several workers. What has no result is noted down and goes with the next question."""
 
     room = LEAST_ROOM
     """In all: 2.4 MB that travel, and what each worker has memory for, should they all be its own."""
@@ -120,16 +121,18 @@ class ClusterFloor:
         return counts
 
     def sift(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, drum: int
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, lottery_state: int
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        found = self._ask("sift", task, row, free, low, high, won, level, drum)
+        found = self._ask("sift", task, row, free, low, high, won, level, lottery_state)
         return np.concatenate([codes for codes, _ in found]), np.concatenate([numbers for _, numbers in found])
 
     def award_listed(self, won: int, code: int, highest: int) -> None:
         self._noted.append(("award_listed", (won, code, highest)))
 
-    def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
-        found = self._ask("look", row, free, won, drum, low, high)
+    def look(
+        self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
+    ) -> tuple[int, NDArray[np.uint64]]:
+        found = self._ask("look", row, free, won, lottery_state, low, high)
         return sum(winners for winners, _ in found), np.concatenate([numbers for _, numbers in found])
 
     def award(self, won: int, highest: int) -> None:

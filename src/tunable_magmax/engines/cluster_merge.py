@@ -17,19 +17,18 @@ import torch
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.cluster_field import ClusterField
+from tunable_magmax.engines.cluster_field import ClusterAuctioneer
 from tunable_magmax.engines.crew import Call
 from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.parts import Share
 from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.engines.worker import Assignment, Slice
-from tunable_magmax.merging.kernels import kernels_for
+from tunable_magmax.merging.auction import TensorPlace
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Stretch
-from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.report import MergeReport, Survey
+from tunable_magmax.merging.resources import kernels_for
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.merging.survey import Survey
 
 
 class Workers(Protocol):
@@ -89,16 +88,16 @@ class ClusterMerge(Merge):
 
     def choose(self) -> None:
         wide = [tensor.working == "F64" for tensor in self.layout.mergeable]
-        field = ClusterField(self._crew, self._shares, self.stretches, wide)
-        self.method.decide(field)
-        field.finish()
+        auctioneer = ClusterAuctioneer(self._crew, self._shares, self.places, wide)
+        self.method.decide(auctioneer)
+        auctioneer.finish()
         self._ask("settle", self.method)
 
-    def make_stash(self, stretches: Sequence[Stretch]) -> None:
+    def make_stash(self, places: Sequence[TensorPlace]) -> None:
         """The workers keep what they measure."""
 
-    def measure(self, stretches: Sequence[Stretch]) -> None:
-        tensors = [stretch.tensor for stretch in stretches if stretch.tensor not in self._measured]
+    def measure(self, places: Sequence[TensorPlace]) -> None:
+        tensors = [place.tensor for place in places if place.tensor not in self._measured]
         if not tensors:
             return
         # Not to be done again by a successor: it reads again what its predecessor had kept.

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
-from tunable_magmax.merging.memory import MemoryPlan
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.resources import MemoryPlan
 
 UNCERTAINTY = 3.0
 """The factor either side that an estimate states: what a busy machine and its caches did in docs/scale.md."""

@@ -23,10 +23,10 @@ from tunable_magmax.engines.space import check_space
 from tunable_magmax.engines.weight_files import expected_shards, output_tensors, shard_data, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress, parse_size
-from tunable_magmax.merging.kernels import Kernels, kernels_for
-from tunable_magmax.merging.memory import factor_room, plan_memory, read_threads, working_threads
+from tunable_magmax.merging.kernels import Kernels
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.resources import factor_room, kernels_for, plan_memory, read_threads, working_threads
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
 

@@ -21,16 +21,16 @@ from tunable_magmax.engines.place import Errand
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import show_size
+from tunable_magmax.merging.auction import TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
-from tunable_magmax.merging.kernels import nvrtc
+from tunable_magmax.merging.kernels import launch as nvrtc
 from tunable_magmax.merging.kernels.cuda import kernels_on
-from tunable_magmax.merging.kernels.tables import ALIGNMENT as PLANE_ALIGNMENT
-from tunable_magmax.merging.memory import factor_room, read_threads
+from tunable_magmax.merging.kernels.launch import ALIGNMENT as PLANE_ALIGNMENT
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece, Stretch, pieces
 from tunable_magmax.merging.reading import working_dtype
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.resources import factor_room, read_threads
 
 ALIGNMENT = 64
 """Values in a buffer begin at a multiple of this, in bytes."""
@@ -40,7 +40,7 @@ SMALLEST_BLOCK = 1 << 20
 HISTOGRAMS = 4 << 19
 """Bytes of a group's histogram of magnitudes, with what is made of it on the way."""
 UNIT = 8 * PLANE_ALIGNMENT
-"""A block holds a multiple of so many bytes: pieces of the widest type then begin where the kernels can."""
+"""A block holds a multiple of so many bytes: ranges of the widest type then begin where the kernels can."""
 
 
 def open_device(name: str) -> torch.device:
@@ -188,7 +188,7 @@ class FileBlocks:
         size = self._sources * block
         self._buffers = [courier.buffer(size) for _ in range(2)]
         self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=courier.device) for _ in range(2)]
-        self._kept: dict[Piece, list[Tensor]] = {}
+        self._kept: dict[TensorRange, list[Tensor]] = {}
 
     def __enter__(self) -> FileBlocks:
         return self
@@ -201,19 +201,19 @@ class FileBlocks:
         host = torch.empty(stop - start, dtype=scratch.dtype)
         return scratch.copy_(self._files.read(source, tensor, start, stop, host))
 
-    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
         if self.borrows:
-            yield from self._stream(stretches)
+            yield from self._stream(places)
             return
-        blocks = list(self._packed(stretches))
-        missing = {piece.stretch.tensor for block in blocks for piece in block if piece not in self._kept}
-        for fetched in self._stream([stretch for stretch in stretches if stretch.tensor in missing]):
+        blocks = list(self._packed(places))
+        missing = {bounds.place.tensor for block in blocks for bounds in block if bounds not in self._kept}
+        for fetched in self._stream([place for place in places if place.tensor in missing]):
             self._kept.update(fetched)
         for block in blocks:
-            yield [(piece, self._kept[piece]) for piece in block]
+            yield [(bounds, self._kept[bounds]) for bounds in block]
 
-    def _stream(self, stretches: Sequence[Stretch]) -> Iterator[list[tuple[Piece, list[Tensor]]]]:
-        blocks = list(self._packed(stretches))
+    def _stream(self, places: Sequence[TensorPlace]) -> Iterator[list[tuple[TensorRange, list[Tensor]]]]:
+        blocks = list(self._packed(places))
         reading = self._fill(blocks[0], 0) if blocks else []
         for k, block in enumerate(blocks):
             side = k % 2
@@ -230,57 +230,59 @@ class FileBlocks:
             finally:  # also if nobody wants the rest
                 self._courier.end_work(side)
 
-    def _packed(self, stretches: Sequence[Stretch]) -> Iterator[list[Piece]]:
-        """Pieces in order, as many in a block as fit."""
-        block: list[Piece] = []
+    def _packed(self, places: Sequence[TensorPlace]) -> Iterator[list[TensorRange]]:
+        """Ranges in order, as many in a block as fit."""
+        block: list[TensorRange] = []
         used = 0
-        for piece in pieces(stretches, self.chunk):
-            more = self._used([piece])
+        for bounds in split_ranges(places, self.chunk):
+            more = self._used([bounds])
             if block and used + more > self._block:
                 yield block
                 block, used = [], 0
-            block.append(piece)
+            block.append(bounds)
             used += more
         if block:
             yield block
 
-    def _used(self, block: Sequence[Piece]) -> int:
+    def _used(self, block: Sequence[TensorRange]) -> int:
         """Bytes of one source that a block takes in a buffer: places are alike for all, so the widest type counts."""
-        widths = [_width(self._inputs, self._inputs.layout.mergeable[piece.stretch.tensor]) for piece in block]
-        sizes = [(piece.stop - piece.start) * width for piece, width in zip(block, widths, strict=True)]
+        widths = [_width(self._inputs, self._inputs.layout.mergeable[bounds.place.tensor]) for bounds in block]
+        sizes = [(bounds.stop - bounds.start) * width for bounds, width in zip(block, widths, strict=True)]
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
-    def _places(self, block: Sequence[Piece], source: int) -> Iterator[tuple[Piece, Mergeable, torch.dtype, int]]:
-        """Where a source's values of each piece lie in a buffer, in bytes."""
+    def _places(
+        self, block: Sequence[TensorRange], source: int
+    ) -> Iterator[tuple[TensorRange, Mergeable, torch.dtype, int]]:
+        """Where a source's values of each range lie in a buffer, in bytes."""
         at = source * self._used(block)
-        for piece in block:
-            tensor = self._inputs.layout.mergeable[piece.stretch.tensor]
-            yield piece, tensor, _stored(self._inputs, source, tensor), at
-            at += self._used([piece])
+        for bounds in block:
+            tensor = self._inputs.layout.mergeable[bounds.place.tensor]
+            yield bounds, tensor, _stored(self._inputs, source, tensor), at
+            at += self._used([bounds])
 
-    def _fill(self, block: Sequence[Piece], side: int) -> list[Future[None]]:
+    def _fill(self, block: Sequence[TensorRange], side: int) -> list[Future[None]]:
         """Begin to read a block's values into a buffer, a job for each source."""
         self._courier.wait_until_sent(side)
         return [self._pool.submit(self._read_source, block, source, side) for source in range(self._sources)]
 
-    def _read_source(self, block: Sequence[Piece], source: int, side: int) -> None:
+    def _read_source(self, block: Sequence[TensorRange], source: int, side: int) -> None:
         opened = self._inputs.checkpoints[source]
-        for piece, tensor, dtype, at in self._places(block, source):
-            room = self._buffers[side][at : at + (piece.stop - piece.start) * dtype.itemsize]
+        for bounds, tensor, dtype, at in self._places(block, source):
+            room = self._buffers[side][at : at + (bounds.stop - bounds.start) * dtype.itemsize]
             if isinstance(opened, Checkpoint):
-                opened.read_into(tensor.infos[source].name, piece.start * dtype.itemsize, room.numpy().data)
+                opened.read_into(tensor.infos[source].name, bounds.start * dtype.itemsize, room.numpy().data)
             else:
                 values = room.view(dtype)
-                found = self._files.read(source, tensor, piece.start, piece.stop, values)
+                found = self._files.read(source, tensor, bounds.start, bounds.stop, values)
                 if found.data_ptr() != values.data_ptr():
                     values.copy_(found)
 
-    def _shared_out(self, block: Sequence[Piece], near: Tensor) -> list[tuple[Piece, list[Tensor]]]:
-        """A block's values on the device, by piece and source."""
-        found: list[tuple[Piece, list[Tensor]]] = [(piece, []) for piece in block]
+    def _shared_out(self, block: Sequence[TensorRange], near: Tensor) -> list[tuple[TensorRange, list[Tensor]]]:
+        """A block's values on the device, by range and source."""
+        found: list[tuple[TensorRange, list[Tensor]]] = [(bounds, []) for bounds in block]
         for source in range(self._sources):
-            for k, (piece, _, dtype, at) in enumerate(self._places(block, source)):
-                found[k][1].append(near[at : at + (piece.stop - piece.start) * dtype.itemsize].view(dtype))
+            for k, (bounds, _, dtype, at) in enumerate(self._places(block, source)):
+                found[k][1].append(near[at : at + (bounds.stop - bounds.start) * dtype.itemsize].view(dtype))
         return found
 
 

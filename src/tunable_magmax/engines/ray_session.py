@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.memory import default_threads
+from tunable_magmax.merging.resources import default_threads
 
 ANSWER_WITHIN = 5.0
 """Seconds in which a cluster must accept a connection; Ray itself would try for many minutes."""

@@ -15,8 +15,8 @@ from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.merging.casting import cast_copied
-from tunable_magmax.merging.ownership import Piece
+from tunable_magmax.merging.auction import TensorRange
+from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
 
@@ -54,12 +54,12 @@ def write_weights(
     `write` writes the others, by default here and one after the other.
     """
     layout = merge.layout
-    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
+    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.places}
     tensors = output_tensors(layout, merged, merge.options.out_dtype)
     shards = plan_shards(tensors, shard_size, aliases=layout.ties)
     written = {shard.name: done for shard in shards if (done := output.finished(shard)) is not None}
     names = {name for shard in shards if shard.name in written for name in _names(shard)}
-    merge.measure([s for s in merge.stretches if layout.mergeable[s.tensor].name in names])
+    merge.measure([s for s in merge.places if layout.mergeable[s.tensor].name in names])
     missing = [shard for shard in shards if shard.name not in written]
     if write is not None:
         written |= write(missing)
@@ -80,25 +80,25 @@ def shard_data(
 
     Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins.
     """
-    by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.stretches}
-    stretches = [by_name[info.name] for info in shard.tensors if info.name in by_name]
+    by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.places}
+    places = [by_name[info.name] for info in shard.tensors if info.name in by_name]
     buffers = _Buffers(merge.memory.chunk)
 
-    def into(piece: Piece) -> Tensor:
-        dtype = merge.torch_out_dtype(merge.layout.mergeable[piece.stretch.tensor])
-        return buffers.take(piece.stop - piece.start, dtype)
+    def into(bounds: TensorRange) -> Tensor:
+        dtype = merge.torch_out_dtype(merge.layout.mergeable[bounds.place.tensor])
+        return buffers.take(bounds.stop - bounds.start, dtype)
 
-    rendered = merge.render(into, stretches)
+    rendered = merge.render(into, places)
     for info in shard.tensors:
         if info.name not in by_name:
             yield from _copied(inputs.base, info, (begins or {}).get(info.name, 0))
             continue
         left = info.numel
         while left:
-            piece, values = next(rendered)
+            bounds, values = next(rendered)
             yield values.view(torch.uint8).numpy().data
             buffers.give(values)
-            left -= piece.stop - piece.start
+            left -= bounds.stop - bounds.start
 
 
 class _Buffers:

@@ -26,15 +26,13 @@ from tunable_magmax.engines.inputs import FileVectors, Inputs
 from tunable_magmax.engines.parts import PartMethod, PartVectors, Share
 from tunable_magmax.engines.weight_files import shard_data
 from tunable_magmax.errors import ClusterError, InputError, StorageError
-from tunable_magmax.merging.field import Lot, Terms
-from tunable_magmax.merging.floor import LocalFloor
-from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import factor_room
+from tunable_magmax.merging.auction import Lot, Ownership, TensorPlace, Terms
+from tunable_magmax.merging.local_auction import LocalGroupPlanes
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Ownership, Stretch
+from tunable_magmax.merging.report import Survey
+from tunable_magmax.merging.resources import factor_room, kernels_for
 from tunable_magmax.merging.stream import Findings, Merge
-from tunable_magmax.merging.survey import Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Slice:
 
 
 Step = tuple[str, tuple[Any, ...]]
-"""The name of a `Floor`'s operation, and its arguments."""
+"""The name of a `GroupPlanes`'s operation, and its arguments."""
 
 
 class Worker:
@@ -70,7 +68,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._floors: dict[tuple[int, ...] | None, LocalFloor] = {}
+        self._floors: dict[tuple[int, ...] | None, LocalGroupPlanes] = {}
         self._done: dict[str, tuple[int, int]] = {}
 
     def begin(self, assignment: Assignment) -> None:
@@ -116,15 +114,15 @@ class Worker:
         found.changed[:] = changed[tensors]
         self._method.elements = elements
         self._merge.conclude(found)
-        self._field = self._merge.field()
-        self._position = {tensors[stretch.tensor]: k for k, stretch in enumerate(self._field.stretches)}
+        self._auctioneer = self._merge.auctioneer()
+        self._position = {tensors[place.tensor]: k for k, place in enumerate(self._auctioneer.places)}
 
     def floor(self, tensors: tuple[int, ...] | None, wide: bool, steps: Sequence[Step]) -> Any:
         """Do the steps of an auction that is held by the driver, of some tensors or of all; the last one's result."""
         if tensors not in self._floors:
             held = self._position if tensors is None else [k for k in tensors if k in self._position]
             members = [self._position[k] for k in held]
-            self._floors[tensors] = self._field.floor(members, wide, self._merge.walker.each)
+            self._floors[tensors] = self._auctioneer.group_planes(members, wide, self._merge.walker.each)
         result = None
         for name, arguments in steps:
             result = getattr(self._floors[tensors], name)(*arguments)
@@ -133,7 +131,7 @@ class Worker:
     def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
         """Hold auctions of tensors that are here entirely; the members of the lots are tensors of the whole merge."""
         here = [Lot(tuple(self._position[k] for k in lot.members), lot.budget) for lot in lots]
-        return self._field.auctions(here, terms)
+        return self._auctioneer.auctions(here, terms)
 
     def settle(self, method: Method) -> None:
         """Take over what the driver's method has decided."""
@@ -142,10 +140,10 @@ class Worker:
 
     def measure(self, tensors: Sequence[int]) -> Findings:
         """Count owners and measure the merged vector of the parts of some tensors, and keep it if memory allows."""
-        stretches = [self._stretch(k) for k in tensors if k in self._position]
+        places = [self._place(k) for k in tensors if k in self._position]
         if self._merge.options.scale is None:
-            self._merge.make_stash(stretches)
-        self._merge.measure(stretches)
+            self._merge.make_stash(places)
+        self._merge.measure(places)
         return self._found()
 
     def write(self, path: Path, slices: Sequence[Slice], scale: float) -> Findings:
@@ -180,8 +178,8 @@ class Worker:
         """Let go of everything."""
         self._stack.close()
 
-    def _stretch(self, tensor: int) -> Stretch:
-        return self._field.stretches[self._position[tensor]]
+    def _place(self, tensor: int) -> TensorPlace:
+        return self._auctioneer.places[self._position[tensor]]
 
     def _found(self) -> Findings:
         """What was counted, by the tensors of the whole merge."""

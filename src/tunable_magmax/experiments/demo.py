@@ -207,7 +207,7 @@ def _train(place: Path, seed: int, report: Progress) -> tuple[tuple[float, ...],
 
 def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[str, dict[str, tuple[float, ...]]]]:
     from tunable_magmax.engines.local import merge_checkpoints
-    from tunable_magmax.merging.session import MergeSession
+    from tunable_magmax.merging.state_dicts import MergeSession
     from tunable_magmax.models.state import read_state
     from tunable_magmax.runs.run import Run
 

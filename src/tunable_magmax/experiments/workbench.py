@@ -20,7 +20,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, label_benchmark, label_samples
 from tunable_magmax.experiments.environments import Environment, EnvironmentSizes, draw_environments
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.session import MergeSession
+from tunable_magmax.merging.state_dicts import MergeSession
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared

@@ -19,37 +19,35 @@ from torch import Tensor
 from tunable_magmax import lottery
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.casting import does_not_fit
+from tunable_magmax.merging.auction import TensorPlace, TensorRange
 from tunable_magmax.merging.device_auction import SPARE, Auction, Auctions, Floor, Plan, segment_of
 from tunable_magmax.merging.kernels.cuda import CudaKernels, Letter, signed
+from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Table, Target, row_of
 from tunable_magmax.merging.kernels.portable import PortableKernels
-from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Destination, Table, Target, row_of
 from tunable_magmax.merging.methods import LastTask, Magmax, Method, RandomMix, TaskArithmetic, Ties, TunableMagmax
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece, Stretch
-from tunable_magmax.merging.reading import Vectors, working_dtype
-from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.reading import Vectors, does_not_fit, working_dtype
+from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.merging.survey import Survey
 
-Block = Sequence[tuple[Piece, Sequence[Tensor]]]
-"""Pieces with the base's and all tasks' values on the device, contiguous and as they are stored."""
+Block = Sequence[tuple[TensorRange, Sequence[Tensor]]]
+"""Ranges with the base's and all tasks' values on the device, contiguous and as they are stored."""
 
 
 class Load(NamedTuple):
-    """Values of one working type: their table, and the pieces that it lists."""
+    """Values of one working type: their table, and the ranges that it lists."""
 
     table: Table
-    pieces: list[Piece]
+    ranges: list[TensorRange]
 
 
 class Blocks(Vectors, Protocol):
     """Where values come from, for a device. What is `borrowed` is brought to the device block by block."""
 
     chunk: int
-    """The most elements of a piece."""
+    """The most elements of a range."""
 
-    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
         """All values of some tensors, in order. A block's values hold until the next one is asked for."""
 
 
@@ -104,30 +102,30 @@ class DeviceMerge(Merge):
     # -- walking -------------------------------------------------------------------------------------------------------
 
     def _walk_loads(
-        self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None
+        self, places: Sequence[TensorPlace], groups: Mapping[int, int] | None = None
     ) -> Iterator[list[Load]]:
         """All values, block by block, with the group of each tensor where that matters."""
         if self._blocks.borrows:
-            for block in self._blocks.walk(stretches):
+            for block in self._blocks.walk(places):
                 yield self._loaded(block, groups)
             return
         # What lies on the device stays where it is, and so do the tables of it.
-        key = (*(stretch.tensor for stretch in stretches), *(groups or {}).values())
+        key = (*(place.tensor for place in places), *(groups or {}).values())
         if key not in self._loads:
-            self._loads[key] = [self._loaded(block, groups) for block in self._blocks.walk(stretches)]
+            self._loads[key] = [self._loaded(block, groups) for block in self._blocks.walk(places)]
         yield from self._loads[key]
 
-    def _all_loads(self, stretches: Sequence[Stretch], groups: Mapping[int, int] | None = None) -> Iterator[Load]:
-        return chain.from_iterable(self._walk_loads(stretches, groups))
+    def _all_loads(self, places: Sequence[TensorPlace], groups: Mapping[int, int] | None = None) -> Iterator[Load]:
+        return chain.from_iterable(self._walk_loads(places, groups))
 
     def _loaded(self, block: Block, groups: Mapping[int, int] | None) -> list[Load]:
         """The tables of a block, one for each working type."""
         found = []
         for dtype in (torch.float32, torch.float64):
-            chosen = [(p, v) for p, v in block if self._working[p.stretch.tensor] == dtype]
+            chosen = [(p, v) for p, v in block if self._working[p.place.tensor] == dtype]
             if chosen:
-                segments = [segment_of(p, v, groups[p.stretch.tensor] if groups else 0) for p, v in chosen]
-                found.append(Load(Table(segments, dtype, self._cuda.device), [piece for piece, _ in chosen]))
+                segments = [segment_of(p, v, groups[p.place.tensor] if groups else 0) for p, v in chosen]
+                found.append(Load(Table(segments, dtype, self._cuda.device), [bounds for bounds, _ in chosen]))
         return found
 
     # -- survey --------------------------------------------------------------------------------------------------------
@@ -136,7 +134,7 @@ class DeviceMerge(Merge):
         everything = self._everything
         self._first_spare = plane_rows(self.method) - SPARE
         if self.method.plane_rows:
-            last = everything[-1] if everything else Stretch(0, 0, 0, 0)
+            last = everything[-1] if everything else TensorPlace(0, 0, 0, 0)
             self._bits = self._cuda.planes(plane_rows(self.method), last.slot + last.size)
         self.method.assume(self.layout.elements)
         found = self._marked(everything)
@@ -155,9 +153,9 @@ class DeviceMerge(Merge):
         """Order what is likely to come while the survey, which writes the flags, is under way."""
 
     def _mark(self) -> None:
-        self._marked(self.stretches)
+        self._marked(self.places)
 
-    def _marked(self, stretches: Sequence[Stretch]) -> Tensor:
+    def _marked(self, places: Sequence[TensorPlace]) -> Tensor:
         """Mark candidates; flags [tensors, tasks] for what changed or is not finite, then squares of the last vector.
 
         All are 64-bit words in one row, so that they travel together.
@@ -175,7 +173,7 @@ class DeviceMerge(Merge):
         numbers = self._cuda.numbers(sheet)
         found = numbers[: tensors * (self.tasks + 1)]
         squares = found.data_ptr() + 8 * tensors * self.tasks
-        for load in self._all_loads(stretches):
+        for load in self._all_loads(places):
             self._cuda.survey(load.table, squares + 8 * tensors, self._bits, found.data_ptr(), squares)
         return found
 
@@ -183,37 +181,37 @@ class DeviceMerge(Merge):
 
     def choose(self) -> None:
         self._cuda.follow()
-        auction = self._order(self.stretches)
+        auction = self._order(self.places)
         if auction is not None:
             auction.close(self._mark)
             self._plan = auction.plan
 
-    def _order(self, stretches: Sequence[Stretch], guard: Callable[[Address], object] | None = None) -> Auction | None:
+    def _order(self, places: Sequence[TensorPlace], guard: Callable[[Address], object] | None = None) -> Auction | None:
         """Order the method's decision about these tensors. `guard` orders what may call an auction off."""
         auction = self._plan = None
         if isinstance(self.method, TunableMagmax):
             self.method.leftovers = 0
-            groups, budgets = self.method.groups(stretches)
-            if stretches:
-                self._plan = self._auctions.plan(self.method, stretches, groups, budgets)
+            groups, budgets = self.method.groups(places)
+            if places:
+                self._plan = self._auctions.plan(self.method, places, groups, budgets)
                 if guard is not None:
                     guard(self._plan.sheet.state)
-                auction = self._auctions.open(self._plan, self._floor(stretches))
+                auction = self._auctions.open(self._plan, self._floor(places))
         elif isinstance(self.method, Ties):
-            self._auctions.trim(self.method, self._floor(stretches))
+            self._auctions.trim(self.method, self._floor(places))
         owners = sorted(auction.owners.items()) if auction is not None else []
         self._owning = self._cuda.numbers(np.array(owners).T) if owners else None
         self._sums.zero_()
         return auction
 
-    def _floor(self, stretches: Sequence[Stretch]) -> Floor:
+    def _floor(self, places: Sequence[TensorPlace]) -> Floor:
         """What is auctioned: the merged tensors with their planes, and their values where these matter."""
 
         def walk(groups: Mapping[int, int]) -> Iterator[Table]:
-            return (load.table for load in self._all_loads(stretches, groups))
+            return (load.table for load in self._all_loads(places, groups))
 
-        wide = any(self._working[stretch.tensor] == torch.float64 for stretch in stretches)
-        return Floor(stretches, self._bits, self._first_spare, walk, wide)
+        wide = any(self._working[place.tensor] == torch.float64 for place in places)
+        return Floor(places, self._bits, self._first_spare, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -221,34 +219,34 @@ class DeviceMerge(Merge):
     def merged_square(self) -> float:
         return float(self._square)
 
-    def measure(self, stretches: Sequence[Stretch]) -> None:
+    def measure(self, places: Sequence[TensorPlace]) -> None:
         """Make the merged vectors, kept for rendering, and measure them together."""
-        todo = [stretch for stretch in stretches if stretch.tensor not in self._measured]
+        todo = [place for place in places if place.tensor not in self._measured]
         for load in self._all_loads(todo):
             self._combine_load(load.table, self._taus(load), None)
-        self._measured.update(stretch.tensor for stretch in todo)
+        self._measured.update(place.tensor for place in todo)
 
     def render(
-        self, into: Callable[[Piece], Tensor], stretches: Sequence[Stretch] | None = None
-    ) -> Iterator[tuple[Piece, Tensor]]:
-        """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
+        self, into: Callable[[TensorRange], Tensor], places: Sequence[TensorPlace] | None = None
+    ) -> Iterator[tuple[TensorRange, Tensor]]:
+        """The merged values, range by range in order, each written to the tensor that `into` gives for it."""
         self._cuda.follow()
         total = self.elements
-        chosen = self.stretches if stretches is None else stretches
-        place = {stretch.tensor: k for k, stretch in enumerate(chosen)}
+        chosen = self.places if places is None else places
+        place = {place.tensor: k for k, place in enumerate(chosen)}
         for loads in self._walk_loads(chosen):
-            made: list[tuple[Piece, Tensor]] = []
+            made: list[tuple[TensorRange, Tensor]] = []
             for load in loads:
-                outs = [self._room(piece) for piece in load.pieces]
+                outs = [self._room(bounds) for bounds in load.ranges]
                 taus = self._taus(load) if self._stash else None
                 self._render_load(load, taus, Destination(outs, self._cuda.device))
-                made += zip(load.pieces, outs, strict=True)
-            made.sort(key=lambda pair: (place[pair[0].stretch.tensor], pair[0].start))
+                made += zip(load.ranges, outs, strict=True)
+            made.sort(key=lambda pair: (place[pair[0].place.tensor], pair[0].start))
             self._check_fit()
-            for piece, values in made:
-                self._done["merge"] = self._done.get("merge", 0) + piece.stop - piece.start
+            for bounds, values in made:
+                self._done["merge"] = self._done.get("merge", 0) + bounds.stop - bounds.start
                 self.progress("merge", self._done["merge"], total)
-                yield piece, into(piece).copy_(values)
+                yield bounds, into(bounds).copy_(values)
 
     def _render_load(self, load: Load, taus: Destination | None, into: Destination) -> None:
         """The final values of a load, from its merged vectors if they lie ready."""
@@ -256,21 +254,21 @@ class DeviceMerge(Merge):
             target = Target(into, self._square, self._unfit, self.scale)
             self._cuda.combine(load.table, "step", target, taus.addresses, plain=True)
         else:
-            again = load.pieces[0].stretch.tensor in self._measured
+            again = load.ranges[0].place.tensor in self._measured
             self._combine_load(load.table, into, self.scale, again)
 
     def _taus(self, load: Load) -> Destination:
-        """Where the merged vectors of some pieces lie, or may be put for the moment."""
+        """Where the merged vectors of some ranges lie, or may be put for the moment."""
         if self._stash:
-            taus = [self._stash[piece.stretch.tensor][piece.start : piece.stop] for piece in load.pieces]
+            taus = [self._stash[bounds.place.tensor][bounds.start : bounds.stop] for bounds in load.ranges]
         else:
-            taus = [self._cuda.empty(piece.stop - piece.start, load.table.working) for piece in load.pieces]
+            taus = [self._cuda.empty(bounds.stop - bounds.start, load.table.working) for bounds in load.ranges]
         return Destination(taus, self._cuda.device)
 
-    def _room(self, piece: Piece) -> Tensor:
+    def _room(self, bounds: TensorRange) -> Tensor:
         """Room on the device for output that goes elsewhere."""
-        dtype = self.torch_out_dtype(self.layout.mergeable[piece.stretch.tensor])
-        return self._cuda.empty(piece.stop - piece.start, dtype)
+        dtype = self.torch_out_dtype(self.layout.mergeable[bounds.place.tensor])
+        return self._cuda.empty(bounds.stop - bounds.start, dtype)
 
     def _check_fit(self, sums: Letter | None = None) -> None:
         for k in (sums or Letter(self._noted)).read()[1:].nonzero()[0].tolist():
@@ -297,9 +295,9 @@ class DeviceMerge(Merge):
             cuda.combine(table, "single", target, self.tasks - 1, plain=False)
         elif isinstance(method, RandomMix):
             tops = cuda.numbers([signed(top) for top in method.tops])
-            drum = signed(lottery.drum(method.options.seed, lottery.RANDOM_MIX, 0))
+            lottery_state = signed(lottery.lottery_state(method.options.seed, lottery.RANDOM_MIX, 0))
             drawn = cuda.numbers(method.drawn)
-            cuda.combine(table, "mixed", target, drawn, tops, drum, given, plain=False, shared=4 * self.tasks)
+            cuda.combine(table, "mixed", target, drawn, tops, lottery_state, given, plain=False, shared=4 * self.tasks)
         elif isinstance(method, Ties):
             voters = cuda.numbers(method.voters)
             factors = cuda.numbers([method.factors()[t] for t in method.voters], torch.float64)
@@ -323,7 +321,7 @@ class DeviceMerge(Merge):
         if isinstance(self.method, TunableMagmax) and self._owning is not None:
             tasks, rows = self._owning
             given = self._cuda.zeros(len(given), len(tasks))
-            table = self._auctions.geometry(self.stretches, [range(len(self.stretches))])
+            table = self._auctions.geometry(self.places, [range(len(self.places))])
             self._cuda.tally(table, rows, self._bits, given)
             wide = self._cuda.zeros(len(given), self.tasks)
             wide[:, tasks] = given
@@ -331,7 +329,7 @@ class DeviceMerge(Merge):
         counts = given.cpu().numpy()
         if isinstance(self.method, LastTask):
             counts[:, -1] = [tensor.size for tensor in self.layout.mergeable]
-        return {stretch.tensor: counts[stretch.tensor] for stretch in self.stretches}
+        return {place.tensor: counts[place.tensor] for place in self.places}
 
 
 def as_words(compared: Sequence[bool], rows: Sequence[int]) -> NDArray[np.int64]:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
+from tunable_magmax.merging.auction import TensorPlace, TensorRange
 from tunable_magmax.merging.kernels.cuda import LEFT_OVER, CudaKernels, Drawing, Letter, Sequel
-from tunable_magmax.merging.kernels.tables import Address, Segment, Table, row_of
+from tunable_magmax.merging.kernels.launch import Address, Segment, Table, row_of
 from tunable_magmax.merging.methods import Ties, TunableMagmax
-from tunable_magmax.merging.ownership import Piece, Stretch
 
 SPARE = 2
 """Rows of the planes beyond the tasks': what is free, and equal magnitudes."""
@@ -39,7 +39,7 @@ class Floor:
     `values` are looked at where magnitudes matter; `wide` says that one of the tensors is float64.
     """
 
-    stretches: Sequence[Stretch]
+    places: Sequence[TensorPlace]
     bits: Tensor
     spare: int
     values: Values
@@ -47,7 +47,7 @@ class Floor:
 
     @property
     def elements(self) -> int:
-        return sum(stretch.size for stretch in self.stretches)
+        return sum(place.size for place in self.places)
 
     @property
     def free(self) -> Address:
@@ -137,25 +137,25 @@ class Auctions:
         self._tables.clear()
         self._drawings.clear()
 
-    def geometry(self, stretches: Sequence[Stretch], groups: Sequence[Sequence[int]]) -> Table:
+    def geometry(self, places: Sequence[TensorPlace], groups: Sequence[Sequence[int]]) -> Table:
         """Where merged tensors lie, without their values, with the group of each."""
-        key = (len(groups), *(stretch.tensor for stretch in stretches))
+        key = (len(groups), *(place.tensor for place in places))
         if key not in self._tables:
             group_of = {k: g for g, members in enumerate(groups) for k in members}
-            segments = [segment_of(Piece(s, 0, s.size), (), group_of[k]) for k, s in enumerate(stretches)]
+            segments = [segment_of(TensorRange(s, 0, s.size), (), group_of[k]) for k, s in enumerate(places)]
             self._tables[key] = Table(segments, torch.float32, self._cuda.device)
         return self._tables[key]
 
     def plan(
         self,
         method: TunableMagmax,
-        stretches: Sequence[Stretch],
+        places: Sequence[TensorPlace],
         groups: Sequence[Sequence[int]],
         budgets: NDArray[np.int64],
     ) -> Plan:
-        sizes = tuple(sum(stretches[k].size for k in group) for group in groups)
+        sizes = tuple(sum(places[k].size for k in group) for group in groups)
         wanted = budgets.T.copy()
-        return Plan(method, self.geometry(stretches, groups), sizes, wanted, Sheet(self._cuda, wanted))
+        return Plan(method, self.geometry(places, groups), sizes, wanted, Sheet(self._cuda, wanted))
 
     def open(self, plan: Plan, floor: Floor) -> Auction:
         """Order an auction."""
@@ -163,17 +163,17 @@ class Auctions:
 
     def trim(self, method: Ties, floor: Floor) -> None:
         """Keep each task's largest elements."""
-        if not floor.stretches:
+        if not floor.places:
             return
-        table = self.geometry(floor.stretches, [range(len(floor.stretches))])
+        table = self.geometry(floor.places, [range(len(floor.places))])
         wanted = self._cuda.numbers([int(method.options.density * floor.elements)])
         for tries in range(TRIES):
             state = self._cuda.zeros(1)
             draws = Draws(self._cuda, floor, table, self.drawing((floor.elements,), tries), state.data_ptr())
             self._cuda.open(table, floor.free)
             for t in method.voters:
-                drum = lottery.drum(method.options.seed, lottery.TIES_CUT, t + 1)
-                draws.cut(t, floor.free, wanted, self._cuda.numbers([floor.elements]), floor.row(t), drum)
+                lottery_state = lottery.lottery_state(method.options.seed, lottery.TIES_CUT, t + 1)
+                draws.cut(t, floor.free, wanted, self._cuda.numbers([floor.elements]), floor.row(t), lottery_state)
             if not state.any():
                 return
         raise ExactnessError(NOT_FOUND)
@@ -246,8 +246,10 @@ class Auction:
         self._cuda.count(self.plan.table, planes[0], floor.free, 0, counted[0])
         for k, (t, owned) in enumerate(owners.items()):
             sequel = Sequel(False, floor.free, planes[k + 1], counted[k + 1])
-            drum = self._drum(lottery.KEEP, t)
-            self._draws.pick(planes[k], floor.row(owned), drum, sheet.wanted(t), counted[k], sequel, sheet.got(t))
+            lottery_state = self._lottery(lottery.KEEP, t)
+            self._draws.pick(
+                planes[k], floor.row(owned), lottery_state, sheet.wanted(t), counted[k], sequel, sheet.got(t)
+            )
 
     def _bid_by_magnitude(self) -> None:
         """Rules 4 and 5 with the largest magnitudes of one task after the other."""
@@ -258,18 +260,22 @@ class Auction:
             self._cuda.count(plan.table, plane, floor.free, won, candidates.data_ptr())
             sheet.note(t, torch.minimum(wanted, candidates))
             won = floor.row(owned)
-            self._draws.cut(t, plane, wanted, candidates, won, self._drum(lottery.KEEP, t))
+            self._draws.cut(t, plane, wanted, candidates, won, self._lottery(lottery.KEEP, t))
         self._cuda.count(plan.table, floor.free, floor.free, won, sheet.unowned)
 
     def _share_out(self, tasks: Sequence[int]) -> None:
         """Rule 6: what nobody owns, by lottery, to these tasks."""
         floor, sheet = self._floor, self.plan.sheet
         for t in tasks:
-            won, drum, sequel = floor.row(self.owners[t]), self._drum(lottery.LEFTOVERS, t), Sequel(True, floor.free)
-            self._draws.pick(floor.free, won, drum, sheet.portion(t), sheet.remaining(t), sequel)
+            won, lottery_state, sequel = (
+                floor.row(self.owners[t]),
+                self._lottery(lottery.LEFTOVERS, t),
+                Sequel(True, floor.free),
+            )
+            self._draws.pick(floor.free, won, lottery_state, sheet.portion(t), sheet.remaining(t), sequel)
 
-    def _drum(self, purpose: int, task: int) -> int:
-        return lottery.drum(self.plan.method.options.seed, purpose, task + 1)
+    def _lottery(self, purpose: int, task: int) -> int:
+        return lottery.lottery_state(self.plan.method.options.seed, purpose, task + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,14 +289,18 @@ class Draws:
     state: Address
 
     def pick(
-        self, plane: Address, won: Address, drum: int, wanted: Address, candidates: Address, then: Sequel,
+        self, plane: Address, won: Address, lottery_state: int, wanted: Address, candidates: Address, then: Sequel,
         counts: Address = 0,
     ) -> None:  # fmt: skip
         """The wanted number of a plane's free elements, by lottery, are `won`; see `CudaKernels.pick`."""
         free, state = self.floor.free, self.state
-        self.cuda.pick(self.table, plane, free, won, drum, self.drawing, wanted, candidates, counts, state, then)
+        self.cuda.pick(
+            self.table, plane, free, won, lottery_state, self.drawing, wanted, candidates, counts, state, then
+        )
 
-    def cut(self, task: int, plane: Address, wanted: Tensor, candidates: Tensor, owned: Address, drum: int) -> None:
+    def cut(
+        self, task: int, plane: Address, wanted: Tensor, candidates: Tensor, owned: Address, lottery_state: int
+    ) -> None:
         """The wanted candidates of largest magnitude go to `owned`, equal ones by lottery; resets `candidates`."""
         cuda, floor = self.cuda, self.floor
         groups = {segment.tensor: segment.group for segment in self.table.segments}
@@ -303,10 +313,10 @@ class Draws:
         cuda.sever(walk, task, floor.wide, plane, floor.free, wanted, candidates, codes, owned, floor.level)
         candidates.zero_()
         cuda.count(self.table, floor.level, floor.free, 0, candidates.data_ptr())
-        self.pick(floor.level, owned, drum, left.data_ptr(), candidates.data_ptr(), Sequel(True))
+        self.pick(floor.level, owned, lottery_state, left.data_ptr(), candidates.data_ptr(), Sequel(True))
 
 
-def segment_of(piece: Piece, values: Sequence[Tensor], group: int = 0) -> Segment:
-    """A piece of a tensor, as the kernels' tables list it."""
-    stretch, start = piece.stretch, piece.start
-    return Segment(values, piece.stop - start, stretch.slot + start, stretch.element + start, stretch.tensor, group)
+def segment_of(bounds: TensorRange, values: Sequence[Tensor], group: int = 0) -> Segment:
+    """A range of a tensor, as the kernels' tables list it."""
+    place, start = bounds.place, bounds.start
+    return Segment(values, bounds.stop - start, place.slot + start, place.element + start, place.tensor, group)

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.auction import Auctioneer, Lot, Ownership, SpareRows, TensorPlace, Terms
 from tunable_magmax.merging.budget import split, split_each, whole_numbers
-from tunable_magmax.merging.field import Field, Lot, Terms
 from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Ownership, SpareRows, Stretch
 
 Counts = NDArray[np.int64] | None
 
@@ -64,7 +63,7 @@ class Method(ABC):
         """The budget if `elements` are merged; None for methods without one."""
         return None
 
-    def decide(self, field: Field) -> None:  # noqa: B027, most have nothing to decide
+    def decide(self, auctioneer: Auctioneer) -> None:  # noqa: B027, most have nothing to decide
         """What has to be settled over all elements before the first one can be merged."""
 
     def combined(self, tensor: int, size: int) -> Sequence[int]:
@@ -131,30 +130,30 @@ class TunableMagmax(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
-    def groups(self, stretches: Sequence[Stretch]) -> tuple[list[list[int]], NDArray[np.int64]]:
+    def groups(self, places: Sequence[TensorPlace]) -> tuple[list[list[int]], NDArray[np.int64]]:
         """Rule 7: which of the merged tensors share a budget, and the budgets [groups, tasks]."""
-        elements = sum(stretch.size for stretch in stretches)
+        elements = sum(place.size for place in places)
         if self.options.budget is not None and sum(self.options.budget) != elements:
             raise InputError(
                 f"the budget sums to {sum(self.options.budget):,}, but {elements:,} elements are merged; "
                 "make it sum to that, or give weights instead"
             )
-        everything = list(range(len(stretches)))
+        everything = list(range(len(places)))
         groups = [everything] if self.options.scope == "model" else [[k] for k in everything]
         if self.options.budget is not None:
             budgets = np.array([self.options.budget] * len(groups), np.int64).reshape(-1, self.tasks)
         else:
-            budgets = split_each(self._proportions, [sum(stretches[k].size for k in group) for group in groups])
+            budgets = split_each(self._proportions, [sum(places[k].size for k in group) for group in groups])
         self.budget = tuple(budgets.sum(axis=0).tolist())
         return groups, budgets
 
-    def decide(self, field: Field) -> None:
-        groups, budgets = self.groups(field.stretches)
+    def decide(self, auctioneer: Auctioneer) -> None:
+        groups, budgets = self.groups(auctioneer.places)
         lots = [Lot(tuple(group), tuple(budget)) for group, budget in zip(groups, budgets.tolist(), strict=True)]
         terms = Terms(tuple(self.rows), self._spare, self.options.seed, self.options.keep)
-        owners = field.auctions(lots, terms)
+        owners = auctioneer.auctions(lots, terms)
         for group, ownership in zip(groups, owners, strict=True):
-            self._owners.update((field.stretches[k].tensor, ownership) for k in group)
+            self._owners.update((auctioneer.places[k].tensor, ownership) for k in group)
         self.leftovers = sum(ownership.leftovers for ownership in owners)
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
@@ -236,9 +235,9 @@ class RandomMix(Method):
         return self.drawn
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        drum = lottery.drum(self.options.seed, lottery.RANDOM_MIX, 0)
+        lottery_state = lottery.lottery_state(self.options.seed, lottery.RANDOM_MIX, 0)
         counts = np.zeros(self.tasks, np.int64)
-        counts[self.drawn] = kernels.draw(_only(chunk, self.drawn), self.tops, drum, out)
+        counts[self.drawn] = kernels.draw(_only(chunk, self.drawn), self.tops, lottery_state, out)
         return counts
 
 
@@ -259,13 +258,13 @@ class Ties(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.voters
 
-    def decide(self, field: Field) -> None:
-        kept = int(self.options.density * field.elements)
-        selection = field.selection(self._spare)
+    def decide(self, auctioneer: Auctioneer) -> None:
+        kept = int(self.options.density * auctioneer.elements)
+        selection = auctioneer.selection(self._spare)
         selection.open()
         for row, t in enumerate(self.voters):
-            drum = lottery.drum(self.options.seed, lottery.TIES_CUT, t + 1)
-            selection.take_largest(t, selection.free, kept, field.elements, drum)
+            lottery_state = lottery.lottery_state(self.options.seed, lottery.TIES_CUT, t + 1)
+            selection.take_largest(t, selection.free, kept, auctioneer.elements, lottery_state)
             self._rows.append(selection.keep(row))
 
     def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +13,30 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging.auction import TensorRange
 from tunable_magmax.merging.kernels import Chunk, Kernels
-from tunable_magmax.merging.ownership import Piece
+from tunable_magmax.merging.resources import MemoryPlan
+
+
+def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
+    cast = before_cast(values, dtype).to(dtype, copy=True)
+    if bool((values.isfinite() & ~cast.isfinite()).any()):
+        raise does_not_fit(name, "copied", dtype)
+    return cast
+
+
+def before_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 goes to 16-bit types through float32 on every device, as the specification says."""
+    return values.float() if values.dtype == torch.float64 and dtype.itemsize == 2 else values
+
+
+def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
+    """The error for a value that the output type cannot hold."""
+    return InputError(
+        f"{name!r}: a {kind} value does not fit in {str(dtype).removeprefix('torch.')}; choose a wider out_dtype"
+    )
 
 
 class Vectors(Protocol):
@@ -61,23 +85,72 @@ class Buffers:
 
 
 class ChunkReader:
-    """Reads pieces as chunks, in memory of the thread that asks: a chunk holds until it asks for the next."""
+    """Reads ranges as chunks, in memory of the thread that asks: a chunk holds until it asks for the next."""
 
     def __init__(self, layout: Layout, vectors: Vectors, tasks: int, buffers: Buffers) -> None:
         self._layout, self._vectors, self._tasks, self._buffers = layout, vectors, tasks, buffers
 
-    def chunk(self, piece: Piece, wanted: Collection[int]) -> Chunk:
+    def chunk(self, bounds: TensorRange, wanted: Collection[int]) -> Chunk:
         """The base's and the `wanted` tasks' values (from 0)."""
-        base = self._read(0, piece, 0)
+        base = self._read(0, bounds, 0)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
-        tasks = [self._read(t + 1, piece, t + 1) if t in wanted else base for t in range(self._tasks)]
-        return Chunk(base, tasks, piece.slots[0], piece.stretch.element + piece.start)
+        tasks = [self._read(t + 1, bounds, t + 1) if t in wanted else base for t in range(self._tasks)]
+        return Chunk(base, tasks, bounds.slots[0], bounds.place.element + bounds.start)
 
-    def pair(self, task: int, piece: Piece) -> tuple[Tensor, Tensor]:
+    def pair(self, task: int, bounds: TensorRange) -> tuple[Tensor, Tensor]:
         """The base's and a task's values (from 0)."""
-        return self._read(0, piece, "base"), self._read(task + 1, piece, "task")
+        return self._read(0, bounds, "base"), self._read(task + 1, bounds, "task")
 
-    def _read(self, source: int, piece: Piece, name: Any) -> Tensor:
-        tensor = self._layout.mergeable[piece.stretch.tensor]
-        scratch = self._buffers.own(name, piece.stop - piece.start, working_dtype(tensor))
-        return self._vectors.read(source, tensor, piece.start, piece.stop, scratch)
+    def _read(self, source: int, bounds: TensorRange, name: Any) -> Tensor:
+        tensor = self._layout.mergeable[bounds.place.tensor]
+        scratch = self._buffers.own(name, bounds.stop - bounds.start, working_dtype(tensor))
+        return self._vectors.read(source, tensor, bounds.start, bounds.stop, scratch)
+
+
+Work = Callable[[TensorRange, Chunk], Any]
+Wanted = Callable[[TensorRange], Collection[int]]
+"""Which tasks' values (from 0) a range needs; the others are not read."""
+
+
+class Walker:
+    """Threads that read chunks, as many as the plan's pool has, of which its `threads` may work at a time."""
+
+    def __init__(self, reader: ChunkReader, plan: MemoryPlan) -> None:
+        self._reader, self._ahead = reader, plan.ahead
+        self._pool = ThreadPoolExecutor(plan.pool) if plan.pool > 1 else None
+        self._turn = threading.Semaphore(plan.threads)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def each(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Apply `work` to items, in the pool if there is one; results in order."""
+        if self._pool is None:
+            return [work(item) for item in items]
+
+        def in_turn(item: Any) -> Any:
+            with self._turn:
+                return work(item)
+
+        return list(self._pool.map(in_turn, items))
+
+    def walk(self, work: Work, todo: Sequence[TensorRange], wanted: Wanted) -> Iterator[tuple[TensorRange, Any]]:
+        """Apply `work` to ranges; yields results in order, a bounded number of ranges ahead of the consumer."""
+        ahead: deque[Callable[[], Any]] = deque()
+        for k, bounds in enumerate(todo):
+            while len(ahead) < self._ahead and k + len(ahead) < len(todo):
+                begun = todo[k + len(ahead)]
+                ahead.append(self.begin(work, begun, wanted(begun)))
+            yield bounds, ahead.popleft()()
+
+    def begin(self, work: Work, bounds: TensorRange, wanted: Collection[int]) -> Callable[[], Any]:
+        """Start to read a range and to work on it; call the result for what came of it."""
+
+        def read_and_work() -> Any:
+            chunk = self._reader.chunk(bounds, wanted)
+            with self._turn:  # whoever waits here, or for a disk, has let another one work
+                return work(bounds, chunk)
+
+        return self._pool.submit(read_and_work).result if self._pool is not None else read_and_work

@@ -1,13 +1,81 @@
-"""What a merge did, as a frozen record that goes to JSON and back."""
+"""What a merge finds in its inputs, and the report of what it did, which goes to JSON and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from tunable_magmax.errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.checkpoints.layout import Layout
+from tunable_magmax.errors import ExactnessError, InputError
+from tunable_magmax.merging.methods import Method
+from tunable_magmax.merging.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Which tensors each task changed [tensors, T], what is wrong with them, and how far the last task moved them.
+
+    >>> found = Survey.nothing(tensors=1, tasks=2)
+    >>> found.odd[0, 1] += 3
+    >>> found.changed[0] = True
+    >>> found.refuse(["w"], ["base", "task 1", "task 2"])
+    Traceback (most recent call last):
+    tunable_magmax.errors.InputError: values that can't be merged:
+      - task 1: 'w' has 3 values that are NaN or infinite
+    Mend these checkpoints, or leave the tensors out with exclude patterns.
+    """
+
+    changed: NDArray[np.bool_]
+    odd: NDArray[np.int64]
+    """Values that are NaN or infinite in base and tasks [tensors, T + 1]; 0 where all differences are finite."""
+    overflow: NDArray[np.bool_]
+    """Whether a difference of finite values is infinite [tensors, T]."""
+    squares: NDArray[np.float64]
+    """The squared length of the last task vector [tensors]."""
+
+    @classmethod
+    def nothing(cls, tensors: int, tasks: int) -> Survey:
+        """Nothing changed, nothing odd."""
+        shape = (tensors, tasks)
+        odd = np.zeros((tensors, tasks + 1), np.int64)
+        return cls(np.zeros(shape, np.bool_), odd, np.zeros(shape, np.bool_), np.zeros(tensors))
+
+    def add(self, part: Survey, tensors: Sequence[int]) -> None:
+        """Add what was found in parts of the given tensors, each of which is there once."""
+        places = list(tensors)
+        self.changed[places] |= part.changed
+        self.odd[places] += part.odd
+        self.overflow[places] |= part.overflow
+        self.squares[places] += part.squares
+
+    def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
+        """Raise an `InputError` that lists every merged tensor with values that can't be merged."""
+        if not (self.odd.any() or self.overflow.any()):
+            return
+        problems: list[str] = []
+        for k, name in enumerate(names):
+            if not self.changed[k].any():
+                continue
+            for label, count in zip(labels, self.odd[k], strict=True):
+                if count:
+                    problems.append(f"{label}: {name!r} has {count:,} values that are NaN or infinite")
+            for label, too_far in zip(labels[1:], self.overflow[k], strict=True):
+                if too_far:
+                    problems.append(f"{label}: {name!r} is so far from the base that the difference overflows")
+        if problems:
+            lines = "\n".join(f"  - {problem}" for problem in problems)
+            raise InputError(
+                f"values that can't be merged:\n{lines}\n"
+                "Mend these checkpoints, or leave the tensors out with exclude patterns."
+            )
+
 
 VERSION = 1
 
@@ -95,3 +163,119 @@ class MergeReport:
             if values is not None and len(values) != report.tasks:
                 raise InputError(f"not a merge report: {what} has {len(values)} items for {report.tasks} tasks")
         return report
+
+
+STRETCHED = 2.0
+"""A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known when a merge is done: everything that its report is made of."""
+
+    layout: Layout
+    options: Options
+    method: Method
+    labels: Sequence[str]
+    """What base and tasks are called in messages."""
+    notes: Sequence[str]
+    """Warnings about the inputs."""
+    merged: Sequence[int]
+    """The merged tensors, as places in the layout."""
+    counts: Mapping[int, NDArray[np.int64]]
+    """Elements of each task by tensor, where elements have owners."""
+    scale: float
+    last_square: float
+    merged_square: float
+    unchanged: Sequence[int]
+    """The tasks (from 1) that are identical to the base."""
+
+    @property
+    def elements(self) -> int:
+        """d, the number of merged elements."""
+        return sum(self.layout.mergeable[k].size for k in self.merged)
+
+    def report(self) -> MergeReport:
+        """Returns the report; an `ExactnessError` if tasks own other numbers of elements than their budget says."""
+        layout, method = self.layout, self.method
+        total: NDArray[np.int64] = sum(self.counts.values(), np.zeros(method.tasks, np.int64))
+        counts = _integers(total) if method.owns else None
+        if method.budget is not None and counts != method.budget:
+            raise ExactnessError(
+                f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
+            )
+        copied = [tensor.name for k, tensor in enumerate(layout.mergeable) if k not in set(self.merged)]
+        return MergeReport(
+            method=self.options.method,
+            tasks=method.tasks,
+            elements=self.elements,
+            budget=method.budget,
+            counts=counts,
+            leftovers=method.leftovers,
+            scale=self.scale,
+            seed=self.options.seed,
+            options=self._options_used(),
+            last_length=significant(math.sqrt(self.last_square)),
+            merged_length=significant(math.sqrt(self.merged_square)),
+            tensors={layout.mergeable[k].name: self._tensor_report(k) for k in sorted(self.merged)},
+            copied=tuple(sorted(copied + [info.name for info in layout.copied])),
+            warnings=tuple(self._warnings()),
+        )
+
+    def _tensor_report(self, k: int) -> TensorReport:
+        tensor, counts = self.layout.mergeable[k], self.counts.get(k)
+        return TensorReport(
+            tensor.shape, self.options.out_dtype or tensor.widest, None if counts is None else _integers(counts)
+        )
+
+    def _options_used(self) -> dict[str, Any]:
+        options = self.options
+        used: dict[str, Any] = {
+            "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
+            "budget": options.budget,
+            "scale": "matched" if options.scale is None else options.scale,
+            "out_dtype": options.out_dtype,
+            "include": options.include,
+            "exclude": options.exclude,
+        }
+        for name in self.method.reads:
+            value = getattr(options, name)
+            used[name] = _decimal(value) if isinstance(value, Fraction) else value
+        return used
+
+    def _warnings(self) -> Iterator[str]:
+        yield from self.notes
+        yield from self.layout.warnings
+        if not self.merged:
+            yield "no task changed any mergeable tensor: the result is a copy of the base"
+            return
+        for t in self.unchanged:
+            yield f"{self.labels[t]} is identical to the base"
+        matched = self.options.scale is None
+        if matched and self.method.tasks in self.unchanged:
+            yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
+        if matched and self.scale > STRETCHED:
+            yield (
+                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their "
+                "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
+                "samples, and if it is poor, give 1 as scale"
+            )
+
+
+def significant(value: float) -> float:
+    """A number to six significant digits, as reports and scales give it.
+
+    >>> significant(2 / 3)
+    0.666667
+    """
+    return float(f"{value:.5e}")
+
+
+def _integers(counts: NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(int(n) for n in counts)
+
+
+def _decimal(value: Fraction) -> str:
+    """A number that reads back as exactly this value: short if it can be, else as a fraction."""
+    short = str(int(value) if value.denominator == 1 else float(value))
+    return short if Fraction(short) == value else str(value)

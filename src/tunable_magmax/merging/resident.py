@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.merging.auction import TensorPlace, TensorRange
 from tunable_magmax.merging.device import Block, DeviceMerge, Load
 from tunable_magmax.merging.device_auction import Auction
 from tunable_magmax.merging.kernels.cuda import Letter
-from tunable_magmax.merging.kernels.tables import Address, Destination
+from tunable_magmax.merging.kernels.launch import Address, Destination
 from tunable_magmax.merging.methods import Method, TunableMagmax
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece, Stretch
+from tunable_magmax.merging.report import Survey
 from tunable_magmax.merging.stream import matched_scale
-from tunable_magmax.merging.survey import Survey
 
 
 class ResidentBlocks:
@@ -43,11 +43,11 @@ class ResidentBlocks:
         place = next(k for k, other in enumerate(self._layout.mergeable) if other is tensor)
         return scratch.copy_(self._values[source][place].detach().reshape(-1)[start:stop])
 
-    def walk(self, stretches: Sequence[Stretch]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
         yield [
-            (Piece(stretch, 0, stretch.size), [values[stretch.tensor] for values in self._values])
-            for stretch in stretches
-            if stretch.size
+            (TensorRange(place, 0, place.size), [values[place.tensor] for values in self._values])
+            for place in places
+            if place.size
         ]
 
 
@@ -63,7 +63,7 @@ class ResidentMerge(DeviceMerge):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self._foreseen: tuple[Sequence[Stretch], Auction] | None = None
+        self._foreseen: tuple[Sequence[TensorPlace], Auction] | None = None
         # Room for merged tensors and, where these are measured first, for their vectors, in their shapes.
         self._outs: dict[int, Tensor] = {}
         self._taus_of: dict[int, Tensor] = {}
@@ -87,46 +87,46 @@ class ResidentMerge(DeviceMerge):
         method, budget = self.method, self.options.budget
         if not isinstance(method, TunableMagmax) or method.reusable or method.cuts_by_magnitude:
             return
-        stretches = tuple(stretch for stretch in self._everything if stretch.size)
-        if not stretches or (budget is not None and sum(budget) != self.layout.elements):
+        places = tuple(place for place in self._everything if place.size)
+        if not places or (budget is not None and sum(budget) != self.layout.elements):
             return
 
         def guard(state: Address) -> None:
-            for load in self._all_loads(stretches):
+            for load in self._all_loads(places):
                 self._cuda.unexpected(load.table, flags, state)
 
         try:
-            auction = self._order(stretches, guard)
+            auction = self._order(places, guard)
         except torch.OutOfMemoryError:  # which may not be needed: less may be merged
             self._forget()
             self._marked(self._everything)  # the auction may have written over the marks
         else:
             assert auction is not None
-            self._foreseen = stretches, auction
+            self._foreseen = places, auction
 
-    def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
+    def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], found: Survey) -> None:
         if suspect.any():  # the device called everything off
             self._foreseen = None
         super()._settle_suspects(everything, suspect, found)
 
     def choose(self) -> None:
         self._cuda.follow()
-        if self._foreseen is not None and self._foreseen[0] == self.stretches:
+        if self._foreseen is not None and self._foreseen[0] == self.places:
             auction: Auction | None = self._foreseen[1]
         else:
-            merged = {stretch.tensor for stretch in self.stretches}
+            merged = {place.tensor for place in self.places}
             self._outs = {k: out for k, out in self._outs.items() if k in merged}
             self._taus_of = {k: tau for k, tau in self._taus_of.items() if k in merged}
-            auction = self._order(self.stretches)
+            auction = self._order(self.places)
         self._foreseen = None
         if auction is not None and not auction.close(self._mark):
             self._plan = auction.plan
             self._combine_all()
 
-    def _order(self, stretches: Sequence[Stretch], guard: Callable[[Address], object] | None = None) -> Auction | None:
-        auction = super()._order(stretches, guard)
-        self._make_room(stretches)
-        self._ready = [self._placed(load) for load in self._all_loads(stretches)]
+    def _order(self, places: Sequence[TensorPlace], guard: Callable[[Address], object] | None = None) -> Auction | None:
+        auction = super()._order(places, guard)
+        self._make_room(places)
+        self._ready = [self._placed(load) for load in self._all_loads(places)]
         self._combine_all()
         return auction
 
@@ -135,9 +135,9 @@ class ResidentMerge(DeviceMerge):
             self._combine_load(load.table, taus or outs, self.options.scale)
         self._letter = Letter(self._noted)
 
-    def _make_room(self, stretches: Sequence[Stretch]) -> None:
+    def _make_room(self, places: Sequence[TensorPlace]) -> None:
         """Vectors and output share it where their types are the same."""
-        for k in (stretch.tensor for stretch in stretches if stretch.tensor not in self._outs):
+        for k in (place.tensor for place in places if place.tensor not in self._outs):
             shape, dtype = self.layout.mergeable[k].shape, self.torch_out_dtype(self.layout.mergeable[k])
             self._outs[k] = self._cuda.empty(shape, dtype)
             if self.options.scale is None:
@@ -145,7 +145,7 @@ class ResidentMerge(DeviceMerge):
                 self._taus_of[k] = self._outs[k] if same else self._cuda.empty(shape, self._working[k])
 
     def _placed(self, load: Load) -> tuple[Load, Destination | None, Destination]:
-        tensors = [piece.stretch.tensor for piece in load.pieces]
+        tensors = [bounds.place.tensor for bounds in load.ranges]
         outs = Destination([self._outs[k] for k in tensors], self._cuda.device)
         if self.options.scale is not None:
             return load, None, outs
@@ -155,7 +155,7 @@ class ResidentMerge(DeviceMerge):
     def decide(self) -> None:
         """The scale is left for later: the device may still be at it."""
         self.choose()
-        self._measured.update(stretch.tensor for stretch in self.stretches)
+        self._measured.update(place.tensor for place in self.places)
 
     @property
     def merged_square(self) -> float:
@@ -172,7 +172,7 @@ class ResidentMerge(DeviceMerge):
                 self._render_load(load, taus, outs)
             last = Letter(self._noted)
         mergeable = self.layout.mergeable
-        found = {mergeable[stretch.tensor].name: self._outs[stretch.tensor] for stretch in self.stretches}
+        found = {mergeable[place.tensor].name: self._outs[place.tensor] for place in self.places}
         self._forget()
         self.progress("merge", self.elements, self.elements)
         self._check_fit(last)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.casting import does_not_fit
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import does_not_fit
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
 from tunable_magmax.merging.stream import matched_scale
 

@@ -26,18 +26,24 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.casting import before_cast, does_not_fit
-from tunable_magmax.merging.field import LocalField
+from tunable_magmax.merging.auction import TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
-from tunable_magmax.merging.memory import MemoryPlan, padded, plan_memory, working_threads
+from tunable_magmax.merging.local_auction import LocalAuctioneer
 from tunable_magmax.merging.methods import METHODS, Counts, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.ownership import Piece, Stretch, pieces
-from tunable_magmax.merging.reading import Buffers, ChunkReader, Vectors, working_dtype
-from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.summary import significant, summarize
-from tunable_magmax.merging.survey import Survey
-from tunable_magmax.merging.walking import Walker, Wanted, Work
+from tunable_magmax.merging.reading import (
+    Buffers,
+    ChunkReader,
+    Vectors,
+    Walker,
+    Wanted,
+    Work,
+    before_cast,
+    does_not_fit,
+    working_dtype,
+)
+from tunable_magmax.merging.report import MergeReport, Outcome, Survey, significant
+from tunable_magmax.merging.resources import MemoryPlan, padded, plan_memory, working_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +89,12 @@ class Merge:
         self.walker = Walker(self._reader, self.memory)
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
-        self.stretches: tuple[Stretch, ...] = ()
+        self.places: tuple[TensorPlace, ...] = ()
         self.scale = 1.0
         self.last_square = 0.0
         self.squares: list[float] = []
         self._measured: set[int] = set()
-        self._early: dict[int, list[tuple[Piece, Counts, float]]] = {}
+        self._early: dict[int, list[tuple[TensorRange, Counts, float]]] = {}
         self.counts: dict[int, NDArray[np.int64]] = {}
         self.unchanged: list[int] = []
 
@@ -103,21 +109,21 @@ class Merge:
     # -- walking ------------------------------------------------------------------------------------------------------
 
     def _walk(
-        self, phase: str, work: Work, stretches: Sequence[Stretch], wanted: Wanted
-    ) -> Iterator[tuple[Piece, Any]]:
-        """Apply `work` to all pieces of some tensors; yields results in order."""
+        self, phase: str, work: Work, places: Sequence[TensorPlace], wanted: Wanted
+    ) -> Iterator[tuple[TensorRange, Any]]:
+        """Apply `work` to all ranges of some tensors; yields results in order."""
         total = self.layout.elements if phase == "survey" else self.elements
-        for piece, result in self.walker.walk(work, pieces(stretches, self.memory.chunk), wanted):
-            # Before the yield: a consumer that has what it wants does not come back after its last piece.
-            self._done[phase] = min(total, self._done.get(phase, 0) + piece.stop - piece.start)
+        for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), wanted):
+            # Before the yield: a consumer that has what it wants does not come back after its last range.
+            self._done[phase] = min(total, self._done.get(phase, 0) + bounds.stop - bounds.start)
             self.progress(phase, self._done[phase], total)
-            yield piece, result
+            yield bounds, result
 
-    def _all_tasks(self, piece: Piece) -> Collection[int]:
+    def _all_tasks(self, bounds: TensorRange) -> Collection[int]:
         return range(self.tasks)
 
-    def _combined_tasks(self, piece: Piece) -> Collection[int]:
-        return self.method.combined(piece.stretch.tensor, piece.stretch.size)
+    def _combined_tasks(self, bounds: TensorRange) -> Collection[int]:
+        return self.method.combined(bounds.place.tensor, bounds.place.size)
 
     # -- survey -------------------------------------------------------------------------------------------------------
 
@@ -139,18 +145,18 @@ class Merge:
         suspect = np.zeros_like(found.changed)
         early = self.options.scale is None and not self.method.plane_rows
         if early:
-            self.make_stash([stretch for stretch in everything if stretch.size])
+            self.make_stash([place for place in everything if place.size])
 
-        def work(piece: Piece, chunk: Chunk) -> tuple[Any, Any]:
-            return self._survey_piece(piece, chunk), self._measure_piece(piece, chunk) if early else None
+        def work(bounds: TensorRange, chunk: Chunk) -> tuple[Any, Any]:
+            return self._survey_range(bounds, chunk), self._measure_range(bounds, chunk) if early else None
 
-        for piece, ((moved, odd, square), noted) in self._walk("survey", work, everything, self._all_tasks):
-            k = piece.stretch.tensor
+        for bounds, ((moved, odd, square), noted) in self._walk("survey", work, everything, self._all_tasks):
+            k = bounds.place.tensor
             found.changed[k] |= moved
             suspect[k] |= odd
             found.squares[k] += square
             if noted:
-                self._early.setdefault(k, []).append((piece, *noted))
+                self._early.setdefault(k, []).append((bounds, *noted))
         self._settle_suspects(everything, suspect, found)
         return found
 
@@ -158,7 +164,7 @@ class Merge:
         """Know by a survey what is merged; values that can't be are an `InputError`."""
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(found.changed.any(axis=1))
-        self.stretches = tuple(compress(self._everything, merged))
+        self.places = tuple(compress(self._everything, merged))
         self.unchanged = [int(t) + 1 for t in np.flatnonzero(~found.changed.any(axis=0))]
         self.last_square = math.fsum(found.squares[merged])
         if self._early:
@@ -167,17 +173,17 @@ class Merge:
             self._mark()
 
     @cached_property
-    def _everything(self) -> list[Stretch]:
+    def _everything(self) -> list[TensorPlace]:
         """All mergeable tensors, each at a place of its own in the planes."""
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
-            everything.append(Stretch(k, slot, tensor.element, tensor.size))
+            everything.append(TensorPlace(k, slot, tensor.element, tensor.size))
             slot += -(-tensor.size // self.alignment) * self.alignment
         return everything
 
     def _take(self) -> None:
         """What was measured along with the survey holds for the tensors that turned out to be merged."""
-        self._measured = {stretch.tensor for stretch in self.stretches}
+        self._measured = {place.tensor for place in self.places}
         self._stash = {k: stash for k, stash in self._stash.items() if k in self._measured}
         for k in sorted(self._measured):
             for note in self._early.get(k, ()):
@@ -186,7 +192,7 @@ class Merge:
 
     def _mark(self) -> None:
         """Mark candidates anew."""
-        deque(self._walk("survey", self._survey_piece, self.stretches, self._all_tasks), maxlen=0)
+        deque(self._walk("survey", self._survey_range, self.places, self._all_tasks), maxlen=0)
 
     def restart(self, options: Options, method: Method, mark: bool) -> None:
         """Take up another merge of what was surveyed; `mark` says that other tasks are compared than before."""
@@ -196,20 +202,20 @@ class Merge:
         if mark:
             self._mark()
 
-    def _survey_piece(self, piece: Piece, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
-        compared, rows = self.method.marks(piece.stretch.tensor, piece.stretch.size)
+    def _survey_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
+        compared, rows = self.method.marks(bounds.place.tensor, bounds.place.size)
         changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
         if self._planes is not None:
             for row in rows:
                 if row >= 0:
-                    self._planes.release(row, *piece.slots)
+                    self._planes.release(row, *bounds.slots)
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
-    def _settle_suspects(self, everything: Sequence[Stretch], suspect: NDArray[np.bool_], found: Survey) -> None:
+    def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], found: Survey) -> None:
         """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
 
-        def look_closely(piece: Piece, chunk: Chunk) -> None:
-            k = piece.stretch.tensor
+        def look_closely(bounds: TensorRange, chunk: Chunk) -> None:
+            k = bounds.place.tensor
             for t, values in enumerate(chunk.tasks):
                 same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
                 found.changed[k, t] |= not bool(same.all())
@@ -220,13 +226,13 @@ class Merge:
 
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
             found.changed[k] = False
-            for piece in pieces([everything[k]], self.memory.chunk):
-                self.walker.begin(look_closely, piece, self._all_tasks(piece))()
+            for bounds in split_ranges([everything[k]], self.memory.chunk):
+                self.walker.begin(look_closely, bounds, self._all_tasks(bounds))()
 
     @property
     def elements(self) -> int:
         """d, the number of merged elements; known after `survey`."""
-        return sum(stretch.size for stretch in self.stretches)
+        return sum(place.size for place in self.places)
 
     # -- decide -------------------------------------------------------------------------------------------------------
 
@@ -236,56 +242,56 @@ class Merge:
         if self.options.scale is not None:
             self.scale = self.options.scale
             return
-        self.make_stash(self.stretches)
-        self.measure(self.stretches)
+        self.make_stash(self.places)
+        self.measure(self.places)
         self.scale = matched_scale(self.last_square, self.merged_square)
 
-    def make_stash(self, stretches: Sequence[Stretch]) -> None:
+    def make_stash(self, places: Sequence[TensorPlace]) -> None:
         """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
-        for stretch in stretches:
-            if self.memory.stash and stretch.tensor not in self._measured:
-                dtype = working_dtype(self.layout.mergeable[stretch.tensor])
-                self._stash[stretch.tensor] = self.kernels.empty(stretch.size, dtype)
+        for place in places:
+            if self.memory.stash and place.tensor not in self._measured:
+                dtype = working_dtype(self.layout.mergeable[place.tensor])
+                self._stash[place.tensor] = self.kernels.empty(place.size, dtype)
 
     def choose(self) -> None:
         """Let the method settle what it must."""
-        self.method.decide(self.field())
+        self.method.decide(self.auctioneer())
 
-    def field(self) -> LocalField:
+    def auctioneer(self) -> LocalAuctioneer:
         """What the survey has found, for the method's decision."""
-        wide = [self.layout.mergeable[stretch.tensor].working == "F64" for stretch in self.stretches]
+        wide = [self.layout.mergeable[place.tensor].working == "F64" for place in self.places]
         pair = self._reader.pair
         chunk, room = self.memory.chunk, self.memory.room
-        return LocalField(self.kernels, self._planes, self.stretches, wide, pair, chunk, room, self.walker.each)
+        return LocalAuctioneer(self.kernels, self._planes, self.places, wide, pair, chunk, room, self.walker.each)
 
-    def measure(self, stretches: Sequence[Stretch]) -> None:
+    def measure(self, places: Sequence[TensorPlace]) -> None:
         """Count owners and measure the merged vector of tensors that were not measured yet."""
-        stretches = [stretch for stretch in stretches if stretch.tensor not in self._measured]
-        for piece, (counts, square) in self._walk("measure", self._measure_piece, stretches, self._combined_tasks):
-            self._note(piece, counts, square)
-        self._measured.update(stretch.tensor for stretch in stretches)
+        places = [place for place in places if place.tensor not in self._measured]
+        for bounds, (counts, square) in self._walk("measure", self._measure_range, places, self._combined_tasks):
+            self._note(bounds, counts, square)
+        self._measured.update(place.tensor for place in places)
 
     @property
     def merged_square(self) -> float:
         """The squared length of the merged vector, as far as it was measured."""
         return math.fsum(self.squares)
 
-    def _measure_piece(self, piece: Piece, chunk: Chunk) -> tuple[Counts, float]:
-        tau, counts = self._combine(piece, chunk)
+    def _measure_range(self, bounds: TensorRange, chunk: Chunk) -> tuple[Counts, float]:
+        tau, counts = self._combine(bounds, chunk)
         return counts, self.kernels.square(tau)
 
-    def _combine(self, piece: Piece, chunk: Chunk) -> tuple[Tensor, Counts]:
-        stash = self._stash.get(piece.stretch.tensor)
+    def _combine(self, bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts]:
+        stash = self._stash.get(bounds.place.tensor)
         if stash is not None:
-            tau = stash[piece.start : piece.stop]
+            tau = stash[bounds.start : bounds.stop]
         else:
             tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
-        return tau, self.method.combine(self.kernels, chunk, piece.stretch.tensor, self._planes, tau)
+        return tau, self.method.combine(self.kernels, chunk, bounds.place.tensor, self._planes, tau)
 
-    def _note(self, piece: Piece, counts: Counts, square: float) -> None:
+    def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
         self.squares.append(square)
         if counts is not None:
-            k = piece.stretch.tensor
+            k = bounds.place.tensor
             self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     def findings(self) -> Findings:
@@ -303,29 +309,29 @@ class Merge:
     # -- render -------------------------------------------------------------------------------------------------------
 
     def render(
-        self, into: Callable[[Piece], Tensor], stretches: Sequence[Stretch] | None = None
-    ) -> Iterator[tuple[Piece, Tensor]]:
-        """The merged values, piece by piece in order, each written to the tensor that `into` gives for it."""
+        self, into: Callable[[TensorRange], Tensor], places: Sequence[TensorPlace] | None = None
+    ) -> Iterator[tuple[TensorRange, Tensor]]:
+        """The merged values, range by range in order, each written to the tensor that `into` gives for it."""
 
-        def work(piece: Piece, chunk: Chunk) -> tuple[Tensor, Counts, float]:
-            return self._render_piece(piece, chunk, into(piece))
+        def work(bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts, float]:
+            return self._render_range(bounds, chunk, into(bounds))
 
-        def wanted(piece: Piece) -> Collection[int]:
-            return () if piece.stretch.tensor in self._stash else self._combined_tasks(piece)
+        def wanted(bounds: TensorRange) -> Collection[int]:
+            return () if bounds.place.tensor in self._stash else self._combined_tasks(bounds)
 
-        chosen = self.stretches if stretches is None else stretches
-        for piece, (out, counts, square) in self._walk("merge", work, chosen, wanted):
-            if piece.stretch.tensor not in self._measured:
-                self._note(piece, counts, square)
-            yield piece, out
+        chosen = self.places if places is None else places
+        for bounds, (out, counts, square) in self._walk("merge", work, chosen, wanted):
+            if bounds.place.tensor not in self._measured:
+                self._note(bounds, counts, square)
+            yield bounds, out
 
-    def _render_piece(self, piece: Piece, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
+    def _render_range(self, bounds: TensorRange, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
         base, counts, square = chunk.base, None, 0.0
-        stash = self._stash.get(piece.stretch.tensor)
+        stash = self._stash.get(bounds.place.tensor)
         if stash is not None:
-            tau = stash[piece.start : piece.stop]
+            tau = stash[bounds.start : bounds.stop]
         else:
-            tau, counts = self._combine(piece, chunk)
+            tau, counts = self._combine(bounds, chunk)
             if self.options.scale is not None:
                 square = self.kernels.square(tau)
         direct = out.dtype == base.dtype
@@ -337,19 +343,19 @@ class Merge:
             ends = torch.stack(target.aminmax())
             finite = finite and bool(before_cast(ends, out.dtype).to(out.dtype).isfinite().all())
         if not finite:
-            raise does_not_fit(self.layout.mergeable[piece.stretch.tensor].name, "merged", out.dtype)
+            raise does_not_fit(self.layout.mergeable[bounds.place.tensor].name, "merged", out.dtype)
         return out, counts, square
 
     def values(self) -> dict[str, Tensor]:
         """The merged tensors, by name, in memory of their own. Call it once: kept vectors become the output."""
         out: dict[int, Tensor] = {}
-        for k in (stretch.tensor for stretch in self.stretches):
+        for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])
             stash = self._stash.get(k)
             if stash is None or stash.dtype != dtype:
                 stash = self.kernels.empty(self.layout.mergeable[k].size, dtype)
             out[k] = stash
-        for _ in self.render(lambda piece: out[piece.stretch.tensor][piece.start : piece.stop]):
+        for _ in self.render(lambda bounds: out[bounds.place.tensor][bounds.start : bounds.stop]):
             pass
         mergeable = self.layout.mergeable
         return {mergeable[k].name: tensor.view(mergeable[k].shape) for k, tensor in out.items()}
@@ -368,7 +374,19 @@ class Merge:
 
     def report(self) -> MergeReport:
         """What was done. Call it after rendering."""
-        return summarize(self)
+        return Outcome(
+            layout=self.layout,
+            options=self.options,
+            method=self.method,
+            labels=self.labels,
+            notes=self.notes,
+            merged=[place.tensor for place in self.places],
+            counts=self.counts,
+            scale=self.scale,
+            last_square=self.last_square,
+            merged_square=self.merged_square,
+            unchanged=self.unchanged,
+        ).report()
 
 
 def matched_scale(last_square: float, merged_square: float) -> float:

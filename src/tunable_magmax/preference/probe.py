@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.lottery import MASK, drum, ticket
+from tunable_magmax.lottery import MASK, lottery_state, ticket
 from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
 
 FOLDS = 5
@@ -169,7 +169,7 @@ def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     [1, 0, 1, 0, 2]
     """
     folds = np.empty(len(labels), dtype=np.int64)
-    start = drum(seed & MASK, STREAM, 0)
+    start = lottery_state(seed & MASK, STREAM, 0)
     order = np.argsort(labels, kind="stable")
     _, sizes = np.unique(labels, return_counts=True)
     for members in np.split(order, np.cumsum(sizes)[:-1]):

@@ -21,10 +21,9 @@ from tunable_magmax.engines.space import check_space, existing_folder
 from tunable_magmax.engines.weight_files import expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import parse_size
-from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import MemoryPlan, plan_memory, working_threads
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory, working_threads
 
 
 @dataclass(frozen=True, slots=True)

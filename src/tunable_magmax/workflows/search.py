@@ -186,7 +186,7 @@ class _Scorer:
     """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
 
     def __init__(self, run: Run, evaluator: Evaluator, progress: Progress | None) -> None:
-        from tunable_magmax.merging.session import MergeSession
+        from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.state import read_state
 
         self._evaluator = evaluator

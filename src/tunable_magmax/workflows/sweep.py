@@ -24,10 +24,9 @@ from tunable_magmax.engines.sidecars import log_merge, write_sidecars
 from tunable_magmax.engines.weight_files import write_weights
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, write_atomic
-from tunable_magmax.merging.kernels import kernels_for
-from tunable_magmax.merging.memory import read_threads
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.resources import kernels_for, read_threads
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
 from tunable_magmax.workflows.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
@@ -233,7 +232,7 @@ def _write_point(
 
 def _write_report(merge: Merge, job: Job, point: Point, digests: Mapping[str, str]) -> MergeReport:
     merge.decide()
-    merge.measure(merge.stretches)
+    merge.measure(merge.places)
     report = replace(merge.report(), inputs=digests, names=job.names, adapters=job.inputs.described())
     write_atomic(job.ledger.folder / job.ledger.report_only(point.name), report.to_json().encode())
     return report

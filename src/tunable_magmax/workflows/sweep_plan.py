@@ -19,11 +19,11 @@ from tunable_magmax.engines.weight_files import expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import parse_size, show_size
 from tunable_magmax.merging.budget import read_weights
-from tunable_magmax.merging.kernels import SLOTS, Kernels, kernels_for
-from tunable_magmax.merging.memory import available_memory, working_threads
+from tunable_magmax.merging.kernels import SLOTS, Kernels
 from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.resources import available_memory, kernels_for, working_threads
 from tunable_magmax.workflows.points import Point
 from tunable_magmax.workflows.sweep_ledger import Ledger
 

@@ -198,7 +198,7 @@ def _rederive(
     import torch
 
     from tunable_magmax.engines.local import DEFAULT_MEMORY, Inputs, merge_of
-    from tunable_magmax.merging.kernels import kernels_for
+    from tunable_magmax.merging.resources import kernels_for
 
     options = _options(report)
     bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
@@ -252,7 +252,7 @@ def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeR
     from tunable_magmax.engines.local import output_tensors, shard_data
 
     layout = merge.layout
-    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.stretches}
+    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.places}
     [shard] = plan_shards(output_tensors(layout, merged, merge.options.out_dtype))
     blocks = shard_data(merge, inputs, shard)
     differing: list[str] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +24,9 @@ SLOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of one tensor: the base's and all tasks' values in the working type, and where it lies.
+    """A range of one tensor: the base's and all tasks' values in the working type, and where it lies.
 
-    `slot` is the stretch's place in the planes, `element` the element index (rule 2) of its first value.
+    `slot` is the range's place in the planes, `element` the element index (rule 2) of its first value.
     """
 
     base: Tensor
@@ -64,7 +63,7 @@ class Listed:
 
     codes: NDArray[np.int64]
     numbers: NDArray[np.uint64]
-    places: NDArray[np.uint64]
+    slots: NDArray[np.uint64]
 
 
 class Kernels(Protocol):
@@ -92,9 +91,9 @@ class Kernels(Protocol):
     def retire(self, free: Plane, won: Plane) -> None: ...
     def unite(self, won: Plane, more: Plane) -> None: ...
     def split(
-        self, plane: Plane, free: Plane, won: Plane, runs: Runs, drum: int, low: int, high: int
+        self, plane: Plane, free: Plane, won: Plane, runs: Runs, lottery_state: int, low: int, high: int
     ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]: ...
-    def award(self, won: Plane, places: NDArray[np.uint64]) -> None: ...
+    def award(self, won: Plane, slots: NDArray[np.uint64]) -> None: ...
 
     def magnitude_histogram(
         self,
@@ -122,25 +121,14 @@ class Kernels(Protocol):
         level: Plane,
     ) -> None: ...
     def magnitude_list(
-        self, plane: Plane, base: Tensor, values: Tensor, wide: bool, element: int, drum: int
+        self, plane: Plane, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
     ) -> Listed: ...
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None: ...
     def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]: ...
-    def draw(self, chunk: Chunk, tops: Sequence[int], drum: int, out: Tensor) -> NDArray[np.int64]: ...
+    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]: ...
     def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None: ...
     def elect(
         self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor
     ) -> None: ...
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool: ...
-
-
-def kernels_for(device: torch.device) -> Kernels:
-    """The fastest kernels at hand for tensors on `device`."""
-    if device.type == "cpu" and find_spec("numba") is not None:
-        from tunable_magmax.merging.kernels.native import NativeKernels
-
-        return NativeKernels()
-    from tunable_magmax.merging.kernels.portable import PortableKernels
-
-    return PortableKernels(device)

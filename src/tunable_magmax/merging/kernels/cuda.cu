@@ -122,8 +122,8 @@ __device__ inline u64 stirred(u64 x) {
 }
 __device__ inline u64 settled(u64 x) { return x ^ (x >> 31); }
 __device__ inline u32 upper(u64 x) { return u32(x >> 32) ^ u32(x >> 63); }  // settled(x) >> 32
-__device__ inline u64 seat(u64 drum, u64 element) { return drum + GOLDEN * (element + 1); }
-__device__ inline u64 ticket(u64 drum, u64 element) { return settled(stirred(seat(drum, element))); }
+__device__ inline u64 seat(u64 lottery_state, u64 element) { return lottery_state + GOLDEN * (element + 1); }
+__device__ inline u64 ticket(u64 lottery_state, u64 element) { return settled(stirred(seat(lottery_state, element))); }
 
 template <class V> __device__ inline V block_sum(V value) {
     __shared__ V parts[WARPS];
@@ -384,7 +384,7 @@ struct Sequel {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, PICK_BLOCKS)
-    pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 drum, Draw draw, Sequel sequel) {
+    pick(Table table, const u32 *plane, const u32 *free, u32 *won, i64 lottery_state, Draw draw, Sequel sequel) {
     __shared__ u64 keys[KEPT], places[KEPT];
     __shared__ u32 kept;
     __shared__ u64 offset;
@@ -410,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PICK_BLOCKS)
                 taken = left;
             } else if (!window.nobody) {
                 const i64 inside = place.start + i64(threadIdx.x) * 32;
-                const u64 start = seat(u64(drum), u64(table.element[place.segment] + inside));
+                const u64 start = seat(u64(lottery_state), u64(table.element[place.segment] + inside));
                 const u32 low = u32(window.low >> 32), high = u32(window.high >> 32);
                 while (left) {
                     const u32 j = 31 - __clz(left), bit = 1u << j;
@@ -806,7 +806,7 @@ template <class R, bool PLAIN> __device__ void largest(const Table &table, const
 
 // Random mix: the first of the drawn tasks whose top is not below the element's lottery number.
 template <class R>
-__device__ void mixed(const Table &table, const Target &target, const i64 *tasks, const i64 *tops, i64 drum,
+__device__ void mixed(const Table &table, const Target &target, const i64 *tasks, const i64 *tops, i64 lottery_state,
                       u64 *counts) {
     extern __shared__ __align__(16) u32 noted[];
     const Place place(table, blockIdx.x);
@@ -818,7 +818,7 @@ __device__ void mixed(const Table &table, const Target &target, const i64 *tasks
         const bool inside = p < place.stop;
         int owner = 0;
         if (inside) {
-            const u64 number = ticket(u64(drum), u64(table.element[place.segment] + p));
+            const u64 number = ticket(u64(lottery_state), u64(table.element[place.segment] + p));
             int k = 0;
             while (number > u64(tops[k])) ++k;
             owner = int(tasks[k]);
@@ -947,9 +947,9 @@ template <class R, bool PLAIN> __device__ void step(const Table &table, const Ta
         largest<REAL, true>(t, out, counts);                                                                           \
     }                                                                                                                  \
     extern "C" __global__ void largest_##R(Table t, Target out, u64 *counts) { largest<REAL, false>(t, out, counts); } \
-    extern "C" __global__ void mixed_##R(Table t, Target out, const i64 *tasks, const i64 *tops, i64 drum,             \
+    extern "C" __global__ void mixed_##R(Table t, Target out, const i64 *tasks, const i64 *tops, i64 lottery_state,             \
                                          u64 *counts) {                                                                \
-        mixed<REAL>(t, out, tasks, tops, drum, counts);                                                                \
+        mixed<REAL>(t, out, tasks, tops, lottery_state, counts);                                                                \
     }                                                                                                                  \
     extern "C" __global__ void weighted_##R(Table t, Target out, const i64 *tasks, const double *factors, i64 terms) { \
         weighted<REAL>(t, out, tasks, factors, terms);                                                                 \

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
-from tunable_magmax.merging.kernels.nvrtc import Module
-from tunable_magmax.merging.kernels.tables import ALIGNMENT, Address, Table, Target, row_of
-from tunable_magmax.merging.ownership import NARROW_DIGITS, WIDE_DIGITS
+from tunable_magmax.merging.auction import NARROW_DIGITS, WIDE_DIGITS
+from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Module, Table, Target, row_of
 
 THREADS, BINS, CLOSE = 256, 4096, 4096
 LEFT_OVER = 4
@@ -178,7 +177,7 @@ class CudaKernels:
         self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
 
     def pick(
-        self, table: Table, plane: Address, free: Address, won: Address, drum: int, drawing: Drawing,
+        self, table: Table, plane: Address, free: Address, won: Address, lottery_state: int, drawing: Drawing,
         wanted: Address, candidates: Address, counts: Address, state: Address, then: Sequel,
     ) -> None:  # fmt: skip
         """Of each group's free candidates, the wanted number with the smallest lottery numbers are `won`.
@@ -188,7 +187,7 @@ class CudaKernels:
         """
         draw = drawing.structure(wanted, candidates, state)
         grid = (self._shares(table), 1)
-        self._launch("pick", grid, table.structure, plane, free, won, signed(drum), draw, then)
+        self._launch("pick", grid, table.structure, plane, free, won, signed(lottery_state), draw, then)
         self._launch("settle", (drawing.groups, drawing.blocks), won, draw, drawing.rest, then)
         self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
 

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Listed, Planes, Runs, magnitude_loops, plane_loops
-from tunable_magmax.merging.kernels import value_loops as loops
+from tunable_magmax.merging.kernels import SLOTS, Chunk, Listed, Planes, Runs, loops, value_loops
 
 Words = NDArray[np.uint64]
 WINDOW = 1 << 16
@@ -105,7 +104,7 @@ class NativeKernels:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         changed = np.zeros(len(chunk.tasks), np.bool_)
         suspect = np.zeros(len(chunk.tasks), np.bool_)
-        loops.survey(
+        value_loops.survey(
             chunk.base.numpy(),
             _addresses(chunk.tasks),
             np.array(compared, np.bool_),
@@ -118,13 +117,13 @@ class NativeKernels:
         return changed, suspect
 
     def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None:
-        loops.subtract(values.numpy(), base.numpy(), out.numpy())
+        value_loops.subtract(values.numpy(), base.numpy(), out.numpy())
 
     def square(self, vector: Tensor) -> float:
-        return float(loops.sum_of_squares(vector.numpy()))
+        return float(value_loops.sum_of_squares(vector.numpy()))
 
     def squared_distance(self, values: Tensor, base: Tensor) -> float:
-        return float(loops.squared_distance(values.numpy(), base.numpy()))
+        return float(value_loops.squared_distance(values.numpy(), base.numpy()))
 
     def fill(self, plane: Words, elements: int) -> None:
         plane[: elements // SLOTS] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -132,44 +131,44 @@ class NativeKernels:
             plane[elements // SLOTS] = np.uint64((1 << elements % SLOTS) - 1)
 
     def tally(self, plane: Words, free: Words) -> int:
-        return int(plane_loops.tally(plane, free))
+        return int(loops.tally(plane, free))
 
     def claim(self, plane: Words, free: Words, won: Words) -> None:
         np.bitwise_and(plane, free, out=won)
 
     def retire(self, free: Words, won: Words) -> None:
-        plane_loops.retire(free, won)
+        loops.retire(free, won)
 
     def unite(self, won: Words, more: Words) -> None:
         won |= more
 
     def split(
-        self, plane: Words, free: Words, won: Words, runs: Runs, drum: int, low: int, high: int
+        self, plane: Words, free: Words, won: Words, runs: Runs, lottery_state: int, low: int, high: int
     ) -> tuple[int, Words, Words]:
         # Room for what chance can bring: a second look costs as much as the first.
         expected = self.tally(plane, free) * (high - low + 1) / 2**64
         room = int(expected + 8 * math.sqrt(expected)) + 64
         while True:
-            keys, places = np.empty(room, np.uint64), np.empty(room, np.uint64)
-            winners, undecided = plane_loops.split(
+            keys, slots = np.empty(room, np.uint64), np.empty(room, np.uint64)
+            winners, undecided = loops.split(
                 plane,
                 free,
                 won,
                 runs.starts // SLOTS,
                 -(-runs.stops // SLOTS),
                 runs.elements,
-                np.uint64(drum),
+                np.uint64(lottery_state),
                 np.uint64(low),
                 np.uint64(high),
                 keys,
-                places,
+                slots,
             )
             if undecided <= room:
-                return int(winners), keys[:undecided].copy(), places[:undecided].copy()
+                return int(winners), keys[:undecided].copy(), slots[:undecided].copy()
             room = int(undecided)
 
-    def award(self, won: Words, places: Words) -> None:
-        plane_loops.award(won, places)
+    def award(self, won: Words, slots: Words) -> None:
+        loops.award(won, slots)
 
     def magnitude_histogram(
         self,
@@ -185,7 +184,7 @@ class NativeKernels:
         integer, unit = _CODES[wide]
         bins = len(counts) - 1
         digit = integer(shift), integer(prefix * bins), integer(bins)
-        magnitude_loops.magnitude_histogram(plane, free, base.numpy(), values.numpy(), unit, *digit, counts)
+        loops.magnitude_histogram(plane, free, base.numpy(), values.numpy(), unit, *digit, counts)
 
     def magnitude_cut(
         self,
@@ -200,28 +199,28 @@ class NativeKernels:
         level: Words,
     ) -> None:
         integer, unit = _CODES[wide]
-        magnitude_loops.magnitude_cut(
-            plane, free, base.numpy(), values.numpy(), unit, integer(low), integer(high), won, level
-        )
+        loops.magnitude_cut(plane, free, base.numpy(), values.numpy(), unit, integer(low), integer(high), won, level)
 
-    def magnitude_list(self, plane: Words, base: Tensor, values: Tensor, wide: bool, element: int, drum: int) -> Listed:
-        size = plane_loops.tally(plane, plane)
+    def magnitude_list(
+        self, plane: Words, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
+    ) -> Listed:
+        size = loops.tally(plane, plane)
         listed = Listed(np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.uint64))
-        magnitude_loops.magnitude_list(
+        loops.magnitude_list(
             plane,
             base.numpy(),
             values.numpy(),
             _CODES[wide][1],
             np.uint64(element),
-            np.uint64(drum),
+            np.uint64(lottery_state),
             listed.codes,
             listed.numbers,
-            listed.places,
+            listed.slots,
         )
         return listed
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
-        loops.gather(
+        value_loops.gather(
             chunk.base.numpy(),
             _addresses(chunk.tasks),
             np.array(rows, np.int64),
@@ -232,16 +231,16 @@ class NativeKernels:
 
     def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]:
         counts = np.zeros(len(chunk.tasks), np.int64)
-        loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
+        value_loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
         return counts
 
-    def draw(self, chunk: Chunk, tops: Sequence[int], drum: int, out: Tensor) -> NDArray[np.int64]:
+    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]:
         counts = np.zeros(len(chunk.tasks), np.int64)
-        loops.draw(
+        value_loops.draw(
             chunk.base.numpy(),
             _addresses(chunk.tasks),
             np.array(tops, np.uint64),
-            np.uint64(drum),
+            np.uint64(lottery_state),
             np.uint64(chunk.element),
             out.numpy(),
             counts,
@@ -249,10 +248,12 @@ class NativeKernels:
         return counts
 
     def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None:
-        loops.weighted_sum(chunk.base.numpy(), _addresses(chunk.tasks), np.array(factors, np.float64), out.numpy())
+        value_loops.weighted_sum(
+            chunk.base.numpy(), _addresses(chunk.tasks), np.array(factors, np.float64), out.numpy()
+        )
 
     def elect(self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor) -> None:
-        loops.elect(
+        value_loops.elect(
             chunk.base.numpy(),
             _addresses(chunk.tasks),
             np.array(factors, np.float64),
@@ -263,4 +264,4 @@ class NativeKernels:
         )
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
-        return bool(loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+        return bool(value_loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))

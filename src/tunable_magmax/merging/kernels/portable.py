@@ -25,9 +25,9 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)  # torch shifts arithmetically; the lottery wants zeros on the left
 
 
-def _tickets(drum: int, elements: Tensor) -> Tensor:
+def _tickets(lottery_state: int, elements: Tensor) -> Tensor:
     """Lottery numbers, with the top bit flipped so that signed comparison orders them as unsigned numbers."""
-    x = (elements + 1) * _signed(GOLDEN) + _signed(drum)
+    x = (elements + 1) * _signed(GOLDEN) + _signed(lottery_state)
     x = (x ^ _shifted(x, 30)) * _signed(MIX_A)
     x = (x ^ _shifted(x, 27)) * _signed(MIX_B)
     return (x ^ _shifted(x, 31)) ^ _TOP_BIT
@@ -117,22 +117,22 @@ class PortableKernels:
         won.logical_or_(more)
 
     def split(
-        self, plane: Tensor, free: Tensor, won: Tensor, runs: Runs, drum: int, low: int, high: int
+        self, plane: Tensor, free: Tensor, won: Tensor, runs: Runs, lottery_state: int, low: int, high: int
     ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]:
-        places = (plane & free).nonzero().squeeze(1)
+        slots = (plane & free).nonzero().squeeze(1)
         starts = torch.from_numpy(runs.starts).to(self.device)
         offsets = torch.from_numpy(runs.elements.astype(np.int64) - runs.starts).to(self.device)
-        run = torch.bucketize(places, starts, right=True) - 1
-        numbers = _tickets(drum, places + offsets[run])
+        run = torch.bucketize(slots, starts, right=True) - 1
+        numbers = _tickets(lottery_state, slots + offsets[run])
         below = numbers < _flipped(low)
         won.zero_()
-        won[places[below]] = True
+        won[slots[below]] = True
         undecided = ~below & (numbers <= _flipped(high))
         keys = (numbers[undecided] ^ _TOP_BIT).cpu().numpy().view(np.uint64)
-        return int(below.sum()), keys, places[undecided].cpu().numpy().view(np.uint64)
+        return int(below.sum()), keys, slots[undecided].cpu().numpy().view(np.uint64)
 
-    def award(self, won: Tensor, places: NDArray[np.uint64]) -> None:
-        won[torch.from_numpy(places.astype(np.int64)).to(self.device)] = True
+    def award(self, won: Tensor, slots: NDArray[np.uint64]) -> None:
+        won[torch.from_numpy(slots.astype(np.int64)).to(self.device)] = True
 
     def magnitude_histogram(
         self,
@@ -168,12 +168,12 @@ class PortableKernels:
         torch.logical_and(candidates, (codes >= low) & (codes <= high), out=level)
 
     def magnitude_list(
-        self, plane: Tensor, base: Tensor, values: Tensor, wide: bool, element: int, drum: int
+        self, plane: Tensor, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
     ) -> Listed:
-        places = plane.nonzero().squeeze(1)
-        codes = _magnitude_codes(base, values, wide)[places]
-        numbers = _tickets(drum, places + element) ^ _TOP_BIT
-        columns = [column.cpu().numpy() for column in (codes, numbers, places)]
+        slots = plane.nonzero().squeeze(1)
+        codes = _magnitude_codes(base, values, wide)[slots]
+        numbers = _tickets(lottery_state, slots + element) ^ _TOP_BIT
+        columns = [column.cpu().numpy() for column in (codes, numbers, slots)]
         return Listed(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64))
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
@@ -193,10 +193,10 @@ class PortableKernels:
             owners[reached] = k
         return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
 
-    def draw(self, chunk: Chunk, tops: Sequence[int], drum: int, out: Tensor) -> NDArray[np.int64]:
+    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]:
         elements = torch.arange(chunk.base.numel(), device=self.device) + chunk.element
         bounds = torch.tensor([_flipped(top) for top in tops], device=self.device)
-        owners = torch.bucketize(_tickets(drum, elements), bounds)
+        owners = torch.bucketize(_tickets(lottery_state, elements), bounds)
         for k, values in enumerate(chunk.tasks):
             torch.where(owners == k, values - chunk.base, out, out=out)
         return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()

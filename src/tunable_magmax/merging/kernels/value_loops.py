@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
-from tunable_magmax.merging.kernels.compiled import (
+from tunable_magmax.merging.kernels.loops import (
     BLOCK,
     ONE,
     WORD,
@@ -135,11 +135,11 @@ def largest(base, addresses, out, counts):
 
 
 @compiled()
-def draw(base, addresses, tops, drum, first_element, out, counts):
+def draw(base, addresses, tops, lottery_state, first_element, out, counts):
     """Random mix: the first task whose top is not below the element's lottery number; the last top is 2**64 - 1."""
     n = base.shape[0]
     for p in range(n):
-        number = ticket(drum, first_element + np.uint64(p))
+        number = ticket(lottery_state, first_element + np.uint64(p))
         k = 0
         while number > tops[k]:
             k += 1

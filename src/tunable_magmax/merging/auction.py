@@ -30,7 +30,7 @@ Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TensorPlace:
     """A merged tensor's place: its first slot in the planes, its first element index, and its size."""
 
     tensor: int
@@ -40,24 +40,24 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A chunk of a stretch, counted from the tensor's start."""
+class TensorRange:
+    """Elements start:stop of a tensor, counted from the tensor's start."""
 
-    stretch: Stretch
+    place: TensorPlace
     start: int
     stop: int
 
     @property
     def slots(self) -> tuple[int, int]:
-        return self.stretch.slot + self.start, self.stretch.slot + self.stop
+        return self.place.slot + self.start, self.place.slot + self.stop
 
 
-def pieces(stretches: Iterable[Stretch], chunk: int) -> list[Piece]:
+def split_ranges(places: Iterable[TensorPlace], chunk: int) -> list[TensorRange]:
     """Cut tensors into chunks, in order."""
     return [
-        Piece(stretch, start, min(start + chunk, stretch.size))
-        for stretch in stretches
-        for start in range(0, stretch.size, chunk)
+        TensorRange(place, start, min(start + chunk, place.size))
+        for place in places
+        for start in range(0, place.size, chunk)
     ]
 
 
@@ -88,7 +88,7 @@ class SpareRows:
         return max(self.won, self.drawn, *self.extra) + 1
 
 
-class Floor(Protocol):
+class GroupPlanes(Protocol):
     """Where an auction takes place: the planes of a group of tensors, and the few things done to them.
 
     Everything that a floor tells can be added up, so that the planes may lie on several machines.
@@ -127,14 +127,16 @@ class Floor(Protocol):
         """Cut, and a histogram of what went to `level`, by the digit that follows those that `low` and `high` share."""
 
     def sift(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, drum: int
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, lottery_state: int
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Cut, and the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
 
     def award_listed(self, won: int, code: int, highest: int) -> None:
         """Those of the last sift with a greater code win, too, and with this code those with numbers to `highest`."""
 
-    def look(self, row: int, free: int, won: int, drum: int, low: int, high: int) -> tuple[int, NDArray[np.uint64]]:
+    def look(
+        self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
+    ) -> tuple[int, NDArray[np.uint64]]:
         """Free candidates with lottery numbers below `low` win; how many, and the numbers from `low` to `high`."""
 
     def award(self, won: int, highest: int) -> None:
@@ -144,62 +146,62 @@ class Floor(Protocol):
 class Selection:
     """Picks exactly n of the candidates in a group of tensors: all, by lottery, or by magnitude."""
 
-    def __init__(self, floor: Floor, spare: SpareRows) -> None:
-        self._floor = floor
+    def __init__(self, planes: GroupPlanes, spare: SpareRows) -> None:
+        self._planes = planes
         self.free, self.won, self.level, self.drawn = spare.free, spare.won, spare.level, spare.drawn
         self._extra = list(spare.extra)
 
     def open(self) -> None:
         """Make every element of the group free."""
-        self._floor.open(self.free)
+        self._planes.open(self.free)
 
     def count(self, row: int) -> int:
         """How many candidates a row has among the free elements."""
-        return self._floor.tally(row, self.free)
+        return self._planes.tally(row, self.free)
 
     def holds(self, row: int) -> int:
         """How many elements a row holds."""
-        return self._floor.tally(row, row)
+        return self._planes.tally(row, row)
 
-    def take(self, row: int, n: int, candidates: int, drum: int) -> None:
+    def take(self, row: int, n: int, candidates: int, lottery_state: int) -> None:
         """Put n of the row's free candidates into the `won` row: those with the smallest lottery numbers."""
         if n >= candidates:
-            self._floor.claim(row, self.free, self.won)
+            self._planes.claim(row, self.free, self.won)
         else:
-            self._draw(row, self.won, n, candidates, drum)
+            self._draw(row, self.won, n, candidates, lottery_state)
 
-    def take_largest(self, task: int, row: int, n: int, candidates: int, drum: int) -> None:
+    def take_largest(self, task: int, row: int, n: int, candidates: int, lottery_state: int) -> None:
         """The same, by largest magnitude of the task's vector; equal magnitudes by lottery."""
         if n >= candidates:
-            self._floor.claim(row, self.free, self.won)
+            self._planes.claim(row, self.free, self.won)
             return
-        floor = self._floor
-        (shift, bits), *finer = WIDE_DIGITS if floor.wide else NARROW_DIGITS
-        found = _Bin.of(floor.histogram(task, row, self.free, shift, bits, 0), n, 0, shift)
+        planes = self._planes
+        (shift, bits), *finer = WIDE_DIGITS if planes.wide else NARROW_DIGITS
+        found = _Bin.of(planes.histogram(task, row, self.free, shift, bits, 0), n, 0, shift)
         among, into, marked = (row, self.free), self.won, candidates
         for shift, bits in finer:
-            if found.held <= floor.room:
+            if found.held <= planes.room:
                 break
             # Too many to list: mark them, and from now on look among them only.
-            counts = floor.narrow(task, *among, found.low, found.high, into, self.level, shift, bits)
+            counts = planes.narrow(task, *among, found.low, found.high, into, self.level, shift, bits)
             self._gather(into)
             among, into, marked = (self.level, self.level), self.drawn, found.held
             found = _Bin.of(counts, found.wanted, found.low, shift)
-        if found.held <= floor.room:
-            codes, numbers = floor.sift(task, *among, found.low, found.high, into, self.level, drum)
+        if found.held <= planes.room:
+            codes, numbers = planes.sift(task, *among, found.low, found.high, into, self.level, lottery_state)
             if found.wanted:
-                floor.award_listed(into, *_last_winner(codes, numbers, found.wanted))
+                planes.award_listed(into, *_last_winner(codes, numbers, found.wanted))
         else:
             if marked > found.held:
-                floor.cut(task, *among, found.low, found.high, into, self.level)
+                planes.cut(task, *among, found.low, found.high, into, self.level)
                 self._gather(into)
             into = self.drawn
-            self._draw(self.level, into, found.wanted, found.held, drum)
+            self._draw(self.level, into, found.wanted, found.held, lottery_state)
         self._gather(into)
 
     def settle(self, row: int) -> int:
         """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
-        self._floor.retire(self.free, self.won)
+        self._planes.retire(self.free, self.won)
         owned, self.won = self.won, self._extra.pop() if self._extra else row
         return owned
 
@@ -210,15 +212,15 @@ class Selection:
 
     def add(self, row: int) -> None:
         """The winners are no longer free and join what the row holds."""
-        self._floor.retire(self.free, self.won)
-        self._floor.unite(row, self.won)
+        self._planes.retire(self.free, self.won)
+        self._planes.unite(row, self.won)
 
     def _gather(self, row: int) -> None:
         """What the row holds has won."""
         if row != self.won:
-            self._floor.unite(self.won, row)
+            self._planes.unite(self.won, row)
 
-    def _draw(self, row: int, into: int, n: int, candidates: int, drum: int) -> None:
+    def _draw(self, row: int, into: int, n: int, candidates: int, lottery_state: int) -> None:
         """Of the row's free candidates, put the n with the smallest lottery numbers into another row."""
         share = n / max(candidates, 1)
         # Eight deviations each side of the expected threshold: a miss has odds of 1e-15 and costs another look.
@@ -226,14 +228,14 @@ class Selection:
         while True:
             low = max(0, int((share - half) * 2.0**64))
             high = min(lottery.MASK, int((share + half) * 2.0**64))
-            winners, numbers = self._floor.look(row, self.free, into, drum, low, high)
+            winners, numbers = self._planes.look(row, self.free, into, lottery_state, low, high)
             wanted = n - winners
             if 0 <= wanted <= len(numbers):
                 break
             half = max(16 * half, 2.0**-40)
         if wanted:
-            # No two elements have the same number in one drum (the mixing is a bijection), so this takes exactly n.
-            self._floor.award(into, int(np.partition(numbers, wanted - 1)[wanted - 1]))
+            # Numbers from one lottery state are all different (the mixing is a bijection), so this takes exactly n.
+            self._planes.award(into, int(np.partition(numbers, wanted - 1)[wanted - 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,18 +287,18 @@ def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], se
         if not budget[t]:
             continue
         candidates = selection.count(held[t])
-        drum = lottery.drum(seed, lottery.KEEP, t + 1)
+        lottery_state = lottery.lottery_state(seed, lottery.KEEP, t + 1)
         if keep == "magnitude":
-            selection.take_largest(t, held[t], budget[t], candidates, drum)
+            selection.take_largest(t, held[t], budget[t], candidates, lottery_state)
         else:
-            selection.take(held[t], budget[t], candidates, drum)
+            selection.take(held[t], budget[t], candidates, lottery_state)
         counts[t] = min(candidates, budget[t])
         held[t] = selection.settle(held[t])
     leftovers = unowned = selection.count(selection.free)
     for t in range(tasks):
         more = min(budget[t] - counts[t], unowned)
         if more:
-            selection.take(selection.free, more, unowned, lottery.drum(seed, lottery.LEFTOVERS, t + 1))
+            selection.take(selection.free, more, unowned, lottery.lottery_state(seed, lottery.LEFTOVERS, t + 1))
             selection.add(held[t])
             counts[t] += more
             unowned -= more
@@ -304,3 +306,39 @@ def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], se
     if found != list(budget):
         raise ExactnessError(f"the tasks own {found} elements, their budget is {list(budget)}; please report this")
     return Ownership(tuple(held), tuple(counts), leftovers)
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """A group of merged tensors (places in the field's `places`) and the budget of their auction."""
+
+    members: tuple[int, ...]
+    budget: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all auctions of a merge have in common: the tasks' rows, the spare ones, the seed, and who is kept."""
+
+    rows: tuple[int, ...]
+    spare: SpareRows
+    seed: int
+    keep: str
+
+
+class Auctioneer(Protocol):
+    """What the survey has found, and what may be done with it."""
+
+    @property
+    def places(self) -> Sequence[TensorPlace]:
+        """The merged tensors."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements they have."""
+
+    def selection(self, spare: SpareRows) -> Selection:
+        """Selection among all merged tensors."""
+
+    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
+        """An auction for each lot."""

@@ -1,4 +1,4 @@
-"""How a merge divides the memory that it may use, from headers alone."""
+"""What a merge runs on: kernels, threads and memory, chosen from headers alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.floor import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.kernels import SLOTS, Kernels
+from tunable_magmax.merging.local_auction import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 
@@ -21,7 +23,7 @@ CHUNK_A_THREAD = 1 << 15
 """Elements of a chunk for each thread, at least: threads take turns between their loops, and with less to do in each
 they wait for each other. On 16 cores, 51 checkpoints took 25 s with 16 threads (chunks of 2^16), 7 s with 4."""
 AHEAD = 2
-"""Pieces begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
+"""Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32
 """A list of magnitudes takes at most this part of the memory, or what histograms need anyway."""
 
@@ -39,9 +41,9 @@ class MemoryPlan:
     """What is in memory of planes on disk; 0 if they are in memory."""
     stash: int
     ahead: int
-    """Pieces that are begun and not yet taken."""
+    """Ranges that are begun and not yet taken."""
     pool: int
-    """Threads, each with a piece of its own: more than may work at a time where values have to be read."""
+    """Threads, each with a range of its own: more than may work at a time where values have to be read."""
     room: int = 0
     """Elements that each selection by magnitude may list at a time."""
 
@@ -53,6 +55,17 @@ class MemoryPlan:
     @property
     def peak(self) -> int:
         return self.workspace + (self.mapped or self.planes) + self.stash
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Returns the fastest kernels for tensors on `device`."""
+    if device.type == "cpu":  # imported when needed: numba takes long to import, and a machine with a GPU may lack it
+        from tunable_magmax.merging.kernels.native import NativeKernels
+
+        return NativeKernels()
+    from tunable_magmax.merging.kernels.portable import PortableKernels
+
+    return PortableKernels(device)
 
 
 def plan_memory(

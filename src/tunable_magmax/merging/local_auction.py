@@ -1,0 +1,266 @@
+"""What methods decide on: the merged tensors with their planes, and the auctions that may be held there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tunable_magmax.merging.auction import (
+    Each,
+    Lot,
+    Ownership,
+    Selection,
+    SpareRows,
+    TensorPlace,
+    TensorRange,
+    Terms,
+    auction,
+    split_ranges,
+)
+from tunable_magmax.merging.kernels import SLOTS, Kernels, Listed, Plane, Planes, Runs
+
+SPAN = 1 << 22
+"""Slots that are worked on at a time: half a megabyte of each plane."""
+
+BATCH = 8
+"""Histograms of magnitudes that are held at a time: half a megabyte each."""
+
+BATCH_BYTES = 2 * BATCH << 19
+"""What a selection by magnitude needs for them."""
+
+LISTED_BYTES = 56
+"""What an element takes whose magnitude is listed: code, lottery number and place, and copies while they are sorted."""
+
+LEAST_ROOM = BATCH_BYTES // LISTED_BYTES
+"""Elements that can always be listed: the memory is that of the histograms, which are done with by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    start: int
+    stop: int
+    runs: Runs
+
+
+class LocalGroupPlanes:
+    """A `GroupPlanes` on planes of this process. `pair(task, bounds)` reads the base's and a task's values."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        planes: Planes,
+        places: Sequence[TensorPlace],
+        each: Each[Any],
+        pair: Callable[[int, TensorRange], tuple[Tensor, Tensor]],
+        chunk: int,
+        wide: bool,
+        room: int,
+    ) -> None:
+        self.kernels, self.planes, self.each, self.pair = kernels, planes, each, pair
+        self.wide, self.room = wide, room
+        self._spans = _spans(places)
+        self._ranges = split_ranges(places, chunk)
+        self._batches = _batches(self._ranges)
+        self._looks: list[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]] = []
+        self._listed: list[Listed] = []
+
+    def open(self, free: int) -> None:
+        for bounds in self._ranges:
+            start, stop = bounds.slots
+            self.kernels.fill(self.planes.part(free, start, -(-stop // SLOTS) * SLOTS), stop - start)
+            self.planes.release(free, start, stop)
+
+    def tally(self, row: int, other: int) -> int:
+        return sum(self._over(self.kernels.tally, row, other))
+
+    def claim(self, row: int, free: int, won: int) -> None:
+        self._over(self.kernels.claim, row, free, won)
+
+    def retire(self, free: int, won: int) -> None:
+        self._over(self.kernels.retire, free, won)
+
+    def unite(self, row: int, more: int) -> None:
+        self._over(self.kernels.unite, row, more)
+
+    def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
+        def count(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
+            base, values = self.pair(task, bounds)
+            plane, unowned = (self.planes.part(r, *bounds.slots) for r in (row, free))
+            self.kernels.magnitude_histogram(plane, unowned, base, values, self.wide, shift, prefix, counts)
+            self._release(bounds.slots, row, free)
+
+        return self._counted(count, bits)
+
+    def cut(self, task: int, row: int, free: int, low: int, high: int, won: int, level: int) -> None:
+        def work(bounds: TensorRange) -> None:
+            self._cut(bounds, self.pair(task, bounds), (row, free, won, level), low, high)
+            self._release(bounds.slots, row, free, won, level)
+
+        self.each(work, self._ranges)
+
+    def narrow(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, shift: int, bits: int
+    ) -> NDArray[np.int64]:
+        def work(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
+            base, values = pair = self.pair(task, bounds)
+            *_, undecided = self._cut(bounds, pair, (row, free, won, level), low, high)
+            prefix = low >> (shift + bits)
+            self.kernels.magnitude_histogram(undecided, undecided, base, values, self.wide, shift, prefix, counts)
+            self._release(bounds.slots, row, free, won, level)
+
+        return self._counted(work, bits)
+
+    def sift(
+        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, lottery_state: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        def work(bounds: TensorRange) -> Listed:
+            base, values = pair = self.pair(task, bounds)
+            *_, undecided = self._cut(bounds, pair, (row, free, won, level), low, high)
+            element = bounds.place.element + bounds.start
+            listed = self.kernels.magnitude_list(undecided, base, values, self.wide, element, lottery_state)
+            self._release(bounds.slots, row, free, won, level)
+            return listed
+
+        self._listed = self.each(work, self._ranges)
+        codes = [np.empty(0, np.int64), *(listed.codes for listed in self._listed)]
+        numbers = [np.empty(0, np.uint64), *(listed.numbers for listed in self._listed)]
+        return np.concatenate(codes), np.concatenate(numbers)
+
+    def award_listed(self, won: int, code: int, highest: int) -> None:
+        for bounds, listed in zip(self._ranges, self._listed, strict=True):
+            equal = (listed.codes == code) & (listed.numbers <= np.uint64(highest))
+            self._award(won, bounds.slots, listed.slots[(listed.codes > code) | equal])
+        self._listed = []
+
+    def look(
+        self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
+    ) -> tuple[int, NDArray[np.uint64]]:
+        def work(span: _Span) -> Any:
+            plane, unowned, taken = (self.planes.part(r, span.start, span.stop) for r in (row, free, won))
+            found = self.kernels.split(plane, unowned, taken, span.runs, lottery_state, low, high)
+            self._release((span.start, span.stop), row, free, won)
+            return found
+
+        self._looks = self.each(work, self._spans)
+        numbers = [keys for _, keys, _ in self._looks]
+        return sum(winners for winners, _, _ in self._looks), np.concatenate([np.empty(0, np.uint64), *numbers])
+
+    def award(self, won: int, highest: int) -> None:
+        for span, (_, keys, slots) in zip(self._spans, self._looks, strict=True):
+            self._award(won, (span.start, span.stop), slots[keys <= np.uint64(highest)])
+
+    def _cut(
+        self, bounds: TensorRange, pair: tuple[Tensor, Tensor], rows: tuple[int, int, int, int], low: int, high: int
+    ) -> list[Plane]:
+        plane, unowned, taken, undecided = parts = [self.planes.part(row, *bounds.slots) for row in rows]
+        self.kernels.magnitude_cut(plane, unowned, *pair, self.wide, low, high, taken, undecided)
+        return parts
+
+    def _counted(self, count: Callable[[TensorRange, NDArray[np.int64]], None], bits: int) -> NDArray[np.int64]:
+        """The sum of what is counted range by range, in few histograms: making and adding them takes time, too."""
+
+        def work(run: Sequence[TensorRange]) -> NDArray[np.int64]:
+            counts = np.zeros((1 << bits) + 1, np.int64)
+            for bounds in run:
+                count(bounds, counts)
+            return counts
+
+        total: NDArray[np.int64] = sum(self.each(work, self._batches), np.zeros((1 << bits) + 1, np.int64))
+        return total[:-1]
+
+    def _award(self, won: int, within: tuple[int, int], slots: NDArray[np.uint64]) -> None:
+        if len(slots):
+            self.kernels.award(self.planes.part(won, *within), slots)
+            self._release(within, won)
+
+    def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
+        def work(span: _Span) -> Any:
+            result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
+            self._release((span.start, span.stop), *rows)
+            return result
+
+        return self.each(work, self._spans)
+
+    def _release(self, slots: tuple[int, int], *rows: int) -> None:
+        for row in rows:
+            self.planes.release(row, *slots)
+
+
+def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
+    spans: list[_Span] = []
+    runs: list[tuple[int, int, int]] = []
+
+    def close() -> None:
+        if runs:
+            start, stop = runs[0][0], runs[-1][1]
+            columns = np.array([(a - start, b - start) for a, b, _ in runs], np.int64)
+            elements = np.array([element for _, _, element in runs], np.uint64)
+            spans.append(_Span(start, stop, Runs(columns[:, 0].copy(), columns[:, 1].copy(), elements)))
+            runs.clear()
+
+    for place in places:
+        padded = -(-place.size // SLOTS) * SLOTS
+        for start in range(0, padded, SPAN):
+            stop = min(start + SPAN, padded)
+            # A span has no gaps: the slots of tensors that are not merged hold bits that mean nothing.
+            if runs and (place.slot + stop - runs[0][0] > SPAN or runs[-1][1] != place.slot + start):
+                close()
+            runs.append((place.slot + start, place.slot + stop, place.element + start))
+    close()
+    return spans
+
+
+def _batches(todo: Sequence[TensorRange]) -> list[Sequence[TensorRange]]:
+    """Ranges in `BATCH` runs of about as many elements each, and fewer if there are few."""
+    ends = np.cumsum([bounds.stop - bounds.start for bounds in todo])
+    bounds = [int(np.searchsorted(ends, ends[-1] * k / BATCH)) for k in range(BATCH)] if len(todo) else []
+    return [todo[a:b] for a, b in pairwise([*bounds, len(todo)]) if a < b]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAuctioneer:
+    """A `Auctioneer` whose planes are in this process."""
+
+    kernels: Kernels
+    planes: Planes | None
+    places: Sequence[TensorPlace]
+    wide: Sequence[bool]
+    pair: Callable[[int, TensorRange], tuple[Tensor, Tensor]]
+    chunk: int
+    room: int
+    """How many elements a selection by magnitude may list."""
+    each: Each[Any]
+
+    @property
+    def elements(self) -> int:
+        return sum(place.size for place in self.places)
+
+    def selection(self, spare: SpareRows) -> Selection:
+        everything = range(len(self.places))
+        return Selection(self.group_planes(everything, any(self.wide), self.each), spare)
+
+    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
+        # Many lots share the threads among themselves; a single one uses them all inside.
+        inside, outside = (self.each, _one_by_one) if len(lots) == 1 else (_one_by_one, self.each)
+
+        def settle(lot: Lot) -> Ownership:
+            planes = self.group_planes(lot.members, any(self.wide[k] for k in lot.members), inside)
+            return auction(Selection(planes, terms.spare), terms.rows, lot.budget, terms.seed, terms.keep)
+
+        return outside(settle, lots)
+
+    def group_planes(self, members: Sequence[int], wide: bool, each: Each[Any]) -> LocalGroupPlanes:
+        """Where an auction of some of the merged tensors takes place."""
+        assert self.planes is not None
+        chosen = [self.places[k] for k in members]
+        return LocalGroupPlanes(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide, self.room)
+
+
+def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]

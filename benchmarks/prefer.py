@@ -79,12 +79,12 @@ def speed(arguments: argparse.Namespace) -> bool:
 
 def peak(max_samples: int | None, arguments: argparse.Namespace) -> None:
     """In a process of its own: the peak of memory beyond what holds the features."""
-    from tunable_magmax.preference.features import feature_preference
+    from tunable_magmax.preference.preference import Preference
 
     own, target = features(1, arguments.rows, 50_000, arguments.width)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    feature_preference(own * 2, target * 2, max_samples=max_samples)
+    Preference.from_features(own * 2, target * 2, max_samples=max_samples)
     seconds = time.perf_counter() - start
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, seconds)
 

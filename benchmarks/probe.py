@@ -35,8 +35,7 @@ from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import Decoded, embed_prepared, prepare
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe
-from tunable_magmax.preference.mixture import mixture_weights
+from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe, mixture_weights
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import ROWS, choose_rows
 from tunable_magmax.preference.uncertainty import Resampling, half_l1

@@ -24,14 +24,16 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Refill, load_encoder
 from tunable_magmax.models.head import Classifier, load_head
 from tunable_magmax.models.state import read_state
-from tunable_magmax.preference.search import Trial
+from tunable_magmax.preference.search import Search, Trial
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import search as tuning
 from tunable_magmax.workflows.search import search_preference
 
 
 def found_for(run, pairs, **options):
-    return search_preference(run, open_samples(pairs), device="cpu", **options)
+    names = [field.name for field in dataclasses.fields(Search) if field.name in options]
+    settings = Search(**{name: options.pop(name) for name in names})
+    return search_preference(run, open_samples(pairs), settings, device="cpu", **options)
 
 
 def changed(run, **changes):
@@ -119,7 +121,8 @@ def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch)
         reads.clear()
         opened.clear()
         run = Run.open(any_run.path)
-        search_preference(run, dataclasses.replace(samples, load=load), device="cpu", trials=trials, patience=None)
+        settings = Search(trials=trials, patience=None)
+        search_preference(run, dataclasses.replace(samples, load=load), settings, device="cpu")
         counted.append(len(reads))
         assert opened == list(range(6))
     assert counted[0] == counted[1] > 0

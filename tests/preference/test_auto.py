@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.auto import shift_outlook
+from tunable_magmax.preference.labels import class_shares
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.shift import smoothed
+from tunable_magmax.preference.shift import shift_outlook
 from tunable_magmax.preference.uncertainty import half_l1
 
 SHARP = np.array([[95, 5, 0, 0], [0, 95, 5, 0], [0, 0, 95, 5]])
@@ -128,7 +128,7 @@ def test_the_expected_error_is_the_error() -> None:
 
 def test_fit_tells_a_mixture_from_something_else() -> None:
     rng = np.random.default_rng(2)
-    table = smoothed(SHARP.astype(float), 0.5)
+    table = class_shares(SHARP.astype(float), 0.5)
     seen = np.repeat(np.arange(4), rng.multinomial(200, [0.5, 0.3, 0.2] @ table))
     weights = Preference.from_predictions(SHARP, seen).weights
     assert shift_outlook(SHARP, seen, weights).fit > 0.05

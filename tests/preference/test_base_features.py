@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.base_features import TaskProbe, expected_error, outside, probe_preference
-from tunable_magmax.preference.mixture import mixture_weights
+from tunable_magmax.preference.base_features import TaskProbe, expected_error, mixture_weights, outside
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
 
@@ -74,7 +73,7 @@ def test_it_beats_counting_the_predicted_tasks_where_classes_overlap() -> None:
         table = fitted.likelihoods(fitted.probe.posterior(target))
         truth = np.array([0.7, 0.3, 0, 0, 0])
         counted = np.bincount(table.argmax(axis=1), minlength=5) / 100
-        found = np.array(probe_preference(features, labels, target, resampling=NO_DRAWS).weights)
+        found = np.array(Preference.from_base_features(features, labels, target, resampling=NO_DRAWS).weights)
         errors.append((half_l1(found, truth), half_l1(counted, truth)))
     ours, counting = np.mean(errors, axis=0)
     assert ours < 0.7 * counting
@@ -84,7 +83,7 @@ def test_likelihoods_are_bayes_without_the_tasks_shares() -> None:
     """A task with nine times the rows of another must not look more likely for that."""
     world = World(1, tasks=2, each=1, gap=0.4)
     (large, few), target = (world.draw(0, 900), world.draw(1, 100)), world.target(200, 200)
-    found = probe_preference([large[0], few[0]], [large[1], few[1]], target, resampling=NO_DRAWS)
+    found = Preference.from_base_features([large[0], few[0]], [large[1], few[1]], target, resampling=NO_DRAWS)
     assert found.weights == pytest.approx((0.5, 0.5), abs=0.1)
 
 
@@ -95,7 +94,7 @@ def test_tasks_that_share_classes_are_told_apart_by_their_look() -> None:
     photos = means[labels] + rng.normal(size=(150, WIDTH)) * 0.5
     sketches = means[labels] + look + rng.normal(size=(150, WIDTH)) * 0.5
     target = means[labels[:50]] + look + rng.normal(size=(50, WIDTH)) * 0.5
-    found = probe_preference([photos, sketches], [labels, labels], target)
+    found = Preference.from_base_features([photos, sketches], [labels, labels], target)
     assert found.weights[1] > 0.9
 
 
@@ -103,7 +102,7 @@ def test_tasks_that_are_the_same_share() -> None:
     world = World(3, tasks=2)
     (first, names), (other, others) = world.draw(0, 100), world.draw(1, 100)
     target = world.target(30, 30)
-    found = probe_preference([first, first, other], [names, names, others], target, resampling=NO_DRAWS)
+    found = Preference.from_base_features([first, first, other], [names, names, others], target, resampling=NO_DRAWS)
     assert found.weights == pytest.approx((0.25, 0.25, 0.5), abs=0.05)
 
 
@@ -111,9 +110,11 @@ def test_permuting_tasks_permutes_weights() -> None:
     world = World(4)
     features, labels = world.profiles()
     target = world.target(20, 10, 0, 30)
-    found = probe_preference(features, labels, target, resampling=NO_DRAWS).weights
+    found = Preference.from_base_features(features, labels, target, resampling=NO_DRAWS).weights
     order = [2, 0, 3, 1]
-    moved = probe_preference([features[t] for t in order], [labels[t] for t in order], target, resampling=NO_DRAWS)
+    moved = Preference.from_base_features(
+        [features[t] for t in order], [labels[t] for t in order], target, resampling=NO_DRAWS
+    )
     assert moved.weights == pytest.approx([found[t] for t in order], abs=1e-4)
 
 
@@ -121,11 +122,11 @@ def test_one_seed_one_result_and_any_kind_of_array() -> None:
     world = World(5)
     features, labels = world.profiles(40)
     target = world.target(9, 6, 0, 0)
-    found = probe_preference(features, labels, target)
-    assert probe_preference(features, labels, target) == found
-    assert probe_preference(features, labels, target, resampling=Resampling(seed=1)) != found
+    found = Preference.from_base_features(features, labels, target)
+    assert Preference.from_base_features(features, labels, target) == found
+    assert Preference.from_base_features(features, labels, target, resampling=Resampling(seed=1)) != found
     indices = [torch.tensor([int(name.split()[1]) for name in names]) for names in labels]
-    tensors = probe_preference([torch.tensor(x) for x in features], indices, torch.tensor(target))
+    tensors = Preference.from_base_features([torch.tensor(x) for x in features], indices, torch.tensor(target))
     assert tensors == found
 
 
@@ -160,26 +161,28 @@ def test_something_that_no_task_held_is_outside() -> None:
 def test_one_sample_and_one_task() -> None:
     world = World(7)
     features, labels = world.profiles(30)
-    one = probe_preference(features, labels, world.target(0, 1, 0, 0))
+    one = Preference.from_base_features(features, labels, world.target(0, 1, 0, 0))
     assert one.intervals == ((0, 1),) * 4
     assert np.argmax(one.weights) == 1
-    alone = probe_preference(features[:1], labels[:1], world.target(5, 0, 0, 0))
+    alone = Preference.from_base_features(features[:1], labels[:1], world.target(5, 0, 0, 0))
     assert alone.weights == (1,)
     assert alone.provenance["expected_error"] == 0
-    rows = probe_preference([x[:1] for x in features], [y[:1] for y in labels], world.target(0, 9, 0, 0))
+    rows = Preference.from_base_features([x[:1] for x in features], [y[:1] for y in labels], world.target(0, 9, 0, 0))
     assert sum(rows.weights) == pytest.approx(1)
 
 
 def test_of_very_many_samples_a_draw_is_used() -> None:
     world = World(8)
     features, labels = world.profiles(30)
-    found = probe_preference(features, labels, world.target(30, 30, 0, 0), max_samples=20, resampling=NO_DRAWS)
+    found = Preference.from_base_features(
+        features, labels, world.target(30, 30, 0, 0), max_samples=20, resampling=NO_DRAWS
+    )
     assert (found.provenance["samples"], found.provenance["given_samples"]) == (20, 60)
 
 
 def test_identical_features_give_equal_weights_and_a_warning() -> None:
     with pytest.warns(UserWarning, match="all features are identical, in every task and in the target"):
-        found = probe_preference([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
+        found = Preference.from_base_features([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
     assert found.weights == (0.5, 0.5)
 
 
@@ -204,5 +207,5 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
         "target_features": np.eye(2),
     }
     with pytest.raises(InputError) as error:
-        probe_preference(**{**given, **change})
+        Preference.from_base_features(**{**given, **change})
     assert message in str(error.value)

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.features import Method
-from tunable_magmax.preference.mmd import squared_mmd
+from tunable_magmax.preference.features import Method, squared_mmd, weights_from_distances
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.similarity import weights_from_distances
 from tunable_magmax.preference.transport import Sinkhorn, sinkhorn
 from tunable_magmax.preference.uncertainty import Resampling, sample_replicates
 

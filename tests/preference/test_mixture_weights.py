@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tunable_magmax.preference.mixture import likeliest, mixture_weights
+from tunable_magmax.preference.base_features import mixture_weights
+from tunable_magmax.preference.shift import likeliest
 
 Floats = NDArray[np.float64]
 

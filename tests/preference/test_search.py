@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.search import SearchResult, search
+from tunable_magmax.preference.search import Search, SearchResult, search
 
 pytest.importorskip("optuna")
 
@@ -23,7 +22,7 @@ def peak(weights: tuple[float, ...], scale: float | None) -> float:
 
 
 def test_tries_equal_weights_and_starts_first() -> None:
-    found = search(peak, 3, starts=[Preference((0.7, 0.3, 0)), (1, 0, 1)], trials=4, seed=1)
+    found = search(peak, 3, Search(trials=4, seed=1), starts=[(0.7, 0.3, 0), (1, 0, 1)])
     assert [trial.weights for trial in found.history[:3]] == [
         pytest.approx((1 / 3,) * 3),
         pytest.approx((0.7, 0.3, 0)),
@@ -34,26 +33,20 @@ def test_tries_equal_weights_and_starts_first() -> None:
 
 
 def test_gets_better_and_says_what_it_did() -> None:
-    found = search(peak, 3, scale=(0.1, 2.0), trials=120, patience=None)
+    found = search(peak, 3, Search(scale=(0.1, 2.0), trials=120, patience=None))
     assert (len(found.history), found.stopped) == (120, "trials")
     assert found.best.value == max(trial.value for trial in found.history)
     assert found.best.value > found.history[0].value + 0.05
     assert all(sum(trial.weights) == pytest.approx(1) for trial in found.history)
-    preference = found.preference({"samples": 50})
-    assert preference.weights == found.best.weights
-    assert preference.method == "search"
-    assert preference.provenance["scale"] == found.best.scale
-    assert preference.provenance["samples"] == 50
-    assert Preference.from_json(preference.to_json()) == preference
 
 
 def test_same_seed_same_history() -> None:
-    assert search(peak, 3, trials=12, seed=5) == search(peak, 3, trials=12, seed=5)
-    assert search(peak, 3, trials=12, seed=5) != search(peak, 3, trials=12, seed=6)
+    assert search(peak, 3, Search(trials=12, seed=5)) == search(peak, 3, Search(trials=12, seed=5))
+    assert search(peak, 3, Search(trials=12, seed=5)) != search(peak, 3, Search(trials=12, seed=6))
 
 
 def test_stops_when_nothing_gets_better() -> None:
-    found = search(lambda weights, scale: 1.0, 2, starts=[(1, 0), (0, 1)], patience=4)
+    found = search(lambda weights, scale: 1.0, 2, Search(patience=4), starts=[(1, 0), (0, 1)])
     assert (len(found.history), found.stopped) == (3 + 4, "patience")
     assert found.best == found.history[0]
 
@@ -69,27 +62,27 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
         return peak(weights, scale)
 
     with pytest.raises(KeyboardInterrupt):
-        search(interrupted, 3, starts=[(0.7, 0.3, 0)], trials=8, patience=None, study_file=file)
-    found = search(peak, 3, starts=[(0.7, 0.3, 0)], trials=8, patience=None, study_file=file)
+        search(interrupted, 3, Search(trials=8, patience=None, study_file=file), starts=[(0.7, 0.3, 0)])
+    found = search(peak, 3, Search(trials=8, patience=None, study_file=file), starts=[(0.7, 0.3, 0)])
     assert len(found.history) == 8
     assert len({trial.weights for trial in found.history}) == 8  # nothing is tried twice
     assert found.best.weights == pytest.approx((0.7, 0.3, 0))  # the interrupted start was tried again
     before = len(calls)
-    again = search(interrupted, 3, starts=[(0.7, 0.3, 0)], trials=8, patience=None, study_file=file)
+    again = search(interrupted, 3, Search(trials=8, patience=None, study_file=file), starts=[(0.7, 0.3, 0)])
     assert again.history == found.history
     assert len(calls) == before
     with pytest.raises(InputError, match=r"holds a search with .*'seed': 0.* name another study file"):
-        search(peak, 3, trials=8, seed=1, study_file=file)
+        search(peak, 3, Search(trials=8, seed=1, study_file=file))
 
 
 def test_one_task() -> None:
-    assert search(lambda weights, scale: 0.0, 1, trials=2).best.weights == (1,)
+    assert search(lambda weights, scale: 0.0, 1, Search(trials=2)).best.weights == (1,)
 
 
 def test_works_without_optuna_until_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"the search needs Optuna 4 or later: pip install 'tunable-magmax\[tune\]'"):
-        search(peak, 3)
+        search(peak, 3, Search())
 
 
 @pytest.mark.parametrize(
@@ -103,18 +96,19 @@ def test_works_without_optuna_until_it_is_needed(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_bad_input(options: dict[str, Any], message: str) -> None:
+    starts, tasks = options.pop("starts", ()), options.pop("tasks", 3)
     with pytest.raises(InputError) as error:
-        search(peak, **{"tasks": 3, **options})
+        search(peak, tasks, Search(**options), starts=starts)
     assert message in str(error.value)
 
 
 def test_nan_objective() -> None:
     with pytest.raises(InputError, match="the objective is NaN at weights"):
-        search(lambda weights, scale: math.nan, 2)
+        search(lambda weights, scale: math.nan, 2, Search())
 
 
 def test_result_is_frozen() -> None:
-    found = search(peak, 3, trials=1)
+    found = search(peak, 3, Search(trials=1))
     assert isinstance(found, SearchResult)
     with pytest.raises(AttributeError):
         found.stopped = "x"  # type: ignore[misc]

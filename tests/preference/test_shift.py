@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.mixture import closest_mixture, likeliest, log_likelihood, on_simplex
+from tunable_magmax.preference.labels import class_shares
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.shift import smoothed
+from tunable_magmax.preference.shift import closest_mixture, likeliest, log_likelihood, on_simplex
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
 
 NO_DRAWS = Resampling(replicates=0)
@@ -39,8 +39,8 @@ def test_two_tasks_by_hand() -> None:
 
 def test_smoothing_by_hand() -> None:
     # Half a sample to each of two classes: (8 + 0.5) / 9. At most a fifth of the sample is added: 0.2 * 2 / 2 = 0.2.
-    np.testing.assert_allclose(smoothed(np.array([[8.0, 0.0]]), 0.5), [[8.5 / 9, 0.5 / 9]])
-    np.testing.assert_allclose(smoothed(np.array([[2.0, 0.0]]), 0.5), [[2.2 / 2.4, 0.2 / 2.4]])
+    np.testing.assert_allclose(class_shares(np.array([[8.0, 0.0]]), 0.5), [[8.5 / 9, 0.5 / 9]])
+    np.testing.assert_allclose(class_shares(np.array([[2.0, 0.0]]), 0.5), [[2.2 / 2.4, 0.2 / 2.4]])
 
 
 def test_without_confusion_it_is_counting() -> None:
@@ -94,7 +94,7 @@ def test_beats_counting_when_the_classifier_errs() -> None:
 @settings(max_examples=40, deadline=None)
 def test_stays_on_the_simplex_and_on_its_optimum(seed: int, samples: int) -> None:
     rng = np.random.default_rng(seed)
-    table = smoothed(rng.multinomial(50, rng.dirichlet(np.full(8, 0.2)), size=5).astype(float), 0.5)
+    table = class_shares(rng.multinomial(50, rng.dirichlet(np.full(8, 0.2)), size=5).astype(float), 0.5)
     counts = rng.multinomial(samples, rng.dirichlet(np.full(8, 0.5)))[None].astype(float)
     shares = counts / samples
     rivals = np.concatenate([rng.dirichlet(np.full(5, 0.5), size=200), np.eye(5)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.distances import rescaled, squared_distances
+from tunable_magmax.preference.arrays import rescaled, squared_distances
 from tunable_magmax.preference.transport import Sinkhorn, sinkhorn, transports
 
 LONG = 20_000

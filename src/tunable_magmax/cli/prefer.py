@@ -64,7 +64,7 @@ def prefer(
     as_json
         Print preference and budget as JSON on stdout.
     """
-    from tunable_magmax.preference.search import TRIALS
+    from tunable_magmax.preference.search import Search
     from tunable_magmax.runs.run import Run
     from tunable_magmax.workflows.prefer import find_preference
 
@@ -85,7 +85,7 @@ def prefer(
     told: list[str] = []
     with _collected(told):
         if finding.method == "search":
-            with following(searching.trials or TRIALS, searching.study, quiet or as_json) as follower:
+            with following(searching.trials or Search.trials, searching.study, quiet or as_json) as follower:
                 target = replace(target, progress=follower.progress)
                 details = replace(details, search=replace(details.search, watch=follower.watch))
                 preference = find_preference(target, details, **given)

@@ -27,7 +27,7 @@ from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.search import search
+from tunable_magmax.preference.search import Search, search
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
@@ -291,8 +291,9 @@ def _searched(bench: Workbench, environment: Environment, trials: int) -> Prefer
         state, _ = bench.merge(weights=weights)
         return bench.meta_accuracy(state, environment)
 
-    found = search(score, len(bench.states), starts=[start], trials=trials, patience=None, seed=bench.seed)
-    return found.preference()
+    settings = Search(trials=trials, patience=None, seed=bench.seed)
+    best = search(score, len(bench.states), settings, starts=[start.weights]).best
+    return Preference(best.weights, "search", {"value": best.value, "trials": trials})
 
 
 def _label(bench: Workbench, positions: Sequence[int]) -> Preference:

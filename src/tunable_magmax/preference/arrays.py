@@ -1,8 +1,7 @@
-"""Read what users give, numpy or torch, as checked arrays."""
+"""Reads what users give, numpy or torch, as checked arrays; and squared distances between their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ Matrix: TypeAlias = NDArray[Any]
 
 
 def as_numpy(value: Any, name: str) -> NDArray[Any]:
-    """`value` (list, numpy or torch, on any device) as a numpy array."""
+    """Returns `value` (list, numpy or torch, on any device) as a numpy array."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
@@ -30,7 +29,7 @@ def as_numpy(value: Any, name: str) -> NDArray[Any]:
 
 
 def feature_matrix(value: Any, name: str) -> Matrix:
-    """`value` as a finite matrix of its own type [samples, width] with at least one row."""
+    """Returns `value` as a finite matrix of its own type [samples, width] with at least one row."""
     array = as_numpy(value, name)
     if array.ndim != 2:
         raise InputError(f"{name}: expected a matrix [samples, width], found shape {list(array.shape)}")
@@ -45,31 +44,54 @@ def feature_matrix(value: Any, name: str) -> Matrix:
     return array
 
 
-def feature_pairs(task_features: Sequence[Any], target_features: Sequence[Any]) -> tuple[list[Matrix], list[Matrix]]:
-    """The T pairs (task's own features, target's features), each pair embedded by theta_t, checked."""
-    for value, name in ((task_features, "task_features"), (target_features, "target_features")):
-        if isinstance(value, (str, Mapping)) or not hasattr(value, "__len__"):
-            raise InputError(f"{name}: expected a list of T arrays [samples, width]")
-        if getattr(value, "ndim", 3) < 3:
-            raise InputError(f"{name}: expected a list of T arrays [samples, width], found one array; pass [array] * T")
-    if len(task_features) == 0:
-        raise InputError("task_features: no tasks; give one array per task")
-    if len(task_features) != len(target_features):
-        raise InputError(
-            f"{len(task_features)} arrays of task features and {len(target_features)} of target features: the target's "
-            "samples must be embedded once by each task's encoder"
-        )
-    tasks = [feature_matrix(x, f"task features of task {t}") for t, x in enumerate(task_features, 1)]
-    targets = [feature_matrix(y, f"target features under task {t}") for t, y in enumerate(target_features, 1)]
-    for t, (x, y) in enumerate(zip(tasks, targets, strict=True), 1):
-        if x.shape[1] != y.shape[1]:
-            raise InputError(
-                f"task {t}: its features have width {x.shape[1]} and the target's have width {y.shape[1]}; embed both "
-                "with the same encoder"
-            )
-        if len(y) != len(targets[0]):
-            raise InputError(
-                f"the target has {len(targets[0])} samples under task 1 and {len(y)} under task {t}; embed the same "
-                "samples with every encoder"
-            )
-    return tasks, targets
+def unit_rows(matrix: Matrix) -> Floats:
+    """Returns rows of length 1, in float64; rows of zeros stay.
+
+    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    rows = matrix.astype(np.float64)
+    # The largest entry first: squares of huge or tiny numbers leave float64.
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rows /= np.where(largest > 0, largest, 1.0)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows /= np.where(lengths > 0, lengths, 1.0)
+    return rows
+
+
+def rescaled(x: Matrix, y: Matrix) -> tuple[Floats, Floats]:
+    """Returns both samples moved and divided by the same numbers, so that all values lie in [-1, 1].
+
+    For what does not depend on a common shift and factor. The shift is a row, not the mean, so that identical rows
+    become exact zeros.
+
+    >>> rescaled(np.array([[1e300, 5.0]]), np.array([[3e300, 5.0]]))
+    (array([[0., 0.]]), array([[1., 0.]]))
+    """
+    # Halves, because the difference of two finite numbers may not be finite.
+    origin = x[0].astype(np.float64) / 2
+    first: Floats = np.multiply(x, 0.5, dtype=np.float64)
+    second: Floats = np.multiply(y, 0.5, dtype=np.float64)
+    first -= origin
+    second -= origin
+    spread = max(_largest(first), _largest(second)) or 1.0
+    first /= spread
+    second /= spread
+    return first, second
+
+
+def squared_distances(x: Floats, y: Floats) -> Floats:
+    """Returns the matrix [n, m] of squared distances between rows of x [n, width] and y [m, width].
+
+    >>> squared_distances(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [0.0, 1.0]])).tolist()
+    [[25.0, 1.0]]
+    """
+    distances: Floats = x @ y.T
+    distances *= -2
+    distances += np.einsum("nw,nw->n", x, x)[:, None]
+    distances += np.einsum("mw,mw->m", y, y)[None, :]
+    return np.maximum(distances, 0, out=distances)
+
+
+def _largest(values: Floats) -> float:
+    return max(float(values.max()), -float(values.min()))

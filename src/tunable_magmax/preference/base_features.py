@@ -1,4 +1,4 @@
-"""Preferences from inputs of the target, embedded by the base: a probe tells tasks apart, EM finds their mixture.
+"""Estimates from inputs of the target, embedded by the base: a probe tells tasks apart, EM finds their mixture.
 
 The base never saw a task, so its embeddings of all tasks can be compared with each other, which those of different task
 encoders cannot. And the tasks' rows are labelled: a discriminant learned from them knows more than a zero-shot head.
@@ -6,7 +6,6 @@ encoders cannot. And the tasks' rows are labelled: a discriminant learned from t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,17 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
-from tunable_magmax.preference.mixture import mixture_weights
-from tunable_magmax.preference.preference import JSON, Preference
+from tunable_magmax.preference.estimate import JSON, Estimate
 from tunable_magmax.preference.probe import Probe
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude, half_l1, sample_replicates
+from tunable_magmax.preference.uncertainty import (
+    DEFAULT,
+    Resampling,
+    conclude,
+    conclude_nothing,
+    half_l1,
+    sample_replicates,
+    use_samples,
+)
 
 # Near the best of 0, 0.25, 0.5, 0.75 and 1 on each of six settings (docs/preferences.md), whose targets have few tasks.
 CONCENTRATION = 0.5
@@ -27,6 +33,8 @@ SIMULATIONS = 100
 # A sample that is impossible under every task that is left says nothing, rather than dividing by 0.
 LEAST = 1e-12
 FAR = 0.95
+ITERATIONS = 500
+TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +52,7 @@ class TaskProbe:
 
     @classmethod
     def fit(cls, task_features: Sequence[Matrix], task_labels: Sequence[Sequence[Any]], seed: int = 0) -> TaskProbe:
-        """From T arrays [rows, width] and T lists of the rows' classes, names or indices."""
+        """Fits a probe to T arrays [rows, width] and T lists of the rows' classes, names or indices."""
         groups: dict[tuple[int, Any], int] = {}
         labels = [groups.setdefault((t, label), len(groups)) for t, given in enumerate(task_labels) for label in given]
         owners = np.array([t for t, _ in groups], dtype=np.int64)
@@ -57,7 +65,7 @@ class TaskProbe:
         return int(self.owners[-1]) + 1
 
     def likelihoods(self, posterior: Floats) -> Floats:
-        """p(x | task) [n, T] from posteriors [n, groups], with a scale of its own in each row."""
+        """Returns p(x | task) [n, T] from posteriors [n, groups], with a scale of its own in each row."""
         belongs = np.eye(self.tasks)[self.owners]
         priors = np.bincount(self.members, minlength=self.tasks) / len(self.members)
         found = posterior @ belongs / priors
@@ -65,7 +73,7 @@ class TaskProbe:
         return np.maximum(found, LEAST)
 
     def accuracies(self) -> dict[str, JSON]:
-        """The shares of held-out rows whose class, and whose task, the probe tells; the latter also for each task."""
+        """Returns the shares of held-out rows whose class and whose task the probe tells; the latter also by task."""
         guesses = self.probe.held_out.argmax(axis=1)
         right = (self.probe.held_out @ np.eye(self.tasks)[self.owners]).argmax(axis=1) == self.members
         each = np.bincount(self.members, weights=right) / np.bincount(self.members)
@@ -76,7 +84,7 @@ class TaskProbe:
         }
 
 
-def probe_preference(
+def base_estimate(
     task_features: Sequence[Any],
     task_labels: Sequence[Any],
     target_features: Any,
@@ -85,8 +93,8 @@ def probe_preference(
     max_samples: int | None = 5000,
     fitted: TaskProbe | None = None,
     resampling: Resampling = DEFAULT,
-) -> Preference:
-    """Weights of the mixture of tasks that best explains the target's embeddings by the base.
+) -> Estimate:
+    """Returns weights of the mixture of tasks that best explains the target's embeddings by the base.
 
     `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all
     embedded by one encoder, the base. A task that explains less than 1 - `concentration` of a sample gets no weight.
@@ -95,27 +103,19 @@ def probe_preference(
 
     >>> cats, cars = [[1.0, 0.1], [1.0, 0.2], [1.0, 0.0]], [[0.1, 1.0], [0.2, 1.0], [0.0, 1.0]]
     >>> labels = [["cat"] * 3, ["car"] * 3]
-    >>> probe_preference([cats, cars], labels, [[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0]]).weights
+    >>> base_estimate([cats, cars], labels, [[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0]]).weights
     (0.7..., 0.2...)
     """
     if not 0 <= concentration < np.inf:
         raise InputError(f"concentration must be a number >= 0, not {concentration}")
     tasks, labels, target = _checked(task_features, task_labels, target_features)
     record: dict[str, Any] = {"concentration": concentration, "task_samples": [len(task) for task in tasks]}
+    used = use_samples(len(target), max_samples, resampling.seed)
+    if not isinstance(used, slice):
+        record["given_samples"], target = len(target), target[used]
     samples = len(target)
-    if max_samples is not None and samples > max_samples:
-        if max_samples < 1:
-            raise InputError(f"max_samples must be >= 1, not {max_samples}")
-        target = target[np.sort(np.random.default_rng(resampling.seed).permutation(samples)[:max_samples])]
-        record["given_samples"], samples = samples, max_samples
     if all((part == target[0]).all() for part in (*tasks, target)):
-        warnings.warn(
-            "all features are identical, in every task and in the target: they say nothing, so the weights are equal; "
-            "check the encoder and the inputs",
-            stacklevel=3,
-        )
-        record["reason"] = "all features are identical"
-        return conclude("probe", np.full(len(tasks), 1 / len(tasks)), None, samples, record, resampling)
+        return conclude_nothing("probe", len(tasks), samples, record, resampling)
     fitted = TaskProbe.fit(tasks, labels, resampling.seed) if fitted is None else fitted
     likelihoods = fitted.likelihoods(fitted.probe.posterior(target))
     weights = mixture_weights(likelihoods, np.ones((1, samples)), concentration)[0]
@@ -131,8 +131,53 @@ def probe_preference(
     return conclude("probe", weights, np.concatenate(drawn) if drawn else None, samples, record, resampling)
 
 
+def mixture_weights(
+    likelihoods: Floats,
+    counts: Floats,
+    concentration: float = 1.0,
+    iterations: int = ITERATIONS,
+    tolerance: float = TOLERANCE,
+) -> Floats:
+    """Returns weights [B, T] of mixtures that explain samples by their `likelihoods` [n, T]: EM from equal weights.
+
+    `counts` [B, n]: how often each sample counts, in each of B cases. Likelihoods may have any scale in each row.
+    `concentration` is the exponent of a Dirichlet prior: 1 is maximum likelihood; below it, a task must explain more
+    than 1 - `concentration` samples or it drops out (unless none would stay), and those that stay then get their
+    likeliest weights. Each case stops when no weight moves by more than `tolerance`.
+
+    >>> mixture_weights(np.array([[0.9, 0.1]] * 3 + [[0.2, 0.8]]), np.ones((1, 4))).round(2).tolist()
+    [[0.97, 0.03]]
+    """
+    weights = np.full((len(counts), likelihoods.shape[1]), 1 / likelihoods.shape[1])
+    # Without the second pass, those that stay would be too few by what each had to pay.
+    for exponent in (concentration, 1.0) if concentration < 1 else (concentration,):
+        _maximise(weights, likelihoods, counts, exponent, iterations, tolerance)
+    return weights
+
+
+def _maximise(
+    weights: Floats, likelihoods: Floats, counts: Floats, exponent: float, iterations: int, tolerance: float
+) -> None:
+    """Runs EM from `weights`, which are overwritten. A weight of 0 stays 0."""
+    moving = np.arange(len(counts))
+    for _ in range(iterations):
+        present, seen = weights[moving], counts[moving]
+        expected = present @ likelihoods.T
+        ratio = np.divide(seen, expected, out=np.zeros_like(expected), where=expected > 0)
+        explained = present * (ratio @ likelihoods)
+        kept = np.maximum(explained + exponent - 1, 0)
+        # Early, or of few samples, no task may explain enough: then the penalty waits.
+        kept = np.where(kept.any(axis=1, keepdims=True), kept, explained)
+        moved = kept / kept.sum(axis=1, keepdims=True)
+        weights[moving] = moved
+        # Cases that have converged stand still, so that no result depends on which others share its batch.
+        moving = moving[np.abs(moved - present).max(axis=1) > tolerance]
+        if not len(moving):
+            break
+
+
 def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentration: float, seed: int = 0) -> float:
-    """Mean half-L1 error over simulated targets of mixture `weights`, drawn from the tasks' held-out rows."""
+    """Returns the mean half-L1 error over simulated targets of mixture `weights`: draws of the tasks' held-out rows."""
     likelihoods = fitted.likelihoods(fitted.probe.held_out)
     rows = [np.flatnonzero(fitted.members == t) for t in range(fitted.tasks)]
     rng = np.random.default_rng([seed, 1])
@@ -147,7 +192,7 @@ def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentrati
 
 
 def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
-    """The share of target samples that are farther from every class than 95 % of the tasks' own held-out rows.
+    """Returns the share of target samples that are farther from every class than 95 % of the tasks' own held-out rows.
 
     Tasks count by their weights. About 0.05 for a target that is a mixture of the tasks.
     """

@@ -1,4 +1,4 @@
-"""Preferences from labels of the target: how much of each task's label distribution the target shows."""
+"""Estimates from labels of the target: how much of each task's label distribution the target shows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.similarity import weights_from_similarities
+from tunable_magmax.preference.estimate import Estimate
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude, histogram_replicates
 
 Class: TypeAlias = int | str
 Similarity: TypeAlias = Literal["inner", "count"]
 OnZero: TypeAlias = Literal["error", "equal"]
+# With many classes and few samples the added ones would drown the counts.
+MOST_ADDED = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ClassCounts:
     unknown: Mapping[Class, int]
 
 
-def label_preference(
+def label_estimate(
     task_label_counts: Sequence[Any],
     labels: Iterable[Any],
     *,
@@ -39,15 +40,16 @@ def label_preference(
     on_zero: OnZero = "error",
     resampling: Resampling = DEFAULT,
     method: str | None = None,
-) -> Preference:
-    """Weights by label similarity. `task_label_counts`: per task, a class-to-count mapping or counts by class index.
+) -> Estimate:
+    """Returns weights by label similarity.
 
-    "inner": sum over classes of r_c(task) r_c(target), the paper's equation. "count": how many of the target's labels
-    are classes of the task, which does not disfavour tasks with many classes.
+    `task_label_counts`: per task, a class-to-count mapping or counts by class index. "inner": sum over classes
+    of r_c(task) r_c(target), the paper's equation. "count": how many of the target's labels are classes of the task,
+    which does not disfavour tasks with many classes.
 
-    >>> label_preference([{"cat": 5, "dog": 5}, {"car": 10}], ["cat", "dog", "car", "cat"]).weights
+    >>> label_estimate([{"cat": 5, "dog": 5}, {"car": 10}], ["cat", "dog", "car", "cat"]).weights
     (0.6, 0.4)
-    >>> label_preference([{"cat": 5, "dog": 5}, {"car": 10}], ["cat", "dog", "car", "cat"], similarity="count").weights
+    >>> label_estimate([{"cat": 5, "dog": 5}, {"car": 10}], ["cat", "dog", "car", "cat"], similarity="count").weights
     (0.75, 0.25)
     """
     if similarity not in ("inner", "count"):
@@ -60,7 +62,7 @@ def label_preference(
     record: dict[str, Any] = {"similarity": similarity, "unknown": sum(counts.unknown.values())}
     known = counts.target.sum()
     if counts.unknown:
-        message = f"{_naming(counts.unknown)} of {round(known) + record['unknown']} labels belong to no task"
+        message = f"{_named(counts.unknown)} of {round(known) + record['unknown']} labels belong to no task"
         if not known and on_zero == "error":
             raise InputError(
                 f"{message}, so nothing is left to compare{_kinds(counts)}; give labels in the tasks' own class names "
@@ -68,8 +70,8 @@ def label_preference(
             )
         warnings.warn(f"{message} and were left out", stacklevel=3)
     if not known:
-        return Preference((1.0,) * tasks, name, {**record, "samples": 0, "reason": "no label belongs to a task"})
-    table = emission_table(counts.tasks) if similarity == "inner" else (counts.tasks > 0).astype(np.float64)
+        return Estimate((1.0,) * tasks, name, {**record, "samples": 0, "reason": "no label belongs to a task"})
+    table = class_shares(counts.tasks) if similarity == "inner" else (counts.tasks > 0).astype(np.float64)
     similarities = counts.target @ table.T / known
     replicates = weights_from_similarities(histogram_replicates(counts.target, resampling) @ table.T)
     record["similarities"] = similarities.tolist()
@@ -77,15 +79,23 @@ def label_preference(
     return conclude(name, weights, replicates, round(known), record, resampling)
 
 
-def emission_table(task_counts: Floats) -> Floats:
-    """r_c(D_t): each task's counts divided by their sum, [T, classes]; a task without samples has a row of zeros."""
-    totals = task_counts.sum(axis=1, keepdims=True)
-    table: Floats = task_counts / np.where(totals > 0, totals, 1.0)
-    return table
+def class_shares(task_counts: Floats, smoothing: float = 0.0) -> Floats:
+    """Returns the share of each class in each task [T, classes], after adding `smoothing` samples to every class.
+
+    All that is added makes up at most a fifth of the task's sample. A task without samples has a row of zeros.
+
+    >>> class_shares(np.array([[7.0, 0.0]]), 0.5).tolist()
+    [[0.9375, 0.0625]]
+    """
+    most = MOST_ADDED * task_counts.sum(axis=1, keepdims=True) / task_counts.shape[1]
+    raised = task_counts + np.minimum(smoothing, most)
+    totals = raised.sum(axis=1, keepdims=True)
+    shares: Floats = raised / np.where(totals > 0, totals, 1.0)
+    return shares
 
 
 def count_classes(task_counts: Sequence[Any], labels: Iterable[Any]) -> ClassCounts:
-    """Bring tasks and target to one list of classes (those with a sample in some task), in order of appearance."""
+    """Brings tasks and target to one list of classes (those with a sample in some task), in order of appearance."""
     if isinstance(task_counts, (str, Mapping)) or len(task_counts) == 0:
         raise InputError("the tasks' class counts must be a list with one class-to-count mapping per task")
     tables = [_task_table(counts, t) for t, counts in enumerate(task_counts, 1)]
@@ -108,7 +118,7 @@ def count_classes(task_counts: Sequence[Any], labels: Iterable[Any]) -> ClassCou
 
 
 def _task_table(counts: Any, task: int) -> dict[Class, float]:
-    """One task's class-to-count mapping, without the classes that have no sample."""
+    """Returns one task's class-to-count mapping, without the classes that have no sample."""
     if isinstance(counts, Mapping):
         items: list[tuple[Any, Any]] = list(counts.items())
     else:
@@ -129,7 +139,7 @@ def _task_table(counts: Any, task: int) -> dict[Class, float]:
 
 
 def _plain(values: Any, name: str) -> list[Any]:
-    """A flat list of python values from a list, numpy or torch vector."""
+    """Returns a flat list of Python values from a list, numpy or torch vector."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
@@ -145,16 +155,28 @@ def _class(value: Any, what: str) -> Class:
     return value
 
 
-def _naming(unknown: Mapping[Class, int]) -> str:
+def _named(unknown: Mapping[Class, int]) -> str:
     names = some_of(unknown, show=repr)
     return f"{sum(unknown.values())} ({names})"
 
 
 def _kinds(counts: ClassCounts) -> str:
-    """A hint when one side uses names and the other indices."""
+    """Returns a hint when one side uses names and the other indices."""
     kinds = {isinstance(name, str) for name in counts.classes}, {isinstance(name, str) for name in counts.unknown}
     if kinds == ({True}, {False}):
         return " (the labels are indices, the tasks' classes are names)"
     if kinds == ({False}, {True}):
         return " (the labels are names, the tasks' classes are indices)"
     return ""
+
+
+def weights_from_similarities(similarities: Floats) -> Floats:
+    """Returns similarities divided by their sum over the last axis; equal weights where all of them are 0.
+
+    >>> weights_from_similarities(np.array([[3.0, 1.0], [0.0, 0.0]])).tolist()
+    [[0.75, 0.25], [0.5, 0.5]]
+    """
+    total = similarities.sum(axis=-1, keepdims=True)
+    tasks = similarities.shape[-1]
+    shares: Floats = np.where(total > 0, similarities / np.where(total > 0, total, 1.0), 1.0 / tasks)
+    return shares

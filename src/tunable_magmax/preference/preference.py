@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import write_atomic
+from tunable_magmax.preference.estimate import (
+    JSON,
+    Estimate,
+    Intervals,
+    alpha_weights,
+    checked_weights,
+    normalised,
+    task_count,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -22,9 +29,21 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.labels import Similarity
     from tunable_magmax.preference.shift import Method as Shift
 
-JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 VERSION = 1
-KEYS = ("version", "method", "weights", "tasks", "intervals", "provenance")
+
+
+@dataclass(frozen=True)
+class PreferenceFile:
+    """The keys of a preference file, in the order in which they are written. Version 0 had no `version`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+
+    weights: list[float]
+    version: int = 0
+    method: str = "weights"
+    tasks: list[str] | None = None
+    intervals: list[tuple[float, float]] | None = None
+    provenance: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class Preference:
     weights: tuple[float, ...]
     method: str = "weights"
     provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
-    intervals: tuple[tuple[float, float], ...] | None = None
+    intervals: Intervals | None = None
     tasks: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -57,8 +76,9 @@ class Preference:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
-        record = {"version": VERSION, **{key: getattr(self, key) for key in KEYS[1:-1]}}
+        """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
+        record = {"version": VERSION, "method": self.method, "weights": self.weights, "tasks": self.tasks}
+        record["intervals"] = self.intervals
         try:
             lines = [f'  "{key}": {_line(value)}' for key, value in record.items()]
             facts = [f"    {_line(str(key))}: {_line(self.provenance[key])}" for key in sorted(self.provenance)]
@@ -68,12 +88,12 @@ class Preference:
         return "{\n" + ",\n".join([*lines, f'  "provenance": {provenance}']) + "\n}\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the preference to `path`, whole or not at all."""
+        """Writes the preference to `path`, whole or not at all."""
         write_atomic(Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Preference:
-        """Read a preference file of this version or an older one."""
+        """Reads a preference file of this version or an older one."""
         file = Path(path)
         try:
             text = file.read_text(encoding="utf-8")
@@ -81,88 +101,80 @@ class Preference:
             raise InputError(f"{file}: no such file; `tmx prefer` writes preference files") from None
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{file}: cannot be read as a preference file ({error})") from error
-        try:
-            return cls.from_json(text)
-        except InputError as error:
-            raise InputError(f"{file}: {error}") from error
+        return cls._read(text, str(file))
 
     @classmethod
     def from_json(cls, text: str) -> Preference:
-        """The inverse of `to_json`; also reads version 0, which had no `version`, `tasks` or `intervals`.
+        """Reads what `to_json` returned; also version 0, which had no `version`, `tasks` or `intervals`.
 
         >>> Preference.from_json('{"weights": [3, 1]}').weights
         (0.75, 0.25)
         """
+        return cls._read(text, "the preference")
+
+    @classmethod
+    def _read(cls, text: str, where: str) -> Preference:
+        from tunable_magmax.config import check
+
         try:
             record = json.loads(text)
         except ValueError as error:
-            raise InputError(f"not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise InputError(f"expected a JSON object with 'weights', found {type(record).__name__}")
-        version = record.get("version", 0)
-        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise InputError(f"'version' must be a whole number, not {version!r}")
-        if version > VERSION:
-            raise InputError(f"version {version} is newer than this program reads ({VERSION}): upgrade tunable-magmax")
-        for key in record:
-            if key not in KEYS:
-                raise InputError(f"unknown key {key!r}{closest(key, KEYS)}; a preference has {', '.join(KEYS)}")
-        if "weights" not in record:
-            raise InputError("the key 'weights' is missing: one number per task")
-        provenance = record.get("provenance")
-        return cls(
-            weights=record["weights"],
-            method=record.get("method", "weights"),
-            provenance={} if provenance is None else provenance,
-            intervals=record.get("intervals"),
-            tasks=record.get("tasks"),
-        )
+            raise InputError(f"{where}: not JSON: {error}") from error
+        version = record.get("version") if isinstance(record, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise InputError(
+                f"{where}: version {version} is newer than this program reads ({VERSION}): upgrade tunable-magmax"
+            )
+        file = check(PreferenceFile, record, where)
+        try:
+            return cls(file.weights, file.method, file.provenance or {}, file.intervals, file.tasks)  # type: ignore[arg-type]
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
 
     # -- use -------------------------------------------------------------------------------------------------------
 
     def budget(self, elements: int) -> list[int]:
-        """How many of `elements` each task may give (rule 3 of the method)."""
+        """Returns how many of `elements` each task may give (rule 3 of the method)."""
         from tunable_magmax.merging.budget import budget
 
         return budget(self.weights, elements)
 
     def named(self, tasks: Sequence[str] | None) -> Preference:
-        """The same preference with task names."""
-        names = None if tasks is None else tuple(tasks)
-        return Preference(self.weights, self.method, self.provenance, self.intervals, names)
+        """Returns the same preference with task names."""
+        return replace(self, tasks=None if tasks is None else tuple(tasks))
 
     # -- sources ---------------------------------------------------------------------------------------------------
 
     @classmethod
+    def _of(cls, estimate: Estimate) -> Preference:
+        return cls(estimate.weights, estimate.method, estimate.provenance, estimate.intervals)
+
+    @classmethod
     def from_weights(cls, weights: Sequence[float] | ArrayLike) -> Preference:
-        """Weights as the user wants them.
+        """Takes weights as the user wants them.
 
         >>> Preference.from_weights([3, 1]).weights
         (0.75, 0.25)
         """
-        given = _numbers(weights)
-        return cls(given, "weights", {"given": list(given)})
+        numbers = checked_weights(weights)
+        return cls(numbers, "weights", {"given": list(numbers)})
 
     @classmethod
     def from_alpha(cls, alpha: float, tasks: int) -> Preference:
-        """The paper's schedule, w_t proportional to alpha^(T - t).
+        """Follows the paper's schedule, w_t proportional to alpha^(T - t).
 
         >>> Preference.from_alpha(0.5, 2).weights
         (0.3333333333333333, 0.6666666666666666)
         """
-        from tunable_magmax.preference.schedule import alpha_weights
-
         return cls(alpha_weights(alpha, tasks), "alpha", {"alpha": float(alpha)})
 
     @classmethod
     def equal(cls, tasks: int) -> Preference:
-        """The same weight for every task.
+        """Gives every task the same weight.
 
         >>> Preference.equal(4).weights
         (0.25, 0.25, 0.25, 0.25)
         """
-        from tunable_magmax.preference.schedule import task_count
-
         return cls((1.0,) * task_count(tasks), "equal")
 
     @classmethod
@@ -174,101 +186,79 @@ class Preference:
         similarity: Similarity = "inner",
         **options: Any,
     ) -> Preference:
-        """From labels of the target; one class-to-count mapping per task. See `labels.label_preference`.
+        """Estimates from labels of the target; one class-to-count mapping per task. See `labels.label_estimate`.
 
         >>> Preference.from_labels([{"cat": 8}, {"car": 8}], ["cat", "cat", "cat", "car"]).weights
         (0.75, 0.25)
         """
-        from tunable_magmax.preference.labels import label_preference
+        from tunable_magmax.preference.labels import label_estimate
 
-        return label_preference(task_label_counts, labels, similarity=similarity, **options)
+        return cls._of(label_estimate(task_label_counts, labels, similarity=similarity, **options))
 
     @classmethod
     def from_features(
         cls, task_features: Sequence[Any], target_features: Sequence[Any], method: Features = "ot", **options: Any
     ) -> Preference:
-        """From inputs of the target: T arrays [n, width] each, every pair embedded by theta_t. See `features`."""
-        from tunable_magmax.preference.features import feature_preference
+        """Estimates from inputs of the target: T arrays [n, width] each, every pair embedded by theta_t.
 
-        return feature_preference(task_features, target_features, method=method, **options)
+        The options are those of `features.Comparison`.
+        """
+        from tunable_magmax.preference.features import Comparison, feature_estimate
+
+        return cls._of(feature_estimate(task_features, target_features, Comparison(method=method, **options)))
 
     @classmethod
     def from_base_features(
         cls, task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any, **options: Any
     ) -> Preference:
-        """From inputs of the target, embedded by the base alone, as the tasks' labelled rows are. See `base_features`.
+        """Estimates from inputs of the target, embedded by the base alone, as the tasks' labelled rows are.
+
+        See `base_features.base_estimate`.
 
         >>> tasks, labels = [[[2.0, 0.1], [2.0, 0.2]], [[0.1, 2.0], [0.2, 2.0]]], [["cat"] * 2, ["car"] * 2]
         >>> Preference.from_base_features(tasks, labels, [[0.1, 2.0], [0.0, 1.0]]).weights
         (0.0, 1.0)
         """
-        from tunable_magmax.preference.base_features import probe_preference
+        from tunable_magmax.preference.base_features import base_estimate
 
-        return probe_preference(task_features, task_labels, target_features, **options)
+        return cls._of(base_estimate(task_features, task_labels, target_features, **options))
 
     @classmethod
     def from_predictions(
         cls, task_predictions: Sequence[Any], predictions: Iterable[Any], method: Shift = "shift", **options: Any
     ) -> Preference:
-        """From a fixed classifier's predictions on the target and its histograms on the tasks. See `shift`."""
-        from tunable_magmax.preference.shift import shift_preference
+        """Estimates from a fixed classifier's predictions on the target and its histograms on the tasks.
 
-        return shift_preference(task_predictions, predictions, method=method, **options)
+        See `shift.shift_estimate`.
+        """
+        from tunable_magmax.preference.shift import shift_estimate
+
+        return cls._of(shift_estimate(task_predictions, predictions, method=method, **options))
 
     @classmethod
     def auto(cls, **evidence: Any) -> Preference:
-        """From the best of what is given, by a rule that needs no labels. See `auto.auto_preference`."""
-        from tunable_magmax.preference.auto import auto_preference
+        """Estimates from the best of what is given, by a rule that needs no labels. See `auto.Evidence`."""
+        from tunable_magmax.preference.auto import Evidence, auto_estimate
 
-        return auto_preference(**evidence)
+        return cls._of(auto_estimate(Evidence(**evidence)))
 
     @classmethod
     def combined(cls, sources: Sequence[Preference], strengths: Sequence[float] | None = None) -> Preference:
-        """From several preferences for one target, each found from other samples. See `combine`.
+        """Combines several preferences for one target, each from other samples. See `uncertainty.combined_estimate`.
 
         >>> Preference.combined([Preference((1, 0)), Preference((0, 1))], strengths=[3, 1]).weights
         (0.75, 0.25)
         """
-        from tunable_magmax.preference.combine import combined_preference
+        from tunable_magmax.preference.uncertainty import combined_estimate
 
-        return combined_preference(sources, strengths)
-
-
-def normalised(weights: Any) -> tuple[float, ...]:
-    """`weights` divided by their sum, each rounded once. Weights that sum to 1 already stay as they are."""
-    numbers = _numbers(weights)
-    total = math.fsum(numbers) if max(numbers) < 1e300 else math.inf
-    # Rounding each weight once moves their sum by 2 ulp at most; without this a file would change when read and saved.
-    if abs(total - 1) <= 1e-15:
-        return numbers
-    # As in rule 3, a weight is the decimal number it prints as; rationals neither overflow nor underflow on the way.
-    exact = [Fraction(repr(number)) for number in numbers]
-    whole = sum(exact)
-    return tuple(float(number / whole) for number in exact)
+        names = [source.tasks for source in sources if source.tasks is not None]
+        if any(other != names[0] for other in names):
+            raise InputError("the preferences name different tasks; combine preferences of one run only")
+        estimates = [Estimate(one.weights, one.method, one.provenance, one.intervals) for one in sources]
+        return cls._of(combined_estimate(estimates, strengths)).named(names[0] if names else None)
 
 
-def _numbers(weights: Any) -> tuple[float, ...]:
-    if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
-        raise InputError(f"weights must be a list with one number per task, not {weights!r}")
-    numbers = []
-    for position, weight in enumerate(weights, start=1):
-        try:
-            number = float("" if isinstance(weight, (str, bytes, bool)) else weight)
-        except (TypeError, ValueError, OverflowError):
-            raise InputError(f"the weight of task {position} must be a number, not {weight!r}") from None
-        if not math.isfinite(number):
-            raise InputError(f"the weight of task {position} is {number}: weights must be finite")
-        if number < 0:
-            raise InputError(f"the weight of task {position} is {number}: weights must not be negative")
-        numbers.append(abs(number))
-    if not numbers:
-        raise InputError("no weights: give one number per task")
-    if not any(numbers):
-        raise InputError("all weights are 0: give at least one task a positive weight, or ask for equal weights")
-    return tuple(numbers)
-
-
-def _intervals(pairs: Any, tasks: int) -> tuple[tuple[float, float], ...] | None:
+def _intervals(pairs: Any, tasks: int) -> Intervals | None:
     if pairs is None:
         return None
     try:

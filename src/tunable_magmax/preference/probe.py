@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import MASK, lottery_state, ticket
-from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
+from tunable_magmax.preference.arrays import Floats, feature_matrix, unit_rows
 
 FOLDS = 5
 SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.9)
@@ -143,21 +143,6 @@ class Discriminant:
     def _precision(self, shrinkage: float) -> Floats:
         found: Floats = 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.level)
         return found
-
-
-def unit_rows(matrix: Matrix) -> Floats:
-    """Rows of length 1, in float64; rows of zeros stay.
-
-    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
-    """
-    rows = matrix.astype(np.float64)
-    # The largest entry first: squares of huge or tiny numbers leave float64.
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    rows /= np.where(largest > 0, largest, 1.0)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows /= np.where(lengths > 0, lengths, 1.0)
-    return rows
 
 
 def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

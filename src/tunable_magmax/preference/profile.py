@@ -5,33 +5,38 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_atomic
-from tunable_magmax.preference.arrays import as_numpy
-from tunable_magmax.preference.profile_checks import (
-    embeddings,
-    name_tuple,
-    require_counts,
-    require_names,
-    row_labels,
-)
+from tunable_magmax.preference.arrays import as_numpy, feature_matrix
 
 VERSION = 2
 ROWS = 500
 # One metadata key: safetensors does not fix the order of several, and equal profiles must be equal bytes.
 METADATA = "tunable_magmax_profile"
-KEYS = ("version", "task", "samples", "classes", "encoder", "classifier", "classifier_classes")
-TENSORS = ("features", "label_counts", "predicted", "posterior")
-# What version 2 has beside these; a profile without it is of version 1.
-BASE_KEYS = ("base",)
-BASE_TENSORS = ("base_features", "row_labels")
+TENSORS = ("features", "label_counts", "predicted", "posterior", "base_features", "row_labels")
+
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """The keys of a profile's metadata. Version 1 had no `base`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+
+    version: int
+    task: str
+    samples: int
+    classes: tuple[str, ...]
+    encoder: str
+    classifier: str | None
+    classifier_classes: tuple[str, ...]
+    base: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +70,9 @@ class Profile:
         for name in ("task", "encoder"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InputError(f"{where}: {name!r} must be a non-empty text, not {getattr(self, name)!r}")
-        require_names(self.classes, f"{where}: classes")
-        require_counts(self.label_counts, self.classes, f"{where}: label_counts")
-        features = embeddings(self.features, f"{where}: features")
+        _require_names(self.classes, f"{where}: classes")
+        _require_counts(self.label_counts, self.classes, f"{where}: label_counts")
+        features = _embeddings(self.features, f"{where}: features")
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < len(features):
             raise InputError(f"{where}: samples is {self.samples!r}, fewer than the {len(features)} rows of features")
         object.__setattr__(self, "features", features)
@@ -81,10 +86,10 @@ class Profile:
             return
         if not isinstance(self.classifier, str) or not self.classifier:
             raise InputError(f"{where}: 'classifier' must be a non-empty text, not {self.classifier!r}")
-        require_names(self.classifier_classes, f"{where}: classifier_classes")
+        _require_names(self.classifier_classes, f"{where}: classifier_classes")
         if self.predicted is None:
             raise InputError(f"{where}: a classifier but no predictions; give 'predicted'")
-        require_counts(self.predicted, self.classifier_classes, f"{where}: predicted")
+        _require_counts(self.predicted, self.classifier_classes, f"{where}: predicted")
         if self.posterior is not None:
             posterior = np.array(as_numpy(self.posterior, f"{where}: posterior"), dtype=np.float32)
             if posterior.shape != (len(self.classifier_classes),) or not ((posterior >= 0) & (posterior <= 1)).all():
@@ -93,7 +98,7 @@ class Profile:
             object.__setattr__(self, "posterior", posterior)
 
     def _check_base(self, where: str) -> None:
-        parts = {name: getattr(self, name) for name in (*BASE_KEYS, *BASE_TENSORS)}
+        parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
         lacking = [name for name, value in parts.items() if value is None]
         if len(lacking) == len(parts):
             return
@@ -101,12 +106,26 @@ class Profile:
             raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(lacking)} is missing")
         if not isinstance(self.base, str) or not self.base:
             raise InputError(f"{where}: 'base' must be a non-empty text, not {self.base!r}")
-        embedded = embeddings(self.base_features, f"{where}: base_features")
+        embedded = _embeddings(self.base_features, f"{where}: base_features")
         if len(embedded) != len(self.features):
             raise InputError(f"{where}: {len(embedded)} rows of base_features for {len(self.features)} of features")
-        labels = row_labels(self.row_labels, len(embedded), self.classes, self.label_counts, f"{where}: row_labels")
         object.__setattr__(self, "base_features", embedded)
-        object.__setattr__(self, "row_labels", labels)
+        object.__setattr__(self, "row_labels", self._checked_labels(f"{where}: row_labels"))
+
+    def _checked_labels(self, where: str) -> NDArray[np.int64]:
+        """Returns a class index for each row, read-only; of no class more than the task has samples."""
+        rows, classes = len(self.features), len(self.classes)
+        labels = as_numpy(self.row_labels, where)
+        if labels.shape != (rows,) or labels.dtype.kind not in "iu":
+            raise InputError(f"{where} must hold a class index for each of the {rows} rows of features")
+        labels = labels.astype(np.int64)
+        if labels.min() < 0 or labels.max() >= classes:
+            raise InputError(f"{where} must be class indices from 0 to {classes - 1}")
+        beyond = np.flatnonzero(np.bincount(labels, minlength=classes) > np.array(self.label_counts))
+        if len(beyond):
+            raise InputError(f"{where} name class {self.classes[beyond[0]]!r} more often than label_counts allows")
+        labels.setflags(write=False)
+        return labels
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -147,8 +166,8 @@ class Profile:
         """The file's content; equal profiles give equal bytes."""
         from safetensors.numpy import save
 
-        keys = KEYS if self.base is None else (*KEYS, *BASE_KEYS)
-        record = {key: getattr(self, key) for key in keys if key != "version"}
+        keys = [field.name for field in fields(ProfileFile) if field.name != "version"]
+        record = {key: getattr(self, key) for key in keys if key != "base" or self.base is not None}
         record["version"] = 1 if self.base is None else VERSION
         text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         tensors: dict[str, NDArray[Any]] = {
@@ -182,52 +201,38 @@ class Profile:
             raise InputError(f"{file}: no such file; `tmx profile` makes profiles") from None
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: not a readable safetensors file ({error})") from error
+        if METADATA not in metadata:
+            raise InputError(f"{file}: not a profile: the metadata has no {METADATA!r}")
         try:
-            return cls._from_parts(metadata, tensors)
+            return cls._from_parts(metadata[METADATA], tensors)
         except InputError as error:
             raise InputError(f"{file}: {error}") from error
 
     @classmethod
-    def _from_parts(cls, metadata: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> Profile:
-        if METADATA not in metadata:
-            raise InputError(f"not a profile: the metadata has no {METADATA!r}")
+    def _from_parts(cls, text: str, tensors: Mapping[str, NDArray[Any]]) -> Profile:
+        from tunable_magmax.config import check
+
         try:
-            record = json.loads(metadata[METADATA])
+            record = json.loads(text)
         except ValueError as error:
             raise InputError(f"the profile's metadata is not JSON: {error}") from error
-        if not isinstance(record, dict) or not isinstance(record.get("version"), int):
-            raise InputError("the profile's metadata must be a JSON object with a 'version'")
-        if record["version"] > VERSION:
+        version = record.get("version") if isinstance(record, dict) else None
+        if isinstance(version, int) and version > VERSION:
             raise InputError(
-                f"profile version {record['version']} is newer than this program reads ({VERSION}): "
-                "upgrade tunable-magmax"
+                f"profile version {version} is newer than this program reads ({VERSION}): upgrade tunable-magmax"
             )
-        more = (BASE_KEYS, BASE_TENSORS) if record["version"] > 1 else ((), ())
-        keys, names = (*KEYS, *more[0]), (*TENSORS, *more[1])
-        for kind, found, known in (("key", record, keys), ("tensor", tensors, names)):
-            for name in found:
-                if name not in known:
-                    raise InputError(f"unknown {kind} {name!r}{closest(name, known)}; a profile has {', '.join(known)}")
-        for kind, found, needed in (("key", record, keys), ("tensor", tensors, (*TENSORS[:2], *more[1]))):
-            for name in needed:
-                if name not in found:
-                    raise InputError(f"the {kind} {name!r} is missing; the profile is incomplete")
-        predicted = tensors.get("predicted")
-        return cls(
-            task=record["task"],
-            classes=name_tuple(record["classes"], "classes"),
-            label_counts=tuple(tensors["label_counts"].tolist()),
-            samples=record["samples"],
-            features=tensors["features"],
-            encoder=record["encoder"],
-            classifier=record["classifier"],
-            classifier_classes=name_tuple(record["classifier_classes"], "classifier_classes"),
-            predicted=None if predicted is None else tuple(predicted.tolist()),
-            posterior=tensors.get("posterior"),
-            base=record.get("base"),
-            base_features=tensors.get("base_features"),
-            row_labels=tensors.get("row_labels"),
-        )
+        facts = vars(check(ProfileFile, record, "the profile's metadata")).copy()
+        if (facts.pop("version") > 1) != (facts["base"] is not None):
+            raise InputError("a profile of version 2 has the key 'base', and one of version 1 has not")
+        for name in tensors:
+            if name not in TENSORS:
+                hint = closest(name, TENSORS)
+                raise InputError(f"unknown tensor {name!r}{hint}; a profile has {', '.join(TENSORS)}")
+        for name in TENSORS[:2]:
+            if name not in tensors:
+                raise InputError(f"the tensor {name!r} is missing; the profile is incomplete")
+        counts = {name: tuple(tensors[name].tolist()) for name in ("label_counts", "predicted") if name in tensors}
+        return cls(**{**facts, **tensors, **counts})
 
     def with_predictions(
         self, classifier: str, classes: Sequence[str], predictions: Iterable[int], posterior: Any = None
@@ -314,3 +319,32 @@ def require_one_base(profiles: Sequence[Profile]) -> str:
                 "make them again with one"
             )
     return str(first.base)
+
+
+def _embeddings(value: Any, where: str) -> NDArray[np.float32]:
+    """Returns embeddings in float32, read-only."""
+    with np.errstate(over="ignore"):
+        rows = np.array(feature_matrix(value, where), dtype=np.float32)
+    if not np.isfinite(rows).all():
+        raise InputError(f"{where} exceed float32; scale the encoder's output")
+    rows.setflags(write=False)
+    return rows
+
+
+def _require_names(names: tuple[str, ...], where: str) -> None:
+    """Refuses anything but a tuple of different names, at least one."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names) or not names:
+        raise InputError(f"{where} must be a tuple of class names")
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InputError(f"{where}: {some_of(twice, show=repr)} named twice; class names must differ")
+
+
+def _require_counts(counts: Any, names: tuple[str, ...], where: str) -> None:
+    """Refuses anything but one count for each name, not all 0."""
+    if not isinstance(counts, tuple) or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in counts):
+        raise InputError(f"{where} must be a tuple of whole numbers >= 0")
+    if len(counts) != len(names):
+        raise InputError(f"{where} holds {len(counts)} counts for {len(names)} classes")
+    if not any(counts):
+        raise InputError(f"{where} are all 0: a profile needs at least one sample")

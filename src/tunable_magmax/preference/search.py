@@ -1,4 +1,4 @@
-"""Search for weights (and a scale) that score best on a labelled sample, with Optuna; can be stopped and resumed."""
+"""Searches for weights (and a scale) that score best on a labelled sample, with Optuna; can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,39 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.preference import JSON, Preference, normalised
-from tunable_magmax.preference.schedule import task_count
+from tunable_magmax.preference.estimate import JSON, normalised, task_count
 
 Objective: TypeAlias = Callable[[tuple[float, ...], float | None], float | tuple[float, str]]
 STUDY = "tunable-magmax-search"
-TRIALS, PATIENCE = 500, 10
+
+
+@dataclass(frozen=True)
+class Search:
+    """How far to search.
+
+    Each weight is searched in [0, 1] and the weights normalised; the scale is searched in the interval `scale`, if
+    there is one. The search ends after `trials` trials in all, or `patience` of them (after the first ones) without a
+    better value. With `study_file` every trial is kept there, and a later call with the same settings continues.
+    """
+
+    scale: tuple[float, float] | None = None
+    trials: int = 500
+    patience: int | None = 10
+    seed: int = 0
+    study_file: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or (self.patience is not None and self.patience < 1):
+            raise InputError(f"trials and patience must be >= 1, not {self.trials} and {self.patience}")
+        if self.seed < 0:
+            raise InputError(f"seed must be >= 0, not {self.seed}")
+        if self.scale is not None and not (0 < self.scale[0] < self.scale[1] < math.inf):
+            raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {self.scale}")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point that was tried; `detail` is what the objective told beside its value."""
+    """One point that was tried; `detail` is the text that the objective returned beside its value."""
 
     weights: tuple[float, ...]
     scale: float | None
@@ -41,70 +63,51 @@ class SearchResult:
     history: tuple[Trial, ...]
     stopped: str
 
-    def preference(self, provenance: dict[str, JSON] | None = None) -> Preference:
-        """The best weights as a preference; the scale, if searched, is in its provenance."""
-        record: dict[str, JSON] = {
-            **(provenance or {}),
-            "value": self.best.value,
-            "scale": self.best.scale,
-            "trials": len(self.history),
-            "stopped": self.stopped,
-        }
-        return Preference(self.best.weights, "search", record)
-
 
 def search(
     objective: Objective,
     tasks: int,
+    settings: Search,
     *,
-    scale: tuple[float, float] | None = None,
-    starts: Sequence[Preference | Sequence[float]] = (),
+    starts: Sequence[Sequence[float]] = (),
     start_scale: Callable[[tuple[float, ...]], float] | None = None,
-    trials: int = TRIALS,
-    patience: int | None = PATIENCE,
-    seed: int = 0,
-    study_file: str | os.PathLike[str] | None = None,
     problem: Mapping[str, JSON] | None = None,
     watch: Watch | None = None,
 ) -> SearchResult:
-    """Maximise `objective(weights, scale)` over the simplex of `tasks` weights and, where given, an interval of scales.
+    """Maximises `objective(weights, scale)` over the simplex of `tasks` weights and, where searched, the scale.
 
-    Each weight is searched in [0, 1] and the weights normalised. Equal weights and `starts` are tried first, with the
-    scale that `start_scale(weights)` says, by default 1, moved into the interval. Without a scale to search it is None.
-    Ends after `trials` trials in all, or `patience` of them (after the first ones) without a better value.
+    Equal weights and `starts` are tried first, with the scale that `start_scale(weights)` returns, by default 1, moved
+    into the interval. Without a scale to search it is None. `problem` says what the objective stands for: a study file
+    of another problem is refused. The objective may return a text beside its value, which is kept with the trial.
+    `watch` is shown all trials so far: at first those kept, then after each one.
 
-    With `study_file` every trial is kept there and a later call with the same settings continues; `problem` says what
-    the objective stands for, and a study of another problem is refused. The objective may return a text beside its
-    value, which is kept with the trial. `watch` is shown all trials so far: at first those kept, then after each one.
-
-    >>> found = search(lambda weights, scale: weights[0], 2, starts=[(1, 0)], trials=5)
-    >>> found.best.weights, len(found.history)
+    >>> result = search(lambda weights, scale: weights[0], 2, Search(trials=5), starts=[(1, 0)])
+    >>> result.best.weights, len(result.history)
     ((1.0, 0.0), 5)
     """
     optuna = require_optuna()
     tasks = task_count(tasks)
-    check_settings(scale=scale, trials=trials, patience=patience, seed=seed, study_file=study_file)
-    first = [(1.0,) * tasks] + [
-        start.weights if isinstance(start, Preference) else normalised(start) for start in starts
-    ]
+    check_study_file(settings.study_file)
+    first = [(1.0,) * tasks, *map(normalised, starts)]
     for position, start in enumerate(first[1:], 1):
         if len(start) != tasks:
             raise InputError(f"start {position} has {len(start)} weights for {tasks} tasks")
+    scale = settings.scale
     with _quiet(optuna):
-        settings = {"tasks": tasks, "scale": list(scale) if scale else None, "seed": seed, **(problem or {})}
-        study = _study(optuna, study_file, seed, settings)
+        about = {"tasks": tasks, "scale": list(scale) if scale else None, "seed": settings.seed, **(problem or {})}
+        study = _study(optuna, settings.study_file, settings.seed, about)
         _enqueue(optuna, study, first, scale, start_scale)
         history = _history(optuna, study)
         if watch is not None and history:
             watch(history)
-        while (stopped := _stopped(history, trials, patience, len(first))) is None:
+        while (stopped := _stopped(history, settings, len(first))) is None:
             trial = study.ask()
             raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
             size = trial.suggest_float("scale", *scale) if scale else None
             weights = normalised(raw if any(raw) else [1.0] * tasks)
             scored = objective(weights, size)
-            told, detail = scored if isinstance(scored, tuple) else (scored, None)
-            value = float(told)
+            score, detail = scored if isinstance(scored, tuple) else (scored, None)
+            value = float(score)
             if math.isnan(value):
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 raise InputError(f"the objective is NaN at weights {weights} and scale {size}; it must be a number")
@@ -119,28 +122,10 @@ def search(
     return SearchResult(best, tuple(history), stopped)
 
 
-def check_settings(
-    *,
-    scale: tuple[float, float] | None,
-    trials: int,
-    patience: int | None,
-    seed: int,
-    study_file: str | os.PathLike[str] | None,
-) -> None:
-    """Refuse what `search` would refuse: for callers whose objective takes long to prepare."""
-    if trials < 1 or (patience is not None and patience < 1):
-        raise InputError(f"trials and patience must be >= 1, not {trials} and {patience}")
-    if seed < 0:
-        raise InputError(f"seed must be >= 0, not {seed}")
-    if scale is not None and not (0 < scale[0] < scale[1] < math.inf):
-        raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {scale}")
-    if study_file is not None:
-        _refuse_foreign(Path(study_file))
-
-
-def _stopped(history: Sequence[Trial], trials: int, patience: int | None, first: int) -> str | None:
-    if len(history) >= trials:
+def _stopped(history: Sequence[Trial], settings: Search, first: int) -> str | None:
+    if len(history) >= settings.trials:
         return "trials"
+    patience = settings.patience
     if patience is None or len(history) < first + patience:
         return None
     best = max(range(len(history)), key=lambda k: history[k].value)
@@ -161,7 +146,7 @@ def _enqueue(
     scale: tuple[float, float] | None,
     start_scale: Callable[[tuple[float, ...]], float] | None,
 ) -> None:
-    """Queue the given starts that no earlier run has finished or left in the queue."""
+    """Queues the starts that no earlier run has finished or left in the queue."""
     alive = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.WAITING)
     known = {t.user_attrs.get("start") for t in study.get_trials(deepcopy=False, states=alive)}
     for position, weights in enumerate(first):
@@ -194,8 +179,11 @@ def _study(optuna: Any, study_file: str | os.PathLike[str] | None, seed: int, se
     return study
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Optuna appends to whatever file it is given: only to its own."""
+def check_study_file(name: str | os.PathLike[str] | None) -> None:
+    """Refuses a file that is no study: Optuna appends to whatever file it is given."""
+    if name is None:
+        return
+    path = Path(name)
     if path.is_dir():
         raise InputError(f"{path} is a directory: give the name of a study file, such as {path / 'site.journal'}")
     if not path.exists() or not path.stat().st_size:
@@ -210,7 +198,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def require_optuna() -> Any:
-    """Optuna, or an error that says how to install it."""
+    """Imports Optuna, or says how to install it."""
     try:
         import optuna
         import optuna.storages.journal

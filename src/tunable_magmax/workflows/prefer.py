@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeAlias
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.preference.features import Bandwidth
 from tunable_magmax.preference.labels import OnZero, Similarity
-from tunable_magmax.preference.mmd import Bandwidth
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
+from tunable_magmax.preference.search import Search as Settings
 from tunable_magmax.preference.search import Watch
 from tunable_magmax.preference.transport import Sinkhorn
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
@@ -113,19 +114,20 @@ def _by_search(target: Target, finding: Finding, samples: Samples) -> Preference
 
     asked = {"trials": finding.search.trials, "patience": finding.search.patience}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    settings = Settings(
+        scale=finding.search.scale, seed=finding.resampling.seed, study_file=finding.search.study_file, **options
+    )
     return search_preference(
         target.run,
         samples,
+        settings,
         head=target.head_file,
-        scale=finding.search.scale,
-        study_file=finding.search.study_file,
         similarity=finding.similarity,
         resampling=finding.resampling,
         limit=target.limit,
         device=target.device,
         progress=target.progress,
         watch=finding.search.watch,
-        **options,
     )
 
 

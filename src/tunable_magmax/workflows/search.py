@@ -8,8 +8,9 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,10 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_labels
 from tunable_magmax.files import Progress
+from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import Similarity
-from tunable_magmax.preference.preference import JSON, Preference
-from tunable_magmax.preference.search import PATIENCE, TRIALS, Trial, Watch, check_settings, require_optuna, search
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.search import Search, Trial, Watch, check_study_file, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import BATCH
@@ -35,12 +37,9 @@ RULE = "tried weights that are not clearly worse than the best by a sign test, a
 def search_preference(
     run: Run,
     pairs: Samples,
+    settings: Search,
     *,
     head: str | os.PathLike[str] | None = None,
-    scale: tuple[float, float] | None = None,
-    trials: int = TRIALS,
-    patience: int | None = PATIENCE,
-    study_file: str | os.PathLike[str] | None = None,
     similarity: Similarity = "inner",
     resampling: Resampling = DEFAULT,
     limit: int = MOST_SAMPLES,
@@ -54,22 +53,17 @@ def search_preference(
     right with the frozen `head` (a file; by default the run's) among all the head's classes. Files are read before the
     first trial only. Without `scale` every merge has the default one, `matched`. Equal weights and, where all tasks
     have profiles, the label preference are tried first: the result is no worse than they are on these samples. The
-    seed is the resampling's. Of more than `limit` samples a seeded draw is used. See `preference.search` for the rest.
+    seed is that of `resampling`. Of more than `limit` samples a seeded draw is used.
 
     >>> from tunable_magmax.data.source import open_samples
     >>> from tunable_magmax.runs.run import Run
-    >>> search_preference(Run.open("run"), open_samples("site")).provenance["accuracy"]  # doctest: +SKIP
+    >>> run, pairs = Run.open("run"), open_samples("site")  # doctest: +SKIP
+    >>> search_preference(run, pairs, Search()).provenance["accuracy"]  # doctest: +SKIP
     0.84
     """
     require_optuna()
-    settings: dict[str, Any] = {
-        "scale": scale,
-        "trials": trials,
-        "patience": patience,
-        "seed": resampling.seed,
-        "study_file": study_file,
-    }
-    check_settings(**settings)
+    settings = replace(settings, seed=resampling.seed)
+    check_study_file(settings.study_file)
     if resampling.shrink:
         raise InputError(
             "a search cannot be shrunk: the weights would no longer be those that were scored; set shrink to 0"
@@ -97,11 +91,11 @@ def search_preference(
         found = search(
             scorer.score,
             len(run.tasks),
-            starts=list(starts.values()),
+            settings,
+            starts=[start.weights for start in starts.values()],
             start_scale=scorer.matched_scale,
             problem={"problem": scorer.digest, "starts": ["equal", *starts]},
             watch=watch,
-            **settings,
         )
     best = found.best
     tried = {"equal": Preference.equal(len(run.tasks)), **starts}
@@ -109,11 +103,11 @@ def search_preference(
         "samples": samples,
         "accuracy": best.value,
         "scale": "matched" if best.scale is None else best.scale,
-        "scale_searched": None if scale is None else list(scale),
+        "scale_searched": None if settings.scale is None else list(settings.scale),
         "trials": len(found.history),
         "stopped": found.stopped,
-        "patience": patience,
-        "seed": resampling.seed,
+        "patience": settings.patience,
+        "seed": settings.seed,
         "classes": len(frozen.classes),
         "starts": [_told(name, start, found.history) for name, start in tried.items()],
         "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **left_out},

@@ -1,0 +1,95 @@
+"""`Estimate`: what an estimator returns, before `Preference` wraps it; and the rules that all weights follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from tunable_magmax.errors import InputError
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+Intervals: TypeAlias = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Weights over tasks, normalised on entry, with the method's name, what went in, and intervals where known."""
+
+    weights: tuple[float, ...]
+    method: str
+    provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
+    intervals: Intervals | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", normalised(self.weights))
+
+    def with_facts(self, **facts: JSON) -> Estimate:
+        """Returns the same estimate with more facts in its provenance."""
+        return replace(self, provenance={**self.provenance, **facts})
+
+
+def normalised(weights: Any) -> tuple[float, ...]:
+    """Returns `weights` divided by their sum, each rounded once. Weights that sum to 1 already stay as they are."""
+    numbers = checked_weights(weights)
+    total = math.fsum(numbers) if max(numbers) < 1e300 else math.inf
+    # Rounding each weight once moves their sum by 2 ulp at most; without this a file would change when read and saved.
+    if abs(total - 1) <= 1e-15:
+        return numbers
+    # As in rule 3, a weight is the decimal number it prints as; rationals neither overflow nor underflow on the way.
+    exact = [Fraction(repr(number)) for number in numbers]
+    whole = sum(exact)
+    return tuple(float(number / whole) for number in exact)
+
+
+def checked_weights(weights: Any) -> tuple[float, ...]:
+    """Returns `weights` as floats; refuses negative and infinite ones, and weights that are all 0."""
+    if isinstance(weights, (str, bytes, Mapping)) or not hasattr(weights, "__iter__"):
+        raise InputError(f"weights must be a list with one number per task, not {weights!r}")
+    numbers = []
+    for position, weight in enumerate(weights, start=1):
+        try:
+            number = float("" if isinstance(weight, (str, bytes, bool)) else weight)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"the weight of task {position} must be a number, not {weight!r}") from None
+        if not 0 <= number < math.inf:
+            raise InputError(f"the weight of task {position} is {number}: weights must be finite and not negative")
+        numbers.append(abs(number))
+    if not numbers:
+        raise InputError("no weights: give one number per task")
+    if not any(numbers):
+        raise InputError("all weights are 0: give at least one task a positive weight, or ask for equal weights")
+    return tuple(numbers)
+
+
+def alpha_weights(alpha: float, tasks: int) -> tuple[float, ...]:
+    """Returns the paper's schedule alpha^(T - t), t = 1..T, scaled so that the largest is 1: nothing overflows.
+
+    alpha > 1 favours early tasks, alpha < 1 late ones, 0 gives everything to the last.
+
+    >>> alpha_weights(0.5, 3)
+    (0.25, 0.5, 1.0)
+    >>> alpha_weights(2, 3)
+    (1.0, 0.5, 0.25)
+    >>> alpha_weights(0, 3)
+    (0.0, 0.0, 1.0)
+    """
+    try:
+        number = float(alpha)
+    except (TypeError, ValueError):
+        raise InputError(f"alpha must be a number >= 0, not {alpha!r}") from None
+    if not math.isfinite(number) or number < 0:
+        raise InputError(f"alpha must be a finite number >= 0, not {alpha}; 0 gives everything to the last task")
+    tasks = task_count(tasks)
+    if number <= 1:
+        return tuple(number ** (tasks - t) for t in range(1, tasks + 1))
+    return tuple(number ** (1 - t) for t in range(1, tasks + 1))
+
+
+def task_count(tasks: int) -> int:
+    """Returns `tasks` as a positive int, or refuses it."""
+    if isinstance(tasks, bool) or not hasattr(tasks, "__index__") or tasks.__index__() < 1:
+        raise InputError(f"the number of tasks must be a whole number >= 1, not {tasks!r}")
+    return tasks.__index__()

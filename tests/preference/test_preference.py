@@ -95,18 +95,18 @@ def test_bad_weights(weights: object, message: str) -> None:
             "unknown key 'wieghts' (did you mean 'weights'?); known: weights, version, method",
         ),
         ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
-        ({"version": "1"}, "version is '1': must be a valid integer"),
-        ({"weights": None}, "weights is None: must be a valid array"),
-        ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a valid number\n  - unknown key 'task'"),
+        ({"version": "1"}, "version is '1': must be a whole number"),
+        ({"weights": None}, "weights is None: must be a list"),
+        ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),
         ({"method": ""}, "a preference's method must be a name, not ''"),
-        ({"provenance": [1]}, "provenance is [1]: must be an object"),
+        ({"provenance": [1]}, "provenance is [1]: must be a mapping"),
         ({"intervals": [[0, 1]]}, "1 intervals for 2 weights: give one [low, high] pair per task"),
         ({"intervals": [[0, 1], [0.9, 0.1]]}, "the interval of task 2 is [0.9, 0.1]; expected 0 <= low <= high <= 1"),
-        ({"intervals": 3}, "intervals is 3: must be a valid array"),
+        ({"intervals": 3}, "intervals is 3: must be a list"),
         ({"tasks": ["a"]}, "1 task names for 2 weights: give one name per task"),
         ({"tasks": ["a", "a"]}, "task names must differ; ['a'] appear twice"),
-        ({"tasks": "ab"}, "tasks is 'ab': must be a valid array"),
-        ({"tasks": 3}, "tasks is 3: must be a valid array"),
+        ({"tasks": "ab"}, "tasks is 'ab': must be a list"),
+        ({"tasks": 3}, "tasks is 3: must be a list"),
     ],
 )
 def test_bad_files(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -124,7 +124,7 @@ def test_files_that_are_no_preference(tmp_path: Path) -> None:
     for content, message in (
         (b"\xff\xfe\x00", "cannot be read"),
         (b"{", "not JSON"),
-        (b"[1]", "must be an object"),
+        (b"[1]", "must be a mapping"),
     ):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(InputError, match=message):

@@ -77,8 +77,8 @@ class Preference:
 
     def to_json(self) -> str:
         """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
-        record = {"version": VERSION, "method": self.method, "weights": self.weights, "tasks": self.tasks}
-        record["intervals"] = self.intervals
+        keys = ("method", "weights", "tasks", "intervals")
+        record: dict[str, JSON] = {"version": VERSION, **{key: getattr(self, key) for key in keys}}
         try:
             lines = [f'  "{key}": {_line(value)}' for key, value in record.items()]
             facts = [f"    {_line(str(key))}: {_line(self.provenance[key])}" for key in sorted(self.provenance)]

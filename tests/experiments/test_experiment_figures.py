@@ -10,7 +10,7 @@ from experiments.invented import alpha_records, meta_record, row_record, whole_e
 
 from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.results import results_of
-from tunable_magmax.plots.drawing import Drawing
+from tunable_magmax.plots.experiment import Drawing
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tunable_magmax.experiments.rows import meanings
 from tunable_magmax.experiments.table import Table, csv_text, latex
 from tunable_magmax.experiments.tables import all_tables
 from tunable_magmax.files import write_atomic
-from tunable_magmax.plots.drawing import Drawing
+from tunable_magmax.plots.experiment import Drawing
 
 MARKDOWN, PAGE = "report.md", "report.html"
 

@@ -1,20 +1,21 @@
-"""Rules 1 and 2: from headers alone, what may be merged, what is copied, and where each element stands."""
+"""Rules 1 and 2: decides from headers alone what may be merged, what is copied, and the index of each element."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate
 
-from tunable_magmax.checkpoints.mismatch import Hints, prefixed, told
+from tunable_magmax.checkpoints.mismatch import Hints, describe_problems, find_prefix
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 LARGE_BUFFERS = 1 << 16
-"""Bytes of whole numbers that a small model may hold beside its weights: masks, places and the like."""
+"""Bytes of integers that a small model may hold beside its weights: masks, positions and the like."""
 _RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
@@ -85,136 +86,127 @@ def build_layout(
     exclude: Sequence[str] | None = None,
     warnings: Iterable[str] = (),
 ) -> Layout:
-    """Match the base (first) with the tasks. All problems are collected and raised as one `InputError`.
+    """Matches the base (first) with the tasks. All problems are collected and raised as one `InputError`.
 
-    Patterns of `include` that match nothing are refused before anything else.
-
-    `warnings` are what is known before, and go along with those about patterns.
+    A pattern of `include` that matches nothing is refused before anything else; one of `exclude` is a warning. The
+    layout has these and the given `warnings`.
     """
     if idle := list(_idle_patterns(signatures, include, "include")):
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
-    base = signatures[0]
+    base, tasks = signatures[0], list(zip(labels[1:], signatures[1:], strict=True))
     problems: list[str] = []
     hints = Hints()
     ties = _shared_ties(signatures)
-    differing = {
+    prefixed = {
         label: difference
-        for label, signature in zip(labels[1:], signatures[1:], strict=True)
-        if (difference := prefixed(base, signature, lambda name: allowed(name, include, exclude)))
+        for label, task in tasks
+        if (difference := find_prefix(base, task, lambda name: allowed(name, include, exclude)))
     }
-    candidates: list[tuple[str, tuple[TensorInfo, ...]]] = []
-    copied: list[TensorInfo] = []
-    whole: list[TensorInfo] = []
+    floats: dict[str, tuple[TensorInfo, ...]] = {}
+    excluded: list[TensorInfo] = []
+    integers: list[TensorInfo] = []
     for name in [*base.tensors, *(alias for alias in base.aliases if alias not in ties)]:
-        info = base.tensors[base.name_of(name) or name]
+        info = replace(base.tensors[base.name_of(name) or name], name=name)
         if not allowed(name, include, exclude):
-            copied.append(TensorInfo(name, info.dtype, info.shape))
+            excluded.append(info)
             continue
-        held = [(labels[0], info)]
-        for label, signature in zip(labels[1:], signatures[1:], strict=True):
-            stored = _stored(signature, name, ties)
-            if stored is None and label in differing:
-                stored = signature.name_of(differing[label].renaming.back(name))
-            if stored is None:
-                if label not in differing:
-                    hint = hints.partner(name, signature, base)
-                    problems.append(f"{label} lacks {name!r}{hint}")
-            else:
-                held.append((label, signature.tensors[stored]))
-        problems.extend(_mismatches(name, held))
+        matched = {labels[0]: base.tensors[base.name_of(name) or name]}
+        for label, task in tasks:
+            stored = _stored(task, name, ties)
+            if stored is None and label in prefixed:
+                stored = task.name_of(prefixed[label].renaming.back(name))
+            if stored is not None:
+                matched[label] = task.tensors[stored]
+            elif label not in prefixed:
+                problems.append(f"{label} lacks {name!r}{hints.partner(name, task, base)}")
+        problems.extend(_mismatches(name, matched))
         if info.is_float:
-            candidates.append((name, tuple(info for _, info in held)))
+            floats[name] = tuple(matched.values())
         else:
-            whole.append(TensorInfo(name, info.dtype, info.shape))
-    problems.extend(_quantised(whole, candidates))
-    copied += whole
-    for label, signature in zip(labels[1:], signatures[1:], strict=True):
-        for name in [*signature.tensors, *signature.aliases] if label not in differing else ():
+            integers.append(info)
+    problems.extend(_quantised(integers, sum(infos[0].nbytes for infos in floats.values())))
+    for label, task in tasks:
+        for name in [*task.tensors, *task.aliases] if label not in prefixed else ():
             known = base.name_of(name) or ties.get(name)
-            if known is None and allowed(name, include, exclude) and not _tied_to_known(name, signature, base):
-                hint = hints.partner(name, base, signature, anyone=True)
+            if known is None and allowed(name, include, exclude) and not _tied_to_known(name, task, base):
+                hint = hints.partner(name, base, task, anyone=True)
                 problems.append(f"{label} has {name!r}, which the base lacks{hint}")
-    if differing or problems:
-        raise InputError(told(differing, problems))
-    mergeable: list[Mergeable] = []
-    element = 0
-    for name, matched in sorted(candidates):
-        mergeable.append(Mergeable(name, matched, element))
-        element += matched[0].numel
-    attention = (*warnings, *_idle_patterns(signatures, exclude, "exclude"))
-    return Layout(tuple(mergeable), tuple(sorted(copied, key=lambda info: info.name)), ties, attention)
+    if prefixed or problems:
+        raise InputError(describe_problems(prefixed, problems))
+    names = sorted(floats)
+    starts = accumulate((floats[name][0].numel for name in names), initial=0)
+    return Layout(
+        tuple(Mergeable(name, floats[name], start) for name, start in zip(names, starts, strict=False)),
+        tuple(sorted(excluded + integers, key=lambda info: info.name)),
+        ties,
+        (*warnings, *_idle_patterns(signatures, exclude, "exclude")),
+    )
 
 
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
-    """The patterns that match no name of any checkpoint, each with a name that may have been meant."""
-    names = sorted({name for signature in signatures for name in [*signature.tensors, *signature.aliases]})
+    """Yields a problem for each pattern that matches no name of any checkpoint, with a name that may be meant."""
+    names = list(dict.fromkeys(name for each in signatures for name in (*each.tensors, *each.aliases)))
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{option} pattern {pattern!r} matches no tensor{_meant(pattern, names)}"
+            yield f"the {option} pattern {pattern!r} matches no tensor{_pattern_hint(pattern, names)}"
 
 
-def _meant(pattern: str, names: Sequence[str]) -> str:
-    """A hint to what a pattern was to match.
+def _pattern_hint(pattern: str, names: Sequence[str]) -> str:
+    """Returns a hint to what a pattern was to match.
 
-    >>> _meant("head", ["head.weight"]), _meant("haed.*", ["head.weight"])
+    >>> _pattern_hint("head", ["head.weight"]), _pattern_hint("haed.*", ["head.weight"])
     (" (patterns are of whole names: did you mean 'head.*'?)", " (did you mean 'head.weight'?)")
     """
     if any(name.startswith(f"{pattern}.") for name in names):
         return f" (patterns are of whole names: did you mean '{pattern}.*'?)"
-    first = {name[: dot.start()]: name for name in reversed(names) for dot in re.finditer(r"\.", name)}
-    near = get_close_matches(pattern.strip("*."), [*names, *first], n=1)
-    like = f" (did you mean {first.get(near[0], near[0])!r}?)" if near else ""
-    return like or (f"; tensors have names like {names[0]!r}" if names else "")
+    modules = {name[: dot.start()]: name for name in reversed(names) for dot in re.finditer(r"\.", name)}
+    near = get_close_matches(pattern.strip("*."), [*names, *modules], n=1)
+    if near:
+        return f" (did you mean {modules.get(near[0], near[0])!r}?)"
+    return f"; tensors have names like {names[0]!r}" if names else ""
 
 
 def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
-    """Names that stand for the same tensor wherever both names appear, each with the name that is kept."""
-    ties: dict[str, str] = {}
-    for alias, name in signatures[0].aliases.items():
-        if all(_tied_in(signature, alias, name) for signature in signatures):
-            ties[alias] = name
-    return ties
+    """Returns names that stand for the same tensor wherever both names appear, each with the name that is kept."""
+    return {
+        alias: name
+        for alias, name in signatures[0].aliases.items()
+        if all(len({each.name_of(alias), each.name_of(name)} - {None}) == 1 for each in signatures)
+    }
 
 
-def _tied_in(signature: Signature, alias: str, name: str) -> bool:
-    stored = {signature.name_of(alias), signature.name_of(name)} - {None}
-    return len(stored) == 1
+def _stored(task: Signature, name: str, ties: Mapping[str, str]) -> str | None:
+    """Returns where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
+    names = [name, *(alias for alias, kept in ties.items() if kept == name)] if ties else [name]
+    return next((stored for each in names if (stored := task.name_of(each))), None)
 
 
-def _stored(signature: Signature, name: str, ties: Mapping[str, str]) -> str | None:
-    """Where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
-    if (stored := signature.name_of(name)) or not ties:
-        return stored
-    return next((stored for a, kept in ties.items() if kept == name and (stored := signature.name_of(a))), None)
-
-
-def _tied_to_known(name: str, signature: Signature, base: Signature) -> bool:
+def _tied_to_known(name: str, task: Signature, base: Signature) -> bool:
     """Whether an extra name of a task is just another name for a tensor that the base has."""
-    stored = signature.name_of(name)
-    group = [stored, *(alias for alias, kept in signature.aliases.items() if kept == stored)]
-    return any(member is not None and base.name_of(member) is not None for member in group)
+    stored = task.name_of(name)
+    tied = [stored, *(alias for alias, kept in task.aliases.items() if kept == stored)]
+    return any(other is not None and base.name_of(other) is not None for other in tied)
 
 
-def _quantised(whole: Sequence[TensorInfo], candidates: Sequence[tuple[str, Sequence[TensorInfo]]]) -> Iterator[str]:
-    """A base of which most is matrices of whole numbers: its weights, in units that the rest of it says."""
-    matrices = [info for info in whole if sum(length > 1 for length in info.shape) > 1]
-    held = sum(info.nbytes for info in matrices)
-    total = sum(info.nbytes for info in whole) + sum(infos[0].nbytes for _, infos in candidates)
-    if held > max(total // 2, LARGE_BUFFERS):
-        names = ", ".join(repr(info.name) for info in matrices[:3]) + (", ..." if len(matrices) > 3 else "")
+def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[str]:
+    """Yields a problem if most of the base is matrices of integers: weights in units that other tensors define."""
+    matrices = [info for info in integers if sum(length > 1 for length in info.shape) > 1]
+    total = sum(info.nbytes for info in integers) + float_bytes
+    if sum(info.nbytes for info in matrices) > max(total // 2, LARGE_BUFFERS):
+        names = some_of((info.name for info in matrices), limit=3, show=repr)
         yield (
-            f"most of the base is whole numbers, as of a quantised model ({names}): such weights can't be merged; give "
-            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to have the base's copied"
+            f"most of the base is integers, as in a quantised model ({names}): such weights can't be merged; give "
+            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to copy the base's"
         )
 
 
-def _mismatches(name: str, held: Sequence[tuple[str, TensorInfo]]) -> Iterable[str]:
-    base = held[0][1]
-    for label, info in held:
+def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Yields what is wrong with the types and shapes of one tensor; the base's comes first."""
+    base = next(iter(matched.values()))
+    for label, info in matched.items():
         if info.is_unsupported_float:
-            problem = f"type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
-            yield f"{label}: {name!r} has {problem}"
+            yield f"{label}: {name!r} has type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
         elif info.is_float != base.is_float and not base.is_unsupported_float:
             yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
         if info.shape != base.shape:

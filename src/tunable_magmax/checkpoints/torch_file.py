@@ -7,13 +7,14 @@ bytes of the file a tensor lies, they are read by position and the mapping stays
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import pickle
 import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ class TorchFile(Checkpoint):
             mapped = _can_be_mapped(path)
             found = _state_dict(path, _load(path, mapped))
             self._tensors, aliases = _distinct(found)
-            self._mapping = FileMapping(path) if mapped else None
+            self._mapping = _FileMapping(path) if mapped else None
         except BaseException:
             self._file.close()
             raise
@@ -62,18 +63,15 @@ class TorchFile(Checkpoint):
             raise ValueError(f"{self.path}: the checkpoint is closed")
         if target.nbytes == 0:
             return
-        if not tensor.is_contiguous():
-            _gather(tensor, offset, target)
-            if self._mapping is not None:
-                self._mapping.let_go(tensor.data_ptr(), _span(tensor) * tensor.element_size())
-            return
-        position = None
-        if self._mapping is not None:
-            position = self._mapping.position(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        contiguous, position = tensor.is_contiguous(), None
+        if self._mapping is not None and contiguous:
+            position = self._mapping.position(tensor.data_ptr(), tensor.nbytes)
         if position is not None:
             self._file.read_into(position + offset, target)
-        else:
-            _copy(_bytes(tensor)[offset : offset + target.nbytes], target)
+            return
+        _gather(tensor, offset, target)
+        if self._mapping is not None and not contiguous:
+            self._mapping.release(tensor)
 
     def close(self) -> None:
         self._tensors = {}
@@ -187,11 +185,23 @@ def _distinct(found: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor
     return tensors, aliases
 
 
-def _bytes(contiguous: torch.Tensor) -> torch.Tensor:
+def _gather(tensor: torch.Tensor, offset: int, target: memoryview) -> None:
+    """Copies bytes of a tensor, counted in row-major order; of a transposed or sliced one some elements at a time."""
     import torch
 
-    # The stride of a dimension of size 1 can be anything, which `view` to another type does not forgive.
-    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
+    width, stop = tensor.element_size(), offset + target.nbytes
+    if tensor.is_contiguous():
+        # The stride of a dimension of size 1 can be anything, which `view` to another type does not forgive.
+        _copy(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)[offset:stop], target)
+        return
+    # Integers of the same size, since `take` does not know all types.
+    numbers = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+    done = 0
+    for start in range(offset // width, -(-stop // width), _GATHER):
+        elements = torch.take(numbers, torch.arange(start, min(start + _GATHER, tensor.numel())))
+        data = elements.view(torch.uint8)[max(0, offset - start * width) : stop - start * width]
+        _copy(data, target[done : done + data.numel()])
+        done += data.numel()
 
 
 def _copy(source: torch.Tensor, target: memoryview) -> None:
@@ -200,86 +210,44 @@ def _copy(source: torch.Tensor, target: memoryview) -> None:
     torch.frombuffer(target, dtype=torch.uint8).copy_(source)
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements of storage from the tensor's first to its last one."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+class _FileMapping:
+    """The mappings of one file into this process, as Linux lists them; none are known on other systems.
 
-
-def _gather(tensor: torch.Tensor, offset: int, target: memoryview) -> None:
-    """Row-major bytes of a transposed, expanded or otherwise strided tensor, without a copy of all of it."""
-    width = tensor.element_size()
-    done = 0
-    while done < target.nbytes:
-        start, skipped = divmod(offset + done, width)
-        stop = min(start + _GATHER, -(-(offset + target.nbytes) // width))
-        for piece in _pieces(tensor, start, stop):
-            data = _bytes(piece)[skipped : skipped + target.nbytes - done]
-            _copy(data, target[done : done + data.numel()])
-            done, skipped = done + data.numel(), 0
-
-
-def _pieces(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
-    """The elements `start` to `stop` in row-major order, in contiguous pieces: whole rows at once, others by parts."""
-    if tensor.is_contiguous():
-        yield tensor.view(-1)[start:stop]
-        return
-    row = tensor[0].numel()
-    first, cut = divmod(start, row)
-    if cut:
-        yield from _pieces(tensor[first], cut, min(row, stop - first * row))
-        first += 1
-    last, cut = divmod(stop, row)
-    if first < last:
-        yield tensor[first:last].contiguous()
-    if cut and first <= last:
-        yield from _pieces(tensor[last], 0, cut)
-
-
-_MADV_DONTNEED = 4
-
-
-class FileMapping:
-    """The mappings of one file in this process at the time of construction; none known on other systems than Linux.
-
-    Only memory that lies in such a mapping may be let go: pages of the heap would silently become zeros.
+    Only memory that lies in such a mapping may be released: pages of the heap would silently become zeros.
     """
 
     def __init__(self, path: Path) -> None:
-        self._ranges = _ranges(path) if sys.platform == "linux" else []
+        self._ranges = _mapped_ranges(path) if sys.platform == "linux" else []
 
     def position(self, address: int, size: int) -> int | None:
-        """The position in the file of the `size` bytes at `address`, or None if they are not known to be mapped."""
+        """Returns where in the file the `size` bytes at `address` are; None if they are not known to be mapped."""
         for start, stop, offset in self._ranges:
             if start <= address and address + size <= stop:
                 return offset + address - start
         return None
 
-    def let_go(self, address: int, size: int) -> None:
-        """Drop mapped pages from memory. They come back from the file when touched again."""
-        if self.position(address, size) is None:
-            return
+    def release(self, tensor: torch.Tensor) -> None:
+        """Drops a tensor's mapped pages from memory. They come back from the file when touched again."""
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        address, size = tensor.data_ptr(), (1 + last) * tensor.element_size()
         page = os.sysconf("SC_PAGE_SIZE")
-        first, last = -(-address // page) * page, (address + size) // page * page
-        if first < last:
+        first, end = -(-address // page) * page, (address + size) // page * page
+        if self.position(address, size) is not None and first < end:
             # Its failure costs memory, not correctness.
-            _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_DONTNEED)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _ranges(path: Path) -> list[tuple[int, int, int]]:
-    """(start, stop, position in the file) of each mapping of the file."""
+def _mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
+    """Returns (start, stop, position in the file) of each mapping of the file."""
     status = path.stat()
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     name = str(path.resolve())
-    found = []
+    ranges = []
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             addresses, _, offset, on, inode, *rest = line.rstrip("\n").split(maxsplit=5)
             # Some file systems (btrfs) show another device here than to stat; then the name must be the same.
             if int(inode) == status.st_ino and (on == device or rest == [name]):
                 start, stop = (int(address, 16) for address in addresses.split("-"))
-                found.append((start, stop, int(offset, 16)))
-    return found
+                ranges.append((start, stop, int(offset, 16)))
+    return ranges

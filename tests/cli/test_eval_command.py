@@ -14,7 +14,6 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import labelled_run
 
-from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.evaluate import Reading, evaluate_run
@@ -58,13 +57,11 @@ def test_a_checkpoint_with_its_head(tmx, image_run, site):
     lines = result.out.splitlines()
     assert lines[0] == f"{image_run.path / 'first'} on {site}, with the head {head}"
     assert lines[1].split() == ["samples", "accuracy", "95%", "interval", "task", "known", "95%", "interval"]
-    found = Accuracy.from_dict(told(tmx, image_run.path / "first", "--data", site, "--head", head)["accuracy"])
-    for line, name in zip(lines[2:5], ("all", "first", "second"), strict=True):
-        share = found.overall if name == "all" else found.by_task[name]
-        low, high = share.interval()
-        known = found.known if name == "all" else found.known_by_task[name]
-        expected = [name, str(share.samples), f"{share.value:.1%}", f"{100 * low:.1f}", "to", f"{100 * high:.1f}%"]
-        assert line.split()[:7] == [*expected, f"{known.value:.1%}"]
+    found = told(tmx, image_run.path / "first", "--data", site, "--head", head)["accuracy"]
+    for line, share in zip(lines[2:5], ({"name": "all", **found}, *found["tasks"]), strict=True):
+        low, high = (f"{100 * end:.1f}" for end in share["interval"])
+        expected = [share["name"], str(share["samples"]), f"{share['accuracy']:.1%}", low, "to", f"{high}%"]
+        assert line.split()[:7] == [*expected, f"{share['known_accuracy']:.1%}"]
     notes = " ".join(lines[5:])
     assert "among all 4 classes of the head; task known: among those of the sample's own task" in notes
     assert notes.endswith("intervals: Wilson, 95%")
@@ -109,9 +106,9 @@ def test_classes_and_confusion(tmx, image_run, site):
         for name, count in COUNTS.items()
     ]
     start = lines.index("samples of a task (rows) taken for classes of a task (columns)")
-    found = Accuracy.from_dict(told(tmx, image_run.path / "first", *options)["accuracy"])
+    found = told(tmx, image_run.path / "first", *options)["accuracy"]
     assert [line.split() for line in lines[start + 2 : start + 4]] == [
-        [name, *map(str, row)] for name, row in zip(found.tasks, found.confusion, strict=True)
+        [task["name"], *map(str, row)] for task, row in zip(found["tasks"], found["confusion"], strict=True)
     ]
 
 
@@ -154,7 +151,7 @@ def test_what_training_measured(tmx, image_run, tmp_path):
     matrix = AccuracyMatrix.of(
         ["first", "second", "third"], [[0.9, None, None], [0.5, 0.8, None]], base=[0.2, 0.3, 0.1]
     )
-    (run / "metrics.json").write_text(matrix.to_json())
+    (run / "metrics.json").write_text(json.dumps(matrix.to_dict()))
     result = tmx("eval", run)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
@@ -169,6 +166,9 @@ def test_what_training_measured(tmx, image_run, tmp_path):
     assert "  forward transfer   not known" in result.out
     assert json.loads(tmx("eval", run, "--json").out) == matrix.to_dict()
     assert tmx("eval", run, "--quiet").out == "0.6500\n"
+    for content, says in (("?", "damaged (Expecting value"), ('{"version": 2}', "not an accuracy matrix of version 1")):
+        (run / "metrics.json").write_text(content)
+        assert f"{run / 'metrics.json'}: {says}" in tmx("eval", run).err
 
 
 def test_the_benchmark_of_a_run(tmx, benched):
@@ -217,10 +217,10 @@ def test_domains(tmx, benched, tmp_path):
     data = str(tmp_path / "data")
     enter(benched.path, {"name": "texts", "data": data, "scenario": "domain", "domain_column": "domain"})
     found = told(tmx, benched.path, "--checkpoint", "all")
-    accuracy = Accuracy.from_dict(found["checkpoints"]["second"])
-    assert accuracy.tasks == ("first", "second")
-    assert accuracy.known_by_task == accuracy.by_task
-    assert accuracy.confusion is None
+    accuracy = found["checkpoints"]["second"]
+    assert [task["name"] for task in accuracy["tasks"]] == ["first", "second"]
+    assert all(task["known_right"] == task["right"] for task in accuracy["tasks"])
+    assert accuracy["confusion"] is None
     text = tmx("eval", benched.path, "--checkpoint", "second", "--confusion", *CPU).out
     assert "no confusion between tasks: they share their classes" in text
 

@@ -15,6 +15,7 @@ from training import toy
 from tunable_magmax.cli.train import training_bars
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.training.config import read_config
+from tunable_magmax.workflows.evaluate import measured_by_training
 
 CPU = ("--device", "cpu")
 
@@ -50,7 +51,7 @@ def test_a_run_beside_its_file_and_once_more(tmx, tmp_path):
     result = tmx("train", path, *CPU)
     assert (result.code, result.err) == (0, "")
     run = tmp_path / "run"
-    matrix = AccuracyMatrix.load(run / "metrics.json")
+    matrix = measured_by_training(run)
     known = json.loads((run / "metrics.json").read_text())["task_known"]
     lines = result.out.splitlines()
     assert lines[0] == f"{run}: 2 tasks trained"
@@ -74,7 +75,7 @@ def test_json_quiet_and_changes(tmx, tmp_path):
     assert told["out"] == str(out)
     assert [(task["name"], task["steps"]) for task in told["tasks"]] == [("task-01", 4), ("task-02", 4)]
     assert all(task["loss"] > 0 and task["seconds"] > 0 for task in told["tasks"])
-    assert AccuracyMatrix.from_dict(told["matrix"]) == AccuracyMatrix.load(out / "metrics.json")
+    assert AccuracyMatrix.from_dict(told["matrix"]) == measured_by_training(out)
     kept = read_config(out / "config.yaml")
     assert (kept.train.lr, kept.seed, kept.train.epochs) == (3e-5, 4, 1)
     assert tmx("train", path, "-o", out, *changes, "--quiet", *CPU).out == ""
@@ -109,7 +110,7 @@ def test_the_run_of_a_file_named_from_its_own_directory_is_found_from_anywhere(t
     monkeypatch.chdir("/")
     result = tmx("eval", tmp_path / "run", "--checkpoint", "last", "--json", *CPU)
     assert result.code == 0, result.err
-    matrix = AccuracyMatrix.load(tmp_path / "run" / "metrics.json")
+    matrix = measured_by_training(tmp_path / "run")
     found = json.loads(result.out)["checkpoints"]["task-02"]
     assert [task["accuracy"] for task in found["tasks"]] == list(matrix.rows[-1])
     assert tmx("train", tmp_path / "run.yaml", *CPU, "--quiet").code == 0

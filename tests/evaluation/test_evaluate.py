@@ -27,7 +27,7 @@ from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, find_belongings
+from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, find_head
 
 CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}
@@ -245,10 +245,10 @@ def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     assert found.accuracy.tasks == ("first", "second")
     # What was given goes first, then what lies beside it.
     shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
-    assert find_belongings(folder).head == folder / "classifier-head.safetensors"
-    assert find_belongings(folder, run=image_run.path).head == image_run.path / "head.safetensors"
+    assert find_head(folder)[0] == folder / "classifier-head.safetensors"
+    assert find_head(folder, run=image_run.path)[0] == image_run.path / "head.safetensors"
     other = tmp_path / "other.safetensors"
-    assert find_belongings(folder, head=other, run=image_run.path).head == other
+    assert find_head(folder, head=other, run=image_run.path)[0] == other
 
 
 def test_without_a_head(image_run, site, tmp_path):

@@ -1,4 +1,4 @@
-"""`tmx eval`."""
+"""`tmx eval`: its options, and its result as text."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
     from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation
-    from tunable_magmax.workflows.evaluate import Reading as Details
 
-YAML = (".yml", ".yaml")
 ALL = "all"
 
 
 @Parameter(name="*", group=Group("Data and head", sort_key=1))
 @dataclass(frozen=True)
-class Reading:
-    """On what, with which head, and how much of it."""
+class DataAndHead:
+    """The data to evaluate on, the head, and how much is read at once."""
 
     data: Annotated[
         Path | None,
@@ -63,7 +61,7 @@ class Reading:
     device: Annotated[str | None, Parameter(help="Default: the GPU if there is one.")] = None
 
 
-_READING, _WHAT = Reading(), What()
+_DATA, _WHAT = DataAndHead(), What()
 
 
 def eval(
@@ -71,7 +69,7 @@ def eval(
     /,
     *,
     checkpoint: list[str] | None = None,
-    reading: Reading = _READING,
+    options: DataAndHead = _DATA,
     what: What = _WHAT,
     confusion: bool = False,
     per_class: bool = False,
@@ -103,97 +101,61 @@ def eval(
     as_json
         Print everything as JSON on stdout.
     """
-    from tunable_magmax.runs.run import is_run as has_run
-    from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+    from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, kind_of, measured_by_training
 
-    is_run = model is not None and has_run(model)
+    kind = None if model is None else kind_of(model)
     merging = any(value is not None for value in asdict(what).values())
-    _refuse_unclear(model, is_run, merging, checkpoint, reading)
-    if is_run and not merging and checkpoint is None:
-        assert model is not None
-        _show_run(model, quiet, as_json)
+    _refuse_unclear(model, kind, merging, checkpoint, options)
+    if model is not None and kind == "run" and not merging and checkpoint is None:
+        matrix = measured_by_training(model)
+        average = matrix.metrics()[0].value
+        lines = [f"{model}, as training measured it", *matrix_lines(matrix)]
+        _print(matrix.to_dict(), lines, float("nan") if average is None else average, quiet, as_json)
         return
-    shown: Any
+    values = {key: value for key, value in asdict(options).items() if key not in ("data", "head", "run", "draw_seed")}
+    reading = Reading(**values, seed=options.draw_seed)
     with warnings.catch_warnings(record=True) as caught, progress_bars(quiet or as_json) as progress:
         warnings.simplefilter("always")
-        given: dict[str, Any] = {"head": reading.head, "reading": _details(reading), "progress": progress}
-        if checkpoint is not None:
-            assert model is not None
+        common: dict[str, Any] = {"head": options.head, "reading": reading, "progress": progress}
+        if model is not None and checkpoint is not None:
             chosen = None if ALL in checkpoint else checkpoint
-            found = evaluate_run(model, reading.data, checkpoints=chosen, **given)
-            record, shown = found.to_dict(), run_lines(found, confusion, per_class)
-            number = list(found.accuracies.values())[-1].overall.value
+            several = evaluate_run(model, options.data, checkpoints=chosen, **common)
+            record, shown = several.to_dict(), run_lines(several, confusion, per_class)
+            number = list(several.accuracies.values())[-1].overall.value
         else:
-            # A checkpoint, unless something says that it is a merge.
-            plain = model is not None and not is_run and model.suffix.lower() not in YAML
-            subject = model if plain else recipe_of(model, what)
-            assert subject is not None
-            owner = model if is_run else reading.run
-            measured = evaluate(subject, reading.data, run=owner, **given)
+            subject = model if model is not None and kind == "checkpoint" else recipe_of(model, what)
+            measured = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
             record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class)
             number = measured.accuracy.overall.value
-    told = [*dict.fromkeys(str(item.message) for item in caught if item.category is UserWarning)]
-    for warning in told:
-        sys.stderr.write(f"warning: {warning}\n")
-    _print({**record, "warnings": told}, shown, number, quiet, as_json)
+    messages = [*dict.fromkeys(str(item.message) for item in caught if item.category is UserWarning)]
+    for message in messages:
+        sys.stderr.write(f"warning: {message}\n")
+    _print({**record, "warnings": messages}, shown, number, quiet, as_json)
 
 
 def _refuse_unclear(
-    model: Path | None, is_run: bool, merging: bool, checkpoint: list[str] | None, reading: Reading
+    model: Path | None, kind: str | None, merging: bool, checkpoint: list[str] | None, options: DataAndHead
 ) -> None:
-    """Where it is not clear what should be evaluated: say what can be."""
-    if model is not None and not model.exists():
-        raise InputError(f"{model} does not exist: give a checkpoint, a run directory or a YAML configuration")
+    """Raise an error that says what can be evaluated, where that is not clear."""
+    is_run = kind == "run"
     if checkpoint is not None and not is_run:
         raise InputError(f"--checkpoint names checkpoints of a run directory, which {model or 'nothing'} is not")
     if checkpoint is not None and merging:
         raise InputError("--checkpoint and options of a merge: leave out the one that is not meant")
-    if is_run and reading.run is not None:
+    if is_run and options.run is not None:
         raise InputError(f"{model} is a run itself: leave out --run")
     if model is None and not merging:
         raise InputError("what should be evaluated? Give a checkpoint, a run directory or a YAML configuration")
-    if is_run and not merging and checkpoint is None and (reading.data, reading.head) != (None, None):
+    if is_run and not merging and checkpoint is None and (options.data, options.head) != (None, None):
         raise InputError(
             f"what of {model} should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge: "
             "--preference FILE, --weights 3,1,0 or --method NAME"
         )
-    if model is not None and merging and not is_run and model.suffix.lower() not in YAML:
+    if merging and kind == "checkpoint":
         raise InputError(
             f"{model} is a checkpoint, so there is nothing to merge: leave out the options of a merge, or give a run "
             "directory"
         )
-
-
-def _show_run(path: Path, quiet: bool, as_json: bool) -> None:
-    from tunable_magmax.evaluation.metrics import AccuracyMatrix
-    from tunable_magmax.runs.run import Run
-
-    measured = Run.open(path).read_metrics()
-    if measured is None:
-        raise InputError(
-            f"{path} has no metrics.json, so what training measured is not known: `tmx eval {path} --checkpoint all` "
-            "evaluates every checkpoint, --preference FILE, --weights or --method a merge"
-        )
-    matrix = AccuracyMatrix.from_dict(measured)
-    average = matrix.metrics()[0].value
-    number = float("nan") if average is None else average
-    _print(matrix.to_dict(), [f"{path}, as training measured it", *matrix_lines(matrix)], number, quiet, as_json)
-
-
-def _details(reading: Reading) -> Details:
-    from tunable_magmax.workflows.evaluate import Reading as Details
-
-    return Details(
-        split=reading.split,
-        text_column=reading.text_column,
-        label_column=reading.label_column,
-        limit=reading.limit,
-        seed=reading.draw_seed,
-        batch=reading.batch,
-        device=reading.device,
-        strict=reading.strict,
-        level=reading.level,
-    )
 
 
 def _print(record: dict[str, Any], lines: Iterable[str], number: float, quiet: bool, as_json: bool) -> None:
@@ -203,6 +165,9 @@ def _print(record: dict[str, Any], lines: Iterable[str], number: float, quiet: b
         sys.stdout.write(f"{number:.4f}\n")
     else:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
 
 
 def evaluation_lines(found: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:

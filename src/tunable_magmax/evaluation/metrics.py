@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,10 +105,6 @@ class AccuracyMatrix:
             "metrics": {m.name: {"value": m.value, "definition": m.definition} for m in self.metrics()},
         }
 
-    def to_json(self) -> str:
-        """JSON text; null where a number is not known."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
-
     @classmethod
     def from_dict(cls, data: Any) -> AccuracyMatrix:
         """What `to_dict` made; other keys are left alone. The metrics are computed again, not read."""
@@ -122,14 +116,6 @@ class AccuracyMatrix:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"not an accuracy matrix: {type(error).__name__} {error}") from None
-
-    @classmethod
-    def load(cls, path: str | Path) -> AccuracyMatrix:
-        """From a JSON file, such as a run's metrics.json."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {error}") from None
 
 
 def _forgetting(r: NDArray[np.float64]) -> float | None:

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint, a merge that is not written anywhere, or the checkpoints of a run."""
+"""Evaluates a checkpoint, a merge that is not written anywhere, or the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.config import read_yaml
+from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
@@ -18,101 +19,28 @@ from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Labelled, labe
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
+from tunable_magmax.runs.run import HEAD_FILE, METRICS, RUN_FILE, Run, is_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunable_magmax.data.benchmark import Benchmark
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.models.head import Head
 
-HEAD_FILES = (HEAD_FILE, "head.safetensors")
-
-
-@dataclass(frozen=True)
-class Belongings:
-    """The head to evaluate with, and the run that says what the tasks are, if there is one."""
-
-    head: Path
-    run: Run | None
-
-
-def find_belongings(model: Path | Recipe, head: Path | None = None, run: Path | Run | None = None) -> Belongings:
-    """What was given; else what lies beside the model; else the run that it was merged from, by the merge's log."""
-    trained = _run_of(model) if run is None else run if isinstance(run, Run) else Run.open(run)
-    if head is None:
-        own = None if trained is None else trained.head
-        head = (own or _beside(model)) if run is not None else (_beside(model) or own)
-    if head is not None:
-        return Belongings(head, trained)
-    what = str(model) if isinstance(model, Path) else str(model.base)
-    if trained is not None:
-        raise InputError(
-            f"{trained.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
-            f"`tmx profile {trained.path} --classifier HEAD`"
-        )
-    raise InputError(
-        f"{what}: which head turns its embeddings into classes? Give --head FILE{_hint(model)}, or --run RUN_DIR, the "
-        f"run it comes from, or put the head beside it as {HEAD_FILES[0]}"
-    )
-
-
-def _beside(model: Path | Recipe) -> Path | None:
-    if isinstance(model, Recipe):
-        return None
-    folder = model if model.is_dir() else model.parent
-    return next((folder / name for name in HEAD_FILES if (folder / name).is_file()), None)
-
-
-def _hint(model: Path | Recipe) -> str:
-    """Files that may be meant, by their names."""
-    folder = model.base if isinstance(model, Recipe) else model
-    found = sorted((folder if folder.is_dir() else folder.parent).glob("*head*.safetensors"))
-    return f" (perhaps {found[0]})" if found else ""
-
-
-def _run_of(model: Path | Recipe) -> Run | None:
-    """The run whose checkpoints these are, or were merged."""
-    if isinstance(model, Recipe):
-        return _holder([model.base, *model.tasks])
-    from tunable_magmax.workflows.verify import logged_inputs
-
-    if (found := _holder([model])) is not None:
-        return found
-    try:
-        known = logged_inputs(model)
-    except InputError:  # no merge, or one without its report
-        return None
-    return None if known is None else _holder([known.base, *known.tasks])
-
-
-def _holder(checkpoints: list[Path]) -> Run | None:
-    """The nearest run directory above the first checkpoint, if its run.json lists them all."""
-    wanted = {path.resolve() for path in checkpoints}
-    for folder in checkpoints[0].parents:
-        if is_run(folder):
-            try:
-                run = Run.open(folder)
-            except InputError:
-                return None
-            listed = {path.resolve() for path in (run.base, *run.tasks)}
-            return run if wanted <= listed else None
-    return None
-
-
 PathLike: TypeAlias = str | Path
+HEAD_FILES = (HEAD_FILE, "head.safetensors")
+YAML = (".yml", ".yaml")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How data are read and evaluated; what is None or empty has the usual meaning."""
+    """How data are read and evaluated; None stands for the usual choice."""
 
     split: str | None = None
     text_column: str | None = None
     label_column: str | None = None
     limit: int | None = None
-    """Of more samples, a seeded draw."""
+    """If there are more samples, a seeded draw of so many is evaluated."""
     seed: int = 0
     batch: int = BATCH
     device: str | None = None
@@ -122,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An accuracy, and of what: the model, the data and the head; for a merge also its report."""
+    """The accuracy of a model on data with a head; for a merge also its report."""
 
     model: str
     data: str
@@ -132,13 +60,13 @@ class Evaluation:
     merge: MergeReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Of the merge: what decided its numbers."""
-        found: dict[str, Any] = {"model": self.model, "data": self.data, "head": self.head}
-        found |= {"unreadable": self.unreadable, "accuracy": self.accuracy.to_dict()}
+        """Returns everything for JSON; of the merge, what decided its numbers."""
+        record: dict[str, Any] = {"model": self.model, "data": self.data, "head": self.head}
+        record |= {"unreadable": self.unreadable, "accuracy": self.accuracy.to_dict()}
         if self.merge is not None:
-            told = ("method", "scale", "seed", "elements", "budget", "counts", "options")
-            found["merge"] = {name: getattr(self.merge, name) for name in told}
-        return found
+            names = ("method", "scale", "seed", "elements", "budget", "counts", "options")
+            record["merge"] = {name: getattr(self.merge, name) for name in names}
+        return record
 
 
 @dataclass(frozen=True)
@@ -156,7 +84,7 @@ class RunEvaluation:
     """With the task known."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns everything for JSON."""
         return {
             "run": self.run,
             "data": self.data,
@@ -177,7 +105,7 @@ def evaluate(
     reading: Reading | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """The accuracy of a checkpoint, or of a `Recipe` that is merged in memory, on labelled data.
+    """Measures the accuracy of a checkpoint, or of a `Recipe` that is merged in memory, on labelled data.
 
     Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes. The head is
     `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are (or were
@@ -188,15 +116,14 @@ def evaluate(
     0.84
     """
     reading = reading or Reading()
-    given = model if isinstance(model, Recipe) else Path(model)
-    found = find_belongings(given, _path(head), _path(run))
-    evaluator, origin = _evaluator(given, data, found, reading, progress)
-    told: dict[str, Any] = {"data": origin, "head": str(found.head), "unreadable": evaluator.unreadable}
-    if not isinstance(given, Recipe):
-        return Evaluation(str(given), accuracy=evaluator.measure(None, progress), **told)
-    state, report = merge_in_memory(given, progress)
+    subject = model if isinstance(model, Recipe) else Path(model)
+    head_file, owner = find_head(subject, _path(head), _path(run))
+    base = subject.base if isinstance(subject, Recipe) else subject
+    evaluator, origin = _evaluator(base, data, head_file, owner, reading, progress)
+    state, report = _merged(subject, progress) if isinstance(subject, Recipe) else (None, None)
+    name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
-    return Evaluation(f"merge of {report.tasks} tasks by {report.method}", accuracy=accuracy, merge=report, **told)
+    return Evaluation(name, origin, str(head_file), accuracy, evaluator.unreadable, report)
 
 
 def evaluate_run(
@@ -208,14 +135,14 @@ def evaluate_run(
     reading: Reading | None = None,
     progress: Progress | None = None,
 ) -> RunEvaluation:
-    """The accuracies of a run's checkpoints, by task name, `base` or `last`; by default of all, with the matrix R."""
+    """Measures a run's checkpoints, given by task name, `base` or `last`; by default all, which gives the matrix R."""
     from tunable_magmax.models.state import read_state
 
     reading = reading or Reading()
     trained = Run.open(run)
     places = {"base": trained.base, **trained.checkpoints}
     chosen = list(places) if checkpoints is None else [_named(name, trained) for name in checkpoints]
-    found = find_belongings(trained.base, _path(head), trained)
+    head_file, _ = find_head(trained.base, _path(head), trained)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -223,7 +150,7 @@ def evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    evaluator, origin = _evaluator(trained.base, data, found, reading, progress)
+    evaluator, origin = _evaluator(trained.base, data, head_file, trained, reading, progress)
     with open_checkpoint(trained.base) as base:
         needed = list(base.tensors)
     for name in chosen:
@@ -233,66 +160,111 @@ def evaluate_run(
             raise InputError(f"{places[name]} lacks {len(lacking)} tensors of {trained.base}, first {lacking[0]!r}")
         accuracies[name] = evaluator.measure(state, over_all)
     unknown, known = _matrices(trained, accuracies)
-    return RunEvaluation(str(trained.path), origin, str(found.head), accuracies, evaluator.unreadable, unknown, known)
+    return RunEvaluation(str(trained.path), origin, str(head_file), accuracies, evaluator.unreadable, unknown, known)
 
 
-def open_labelled(
+def measured_by_training(run: PathLike) -> AccuracyMatrix:
+    """Returns the accuracy matrix that training wrote into a run directory."""
+    opened = Run.open(run)
+    metrics = opened.read_metrics()
+    if metrics is None:
+        raise InputError(
+            f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all` "
+            "evaluates every checkpoint, --preference FILE, --weights or --method a merge"
+        )
+    try:
+        return AccuracyMatrix.from_dict(metrics)
+    except InputError as error:
+        raise InputError(f"{opened.path / METRICS}: {error}") from None
+
+
+def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
+    """Returns what a path is: a run directory, a YAML configuration of a merge, or a checkpoint."""
+    if not model.exists():
+        raise InputError(f"{model} does not exist: give a checkpoint, a run directory or a YAML configuration")
+    if is_run(model):
+        return "run"
+    return "recipe" if model.suffix.lower() in YAML else "checkpoint"
+
+
+# -- head and run -----------------------------------------------------------------------------------------------------
+
+
+def find_head(model: Path | Recipe, head: Path | None = None, run: Path | Run | None = None) -> tuple[Path, Run | None]:
+    """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
+
+    They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
+    log.
+    """
+    owner = _run_of(model) if run is None else run if isinstance(run, Run) else Run.open(run)
+    place = model.base if isinstance(model, Recipe) else model
+    folder = place if place.is_dir() else place.parent
+    if head is None:
+        own = None if owner is None else owner.head
+        files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
+        beside = next(filter(Path.is_file, files), None)
+        head = (own or beside) if run is not None else (beside or own)
+    if head is not None:
+        return head, owner
+    if owner is not None:
+        raise InputError(
+            f"{owner.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
+            f"`tmx profile {owner.path} --classifier HEAD`"
+        )
+    similar = sorted(folder.glob("*head*.safetensors"))
+    hint = f" (perhaps {similar[0]})" if similar else ""
+    raise InputError(
+        f"{place}: which head turns its embeddings into classes? Give --head FILE{hint}, or --run RUN_DIR, the run it "
+        f"comes from, or put the head beside it as {HEAD_FILES[0]}"
+    )
+
+
+def _run_of(model: Path | Recipe) -> Run | None:
+    """The run whose checkpoints these are, or were merged."""
+    if isinstance(model, Recipe):
+        return _holder([model.base, *model.tasks])
+    from tunable_magmax.workflows.verify import logged_inputs
+
+    try:
+        inputs = None if (run := _holder([model])) else logged_inputs(model)
+    except InputError:  # no merge, or one without its report
+        return None
+    return run if inputs is None else _holder([inputs.base, *inputs.tasks])
+
+
+def _holder(checkpoints: list[Path]) -> Run | None:
+    """The nearest run directory above the first checkpoint, if its run.json lists them all."""
+    folder = next(filter(is_run, checkpoints[0].parents), None)
+    try:
+        run = None if folder is None else Run.open(folder)
+    except InputError:
+        return None
+    listed = set() if run is None else {path.resolve() for path in (run.base, *run.tasks)}
+    return run if {path.resolve() for path in checkpoints} <= listed else None
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _labelled(
     data: PathLike | Samples | Benchmark | None, head: Head, run: Run | None, reading: Reading
 ) -> tuple[Labelled, str]:
-    """The labelled data, in the head's classes and the run's tasks, and what to call them."""
+    """The data with labels in the head's classes and the run's tasks, and what to call them."""
     if data is None:
         data = _run_benchmark(run)
-    if isinstance(data, str | Path) and Path(data).suffix.lower() in (".yml", ".yaml"):
-        data = _benchmark_file(Path(data))
     elif isinstance(data, str | Path):
-        data = open_samples(data, reading.split, reading.text_column, reading.label_column)
+        is_benchmark = Path(data).suffix.lower() in YAML
+        columns = (reading.text_column, reading.label_column)
+        data = _benchmark_file(Path(data)) if is_benchmark else open_samples(data, reading.split, *columns)
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
         return label_samples(data, head.classes, tasks).draw(reading.limit, reading.seed), data.origin
-    split: Literal["train", "test"]
-    match reading.split:
-        case None | "test":
-            split = "test"
-        case "train":
-            split = "train"
-        case other:
-            raise InputError(
-                f"a benchmark has the splits train and test, not {other!r}{closest(other, ['train', 'test'])}"
-            )
-    labelled = label_benchmark(data, head.classes, split).draw(reading.limit, reading.seed)
-    return labelled, f"{data.name} ({split})"
-
-
-def merge_in_memory(recipe: Recipe, progress: Progress | None = None) -> tuple[dict[str, Tensor], MergeReport]:
-    """The merged tensors of a recipe, and the report; nothing is written."""
-    from tunable_magmax.merging.state_dicts import merge_state_dicts
-    from tunable_magmax.models.state import read_state
-
-    states = []
-    for done, path in enumerate((recipe.base, *recipe.tasks), 1):
-        states.append(read_state(path)[0])
-        if progress is not None:
-            progress("loading", done, 1 + len(recipe.tasks))
-    merged = merge_state_dicts(states[0], states[1:], **recipe.options)
-    return merged.state_dict, merged.report
-
-
-def _evaluator(
-    model: Path | Recipe,
-    data: PathLike | Samples | Benchmark | None,
-    found: Belongings,
-    reading: Reading,
-    progress: Progress | None,
-) -> tuple[Evaluator, str]:
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import load_head
-
-    head = load_head(found.head)
-    labelled, origin = open_labelled(data, head, found.run, reading)
-    checkpoint = model.base if isinstance(model, Recipe) else model
-    encoder = load_encoder(checkpoint, reading.device, assets=None if found.run is None else found.run.base)
-    options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}
-    return Evaluator(encoder, head, labelled, progress=progress, **options), origin
+    split = reading.split or "test"
+    if split not in ("train", "test"):
+        hint = closest(split, ["train", "test"])
+        raise InputError(f"a benchmark has the splits train and test, not {split!r}{hint}")
+    labelled = label_benchmark(data, head.classes, "train" if split == "train" else "test")
+    return labelled.draw(reading.limit, reading.seed), f"{data.name} ({split})"
 
 
 def _run_benchmark(run: Run | None) -> Benchmark:
@@ -306,21 +278,53 @@ def _run_benchmark(run: Run | None) -> Benchmark:
             f"{run.path / RUN_FILE} names no benchmark, so its test data are not known: give --data, a folder of class "
             "folders or a table with labels"
         )
-    from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-
     return open_benchmark(BenchmarkOptions.read(run.benchmark, run.path))
 
 
 def _benchmark_file(path: Path) -> Benchmark:
     """The benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
-    from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-
     wanted = "the section 'benchmark', as in the run.yaml of tmx train"
     content = read_yaml(path, f"a YAML file with {wanted}", wanted)
     section = content.get("benchmark", content)
     if not isinstance(section, dict):
         raise InputError(f"{path}: benchmark is {section!r}: expected a mapping, as in the run.yaml of tmx train")
     return open_benchmark(BenchmarkOptions.read(section, path.parent))
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _evaluator(
+    checkpoint: Path,
+    data: PathLike | Samples | Benchmark | None,
+    head_file: Path,
+    run: Run | None,
+    reading: Reading,
+    progress: Progress | None,
+) -> tuple[Evaluator, str]:
+    """An evaluator with the checkpoint's encoder, and what to call its data."""
+    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.head import load_head
+
+    head = load_head(head_file)
+    labelled, origin = _labelled(data, head, run, reading)
+    encoder = load_encoder(checkpoint, reading.device, assets=None if run is None else run.base)
+    options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}
+    return Evaluator(encoder, head, labelled, progress=progress, **options), origin
+
+
+def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor], MergeReport]:
+    """The merged tensors of a recipe, and the report; nothing is written."""
+    from tunable_magmax.merging.state_dicts import merge_state_dicts
+    from tunable_magmax.models.state import read_state
+
+    states = []
+    for done, path in enumerate((recipe.base, *recipe.tasks), 1):
+        states.append(read_state(path)[0])
+        if progress is not None:
+            progress("loading", done, 1 + len(recipe.tasks))
+    merged = merge_state_dicts(states[0], states[1:], **recipe.options)
+    return merged.state_dict, merged.report
 
 
 def _named(name: str, run: Run) -> str:

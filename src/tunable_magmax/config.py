@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tunable_magmax.errors import InputError, closest
 
 Reader: TypeAlias = Callable[[Any], Any]
 
-STRICT = ConfigDict(extra="forbid", strict=True)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """For `__pydantic_config__` of the dataclasses that describe files."""
-LENIENT = ConfigDict(extra="ignore", strict=True)
+LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 """The same for files that may have other keys as well."""
 
 Kind = TypeVar("Kind")
@@ -37,46 +37,66 @@ def _yaml_number(value: Any) -> Any:
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_yaml_number)]
 """A float in a YAML file."""
+Positive: TypeAlias = Annotated[Number, Field(gt=0)]
+NotNegative: TypeAlias = Annotated[Number, Field(ge=0)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Seed: TypeAlias = Annotated[int, Field(ge=0)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Texts: TypeAlias = Annotated[
+    # Not strict, because what a validator returns is a Python list, which is no strict tuple.
+    tuple[Text, ...],
+    Field(strict=False),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+"""A list of texts, or one text."""
 
 
 def check(kind: type[Kind], data: Any, where: str) -> Kind:
-    """`data`, as YAML or JSON holds it, as a `kind`: a dataclass. All problems are in one `InputError`.
+    """Returns `data`, as YAML or JSON holds it, as a `kind`: a dataclass. All problems are in one `InputError`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
     ... class Training:
     ...     __pydantic_config__ = STRICT
-    ...     lr: Number = 1e-5
+    ...     lr: Positive = 1e-5
     ...     epochs: int = 10
     >>> check(Training, {"lr": "1e-3"}, "run.yaml")
     Training(lr=0.001, epochs=10)
-    >>> check(Training, {"epochs": "many", "epoch": 3}, "run.yaml")
+    >>> check(Training, {"lr": -1, "epochs": "many", "epoch": 3}, "run.yaml")
     Traceback (most recent call last):
     ...
     tunable_magmax.errors.InputError: run.yaml:
+      - lr is -1: must be greater than 0
       - epochs is 'many': must be a whole number
       - unknown key 'epoch' (did you mean 'epochs'?); known: lr, epochs
     """
     problems: list[str] = []
     checked = gather(kind, data, problems)
-    if checked is None:
-        raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems, where)
+    assert checked is not None
     return checked
 
 
 def gather(kind: type[Kind], data: Any, problems: list[str], inside: str = "") -> Kind | None:
     """Like `check`, but adds the problems to a list and returns None. `inside`: the keys that lead to `data`."""
+    content = json.dumps(data, default=str)
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(data, default=str), strict=True)
+        return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    schema = schema_of(kind)
-    problems += dict.fromkeys(_problem(each, schema, inside) for each in found)
+        errors = error.errors(include_url=False)
+    schema, data = schema_of(kind), json.loads(content)
+    problems += dict.fromkeys(_problem(error, schema, data, inside) for error in errors)
     return None
 
 
+def refuse(problems: Sequence[str], where: str) -> None:
+    """Raises one `InputError` with all problems, if there are any."""
+    if problems:
+        raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
 def schema_of(kind: type[Any]) -> dict[str, Any]:
-    """The JSON Schema of the files that `kind` describes."""
+    """Returns the JSON Schema of the files that `kind` describes."""
     return TypeAdapter(kind).json_schema()
 
 
@@ -89,48 +109,50 @@ _WORDS = {
     "a valid number": "a number",
     "a valid string": "a text",
     "a valid boolean": "true or false",
+    "String should have at least 1 character": "must not be empty",
+    "Value error, ": "",
 }
 """pydantic's words, and what our messages say."""
 
 
-def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], inside: str) -> str:
-    *outer, last = error["loc"] or ("",)
-    name = ".".join(str(part) for part in (*inside.split("."), *error["loc"]) if part != "")
-    value, message = error["input"], error["msg"].removeprefix("Value error, ")
+def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], data: Any, inside: str) -> str:
+    """Says what is wrong with one value. A value of several possible types is one problem: its description says it."""
+
+    def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "$ref" in node:
+            return resolved(schema["$defs"][node["$ref"].rsplit("/", 1)[-1]])
+        choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
+        return resolved(choices[0]) if len(choices) == 1 else node
+
+    path: list[str] = [inside] if inside else []
+    node, value, message = resolved(schema), data, error["msg"]
+    outside, last = "", ""
+    for part in error["loc"]:
+        if "anyOf" in node and "description" in node:
+            return f"{'.'.join(path)} is {value!r}: must be {node['description']}"
+        if part == "[key]":
+            continue
+        outside, last = ".".join(path), str(part)
+        path.append(last)
+        keys = node.get("properties", {})
+        value = value[part] if isinstance(value, list) or (isinstance(value, dict) and part in value) else None
+        below = node.get("items") if isinstance(part, int) else keys.get(part, node.get("additionalProperties"))
+        if isinstance(below, Mapping):
+            node = resolved(below)
+    name = ".".join(path)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys(schema, outer)
-        where = f" in {'.'.join(str(part) for part in (*inside.split('.'), *outer) if part != '')}".removesuffix(" in ")
-        return f"unknown key {last!r}{where}{closest(str(last), known)}; known: {', '.join(known)}"
+        known = list(node.get("properties", ()))
+        where = f" in {outside}" if outside else ""
+        return f"unknown key {last!r}{where}{closest(last, known)}; known: {', '.join(known)}"
     if error["type"] in ("missing", "missing_argument"):
         return f"{name!r} is missing"
+    if error["type"] == "dataclass_type":
+        message = f"must be a mapping with the keys {', '.join(node.get('properties', ()))}"
     if error["type"] == "literal_error" and isinstance(value, str):
         message += closest(value, re.findall("'([^']*)'", error["ctx"]["expected"]))
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
     return f"{name} is {value!r}: {message}" if name else message
-
-
-def _keys(schema: Mapping[str, Any], path: Sequence[int | str]) -> list[str]:
-    """The keys that a schema knows at a place; of an optional value those of the object that it may be."""
-
-    def places(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-        yield node
-        for choice in node.get("anyOf", ()):
-            yield from places(choice)
-
-    found = list(places(schema))
-    for part in path:
-        below = [
-            node["items"]
-            if isinstance(part, int)
-            else node.get("properties", {}).get(part, node.get("additionalProperties"))
-            for node in found
-            if ("items" in node if isinstance(part, int) else "properties" in node or "additionalProperties" in node)
-        ]
-        found = [place for node in below if isinstance(node, dict) for place in places(node)] or found
-    return list(dict.fromkeys(key for node in found for key in node.get("properties", ())))
 
 
 def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:

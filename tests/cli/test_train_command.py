@@ -122,9 +122,9 @@ def test_all_problems_of_a_file_at_once(tmx, tmp_path):
     assert (result.code, result.out) == (2, "")
     for said in (
         f"error: {path}:",
-        "  - train.lr is 0: expected a number above 0",
-        "  - train.epochs is 'many': expected a whole number of at least 1",
-        "  - seed is 'x': expected a whole number of at least 0",
+        "  - train.lr is 0: must be greater than 0",
+        "  - train.epochs is 'many': must be a whole number",
+        "  - seed is 'x': must be a whole number",
         "  - unknown key 'matrx' (did you mean 'matrix'?)",
     ):
         assert said in result.err

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunable_magmax.data.benchmark import BenchmarkOptions
 from tunable_magmax.data.class_names import read_class_names
-from tunable_magmax.data.orders import Order, equal_parts, named_groups, permutation, sizes_sentence
+from tunable_magmax.data.orders import equal_parts, named_groups, permutation, sizes_sentence
 from tunable_magmax.data.splits import limited, shuffled, split_all, split_each
 from tunable_magmax.errors import InputError
 
@@ -20,10 +21,8 @@ SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 def order(given, root=Path()):
-    problems = []
-    found = Order.read(given, root, problems)
-    assert problems == []
-    return found
+    section = {"name": "images", "data": "x", "tasks": 2, "order": given}
+    return BenchmarkOptions.read(section, root).order
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
@@ -75,16 +74,17 @@ def test_what_is_no_order():
 
 @pytest.mark.parametrize("given", ["alphabetical", {"seed": -1}, {"seed": True}, {"name": "A"}, 3, {"file": 3}])
 def test_forms_that_are_not_known(given):
-    problems = []
-    Order.read(given, Path(), problems)
-    assert len(problems) == 1
-    assert "expected natural, {seed: 3}, {file: class_orders.json, name: A}" in problems[0]
+    with pytest.raises(InputError) as caught:
+        order(given)
+    assert len(str(caught.value).splitlines()) == 2
+    assert f"order is {given!r}: must be natural, {{seed: 3}}, {{file: class_orders.json, name: A}}" in str(
+        caught.value
+    )
 
 
 def test_yaml_takes_some_names_for_truth_values():
-    problems = []
-    Order.read(["ant", True], Path(), problems)
-    assert "quote names like yes and no" in problems[0]
+    with pytest.raises(InputError, match="quote names like yes and no"):
+        order(["ant", True])
 
 
 @pytest.mark.parametrize("given", ["natural", {"seed": 3}, ["ant", 2], {"file": "/a/b.json", "name": "A"}])

@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from tunable_magmax.config import STRICT, Count, Number, Seed, Text, gather, refuse
 from tunable_magmax.data.catalog import DATA_SETS
-from tunable_magmax.data.orders import Item, Order, is_seed
-from tunable_magmax.data.splits import DataOptions
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.data.orders import Item, Order, OrderSection
+from tunable_magmax.data.splits import DataOptions, Scenario
+
+Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Section:
+    """What to learn, in which order."""
+
+    __pydantic_config__ = STRICT
+    tasks: (
+        Annotated[
+            Count | Annotated[Groups, Field(min_length=1)],
+            Field(description="a number of tasks, or a mapping of group names to lists of class names or indices"),
+        ]
+        | None
+    ) = None
+    order: OrderSection | None = None
+    scenario: Scenario = "class"
+    holdout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    split_seed: Seed = 0
+    data: Text | None = None
+    per_class: dict[Literal["train", "test"], Count] | None = None
+    test_share: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    class_names: Text | None = None
+    text_column: Text | None = None
+    label_column: Text | None = None
+    domain_column: Text | None = None
+
+
+def _section_type() -> Any:
+    """Adds what the table of data sets says: the names, and the numbers that are options of some of them."""
+    own = {key: default for data_set in DATA_SETS.values() for key, default in data_set.numbers.items()}
+    fields: list[Any] = [("name", Literal[tuple(DATA_SETS)])]
+    fields += [(key, Annotated[int, Field(ge=min(default, 1))] | None, None) for key, default in own.items()]
+    about = {"__doc__": _Section.__doc__}
+    return make_dataclass("BenchmarkSection", fields, bases=(_Section,), namespace=about, frozen=True, kw_only=True)
+
+
+BenchmarkSection: Any = _section_type()
+"""Describes the section as it is written in run.yaml."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,64 +66,37 @@ class BenchmarkOptions(DataOptions):
     per_class: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], root: Path) -> BenchmarkOptions:
-        """From a mapping as run.yaml holds it. Relative paths count from `root`; all problems are told at once.
+    def read(cls, section: Any, root: Path) -> BenchmarkOptions:
+        """From a mapping as run.yaml holds it. Relative paths count from `root`; all problems are in one error.
 
         >>> options = BenchmarkOptions.read({"name": "cifar100", "data": "cifar", "tasks": 20}, Path("/data"))
         >>> options.record()["data"], options.record()["order"]
         ('/data/cifar', 'natural')
         """
-        name = given.get("name")
-        if not isinstance(name, str) or name not in DATA_SETS:
-            hint = closest(name, list(DATA_SETS)) if isinstance(name, str) else ""
-            raise InputError(f"benchmark: name is {name!r}{hint}, expected one of {', '.join(DATA_SETS)}")
-        data_set = DATA_SETS[name]
-        problems = [_unknown(key, name) for key in given if key not in data_set.keys]
-        scenario = given.get("scenario", "class")
-        if scenario not in ("class", "domain"):
-            problems.append(f"scenario is {scenario!r}, expected class or domain")
-        elif scenario == "domain" and "domain_column" not in data_set.keys:
-            others = [other for other, line in DATA_SETS.items() if "domain_column" in line.keys]
-            problems.append(f"scenario is 'domain', but {name} has no domains; {' and '.join(others)} may have")
-        values: dict[str, Any] = {
-            "scenario": scenario,
-            "tasks": _tasks(given.get("tasks"), scenario, problems),
-            "order": Order.read(given.get("order"), root, problems),
-        }
-        if isinstance(values["tasks"], Mapping) and given.get("order") not in (None, "natural"):
-            problems.append("order is given, but tasks are named groups, which come as they are listed; drop order")
+        problems: list[str] = []
+        options = cls.gather(section, root, problems)
+        refuse(problems, "benchmark")
+        assert options is not None
+        return options
+
+    @classmethod
+    def gather(cls, section: Any, root: Path, problems: list[str], inside: str = "") -> BenchmarkOptions | None:
+        """Like `read`, but adds the problems to a list. `inside`: the keys that lead to the section."""
+        before = len(problems)
+        prefix = f"{inside}." if inside else ""
+        checked: Any = gather(BenchmarkSection, section, problems, inside)
+        name = section.get("name") if isinstance(section, Mapping) else None
+        if isinstance(name, str) and name in DATA_SETS:
+            problems += [prefix + problem for problem in _contradictions(section, name)]
+        if len(problems) > before:
+            return None
+        own = DATA_SETS[checked.name].numbers
+        values = {key: getattr(checked, key) for key in cls.__dataclass_fields__ if key != "numbers"}
         for key in ("data", "class_names"):
-            path = given.get(key)
-            if path is not None and not isinstance(path, str | Path):
-                problems.append(f"{key} is {path!r}, expected a path")
-            elif path is not None:
-                values[key] = root / Path(path).expanduser()
-        if "data" in data_set.keys and given.get("data") is None:
-            problems.append(f"data is missing: where does {name} lie?")
-        for key in ("text_column", "label_column", "domain_column"):
-            values[key] = given.get(key)
-            if values[key] is not None and not isinstance(values[key], str):
-                problems.append(f"{key} is {values[key]!r}, expected the name of a column")
-        if data_set.kind == "text" and scenario == "domain" and given.get("domain_column") is None:
-            problems.append("domain_column is missing: which column names the domain of a text?")
-        values["split_seed"] = given.get("split_seed", 0)
-        if not is_seed(values["split_seed"]):
-            problems.append(f"split_seed is {values['split_seed']!r}, expected a whole number from 0 on")
-        share = given.get("test_share", 0.2)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-            problems.append(f"test_share is {share!r}, expected a number between 0 and 1, such as 0.2")
-        else:
-            values["test_share"] = float(share)
-        held = given.get("holdout", 0.0)
-        if isinstance(held, bool) or not isinstance(held, int | float) or not 0 <= held < 1:
-            problems.append(f"holdout is {held!r}, expected a number from 0 to below 1, such as 0.05")
-        else:
-            values["holdout"] = float(held)
-        values["per_class"] = _per_class(given.get("per_class"), problems)
-        values["numbers"] = _numbers(given, data_set.numbers, problems)
-        if problems:
-            raise InputError(f"benchmark: {'; '.join(problems)}")
-        return cls(name=name, **values)
+            values[key] = None if values[key] is None else root / Path(values[key]).expanduser()
+        values["order"] = Order.of(checked.order, root)
+        values["per_class"] = checked.per_class or {}
+        return cls(**values, numbers={key: section.get(key, default) for key, default in own.items()})
 
     def record(self) -> dict[str, Any]:
         """Everything in effect, as JSON can hold it; `read` takes it back."""
@@ -97,55 +112,27 @@ class BenchmarkOptions(DataOptions):
         return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
-def _unknown(key: Any, name: str) -> str:
-    keys = DATA_SETS[name].keys
-    if any(key in data_set.keys for data_set in DATA_SETS.values()):
-        return f"{key} does not apply to {name}, which takes {', '.join(keys)}"
-    return f"unknown key {key!r}{closest(str(key), keys)}; {name} takes {', '.join(keys)}"
-
-
-def _tasks(given: Any, scenario: str, problems: list[str]) -> Any:
-    if scenario == "domain":
-        if given is not None and not _count(given):
-            problems.append(f"tasks is {given!r}, but with scenario domain every domain is a task; drop tasks")
-        return given
-    if _count(given):
-        return given
-    if not isinstance(given, Mapping):
-        said = "missing" if given is None else f"{given!r}"
-        problems.append(f"tasks is {said}, expected how many (1 or more), or a mapping of group names to classes")
-        return None
-    groups: dict[str, tuple[Item, ...]] = {}
-    for group, items in given.items():
-        odd = not isinstance(items, list | tuple) or not items
-        if odd or any(isinstance(item, bool) or not isinstance(item, str | int) for item in items):
-            problems.append(f"tasks: the group {group!r} is {items!r}, expected a list of class names or indices")
-        else:
-            groups[str(group)] = tuple(items)
-    if not given:
-        problems.append("tasks is an empty mapping, expected group names and their classes")
-    return groups
-
-
-def _per_class(given: Any, problems: list[str]) -> dict[str, int]:
-    if given is None:
-        return {}
-    good = isinstance(given, Mapping) and set(given) <= {"train", "test"} and all(map(_count, given.values()))
-    if not good:
-        problems.append(f"per_class is {given!r}, expected how many of each class, such as {{train: 100, test: 20}}")
-        return {}
-    return dict(given)
-
-
-def _numbers(given: Mapping[str, Any], defaults: Mapping[str, int], problems: list[str]) -> dict[str, int]:
-    """The whole numbers that are options of one data set only; what is not given has its default."""
-    values = {key: given.get(key, default) for key, default in defaults.items()}
-    for key, value in values.items():
-        least = 0 if defaults[key] == 0 else 1
-        if not is_seed(value) or value < least:
-            problems.append(f"{key} is {value!r}, expected a whole number from {least} on")
-    return values
-
-
-def _count(value: Any) -> bool:
-    return is_seed(value) and value > 0
+def _contradictions(section: Mapping[str, Any], name: str) -> list[str]:
+    """Lists what does not fit together: keys of other data sets, and values that exclude or need each other."""
+    data_set, takes = DATA_SETS[name], DATA_SETS[name].keys
+    tasks, by_domain = section.get("tasks"), section.get("scenario") == "domain"
+    known = {key for other in DATA_SETS.values() for key in other.keys}
+    problems = [
+        f"{key} does not apply to {name}, which takes {', '.join(takes)}"
+        for key in section
+        if key in known and key not in takes
+    ]
+    if by_domain and "domain_column" not in takes:
+        others = [other for other, line in DATA_SETS.items() if "domain_column" in line.keys]
+        problems.append(f"scenario is 'domain', but {name} has no domains; {' and '.join(others)} may have")
+    if by_domain and isinstance(tasks, Mapping):
+        problems.append("tasks names groups, but with scenario domain every domain is a task; leave tasks out")
+    if not by_domain and tasks is None:
+        problems.append("tasks is missing: give a number of tasks, or named groups of classes")
+    if isinstance(tasks, Mapping) and section.get("order") not in (None, "natural"):
+        problems.append("order is given, but tasks are named groups, which come as they are listed; leave order out")
+    if "data" in takes and section.get("data") is None:
+        problems.append(f"data is missing: where is {name}?")
+    if by_domain and data_set.kind == "text" and section.get("domain_column") is None:
+        problems.append("domain_column is missing: which column names the domain of a text?")
+    return problems

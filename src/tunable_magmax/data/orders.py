@@ -8,15 +8,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import Field
+
+from tunable_magmax.config import STRICT, Seed, Text
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, closest, some_of
 
-Item: TypeAlias = str | int
-FORMS = "natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices"
+Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
 FILE = "a JSON list of all class names or indices in their order, or such lists by name"
-"""What a file of class orders holds; docs/training.md says it in full."""
+"""What a file of class orders holds; docs/training.md describes it in full."""
+
+
+@dataclass(frozen=True)
+class SeedOrder:
+    """An order drawn by a seed."""
+
+    __pydantic_config__ = STRICT
+    seed: Seed
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """An order in a JSON file; `name`: which, if the file has several."""
+
+    __pydantic_config__ = STRICT
+    file: Text
+    name: Text | None = None
+
+
+OrderSection: TypeAlias = Annotated[
+    Literal["natural"] | SeedOrder | FileOrder | tuple[Item, ...],
+    Field(
+        description="natural, {seed: 3}, {file: class_orders.json, name: A}, or a list of class names or indices "
+        "(quote names like yes and no)"
+    ),
+]
+"""`order` in a benchmark section."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +58,19 @@ class Order:
     items: tuple[Item, ...] | None = None
 
     @classmethod
-    def read(cls, given: Any, root: Path, problems: list[str]) -> Order:
-        """From what run.yaml says; what is wrong goes into `problems`."""
-        if given is None or given == "natural":
-            return cls()
-        if isinstance(given, list | tuple):
-            odd = [item for item in given if isinstance(item, bool) or not isinstance(item, str | int)]
-            if odd:
-                problems.append(
-                    f"order holds {odd[0]!r}: expected class names or indices (quote names like yes and no)"
-                )
-            return cls(items=tuple(item for item in given if item not in odd))
-        if isinstance(given, Mapping) and set(given) == {"seed"} and is_seed(given["seed"]):
-            return cls(seed=given["seed"])
-        if isinstance(given, Mapping) and "file" in given and set(given) <= {"file", "name"}:
-            file, name = given["file"], given.get("name")
-            if isinstance(file, str | Path) and (name is None or isinstance(name, str)):
+    def of(cls, section: OrderSection | None, root: Path) -> Order:
+        """From what run.yaml says; a relative path counts from `root`."""
+        match section:
+            case SeedOrder(seed):
+                return cls(seed=seed)
+            case FileOrder(file, name):
                 return cls(file=root / Path(file).expanduser(), name=name)
-        problems.append(f"order is {given!r}: expected {FORMS}")
+            case tuple():
+                return cls(items=section)
         return cls()
 
     def record(self) -> Any:
-        """As `read` takes it."""
+        """As run.yaml says it."""
         if self.items is not None:
             return list(self.items)
         if self.seed is not None:
@@ -69,11 +89,6 @@ class Order:
             items, name = _from_file(self.file, self.name, benchmark)
             return permutation(items, names, f"{self.file}, order {name}" if name else str(self.file), what)
         return list(range(len(names)))
-
-
-def is_seed(value: Any) -> bool:
-    """Whether a value is a whole number from 0 on."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what: str = "class") -> list[int]:

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 from tunable_magmax.config import (
+    STRICT,
+    Count,
+    NotNegative,
+    Number,
+    Positive,
     Reader,
-    flag,
-    one_of,
-    or_none,
+    Seed,
+    Text,
+    Texts,
+    gather,
     path_here,
-    read_section,
-    read_value,
     read_yaml,
-    real,
+    refuse,
     set_value,
-    templates,
-    text,
-    texts,
-    unknown_keys,
-    whole,
 )
 from tunable_magmax.data.benchmark import BenchmarkOptions
-from tunable_magmax.errors import InputError
 
 GLYPHS = "glyphs"
 HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]
 Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-crop"]
 Schedule: TypeAlias = Literal["cosine", "constant"]
-SECTIONS = ("model", "benchmark", "head", "train", "regularise", "profile", "matrix", "text_tower", "seed")
 
 
 @dataclass(frozen=True)
@@ -42,30 +41,32 @@ class HeadOptions:
     `means`: class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first that fits.
     """
 
+    __pydantic_config__ = STRICT
     source: HeadSource = "auto"
-    file: str | None = None
-    templates: str | tuple[str, ...] | None = None
-    logit_scale: float | None = None
+    file: Text | None = None
+    templates: Annotated[Text | tuple[Text, ...], Field(description="a text or a list of texts")] | None = None
+    logit_scale: Positive | None = None
 
 
 @dataclass(frozen=True)
 class Optimisation:
     """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's."""
 
-    epochs: int = 10
-    batch: int = 128
-    lr: float = 1e-5
-    weight_decay: float = 0.1
-    warmup: float = 500
+    __pydantic_config__ = STRICT
+    epochs: Count = 10
+    batch: Count = 128
+    lr: Positive = 1e-5
+    weight_decay: NotNegative = 0.1
+    warmup: NotNegative = 500
     schedule: Schedule = "cosine"
-    clip: float | None = 1.0
-    label_smoothing: float = 0.0
-    freeze: tuple[str, ...] = ()
+    clip: Positive | None = 1.0
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    freeze: Texts = ()
     augment: Augmentation = "none"
-    pad: int = 2
+    pad: Count = 2
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
-    log_every: int = 25
+    log_every: Count = 25
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,36 @@ class Regularisation:
     LwF's distillation.
     """
 
+    __pydantic_config__ = STRICT
     method: Literal["none", "ewc", "lwf"] = "none"
-    strength: float = 1.0
-    samples: int = 256
-    decay: float = 1.0
-    temperature: float = 2.0
+    strength: NotNegative = 1.0
+    samples: Count = 256
+    decay: NotNegative = 1.0
+    temperature: Positive = 2.0
+
+
+@dataclass(frozen=True)
+class ProfileSection:
+    """How many embeddings the profile of a task keeps."""
+
+    __pydantic_config__ = STRICT
+    rows: Count = 500
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """run.yaml as it is written. `BenchmarkSection` describes its `benchmark`."""
+
+    __pydantic_config__ = STRICT
+    model: Text
+    benchmark: dict[str, Any]
+    head: HeadOptions | None = None
+    train: Optimisation | None = None
+    regularise: Regularisation | None = None
+    profile: ProfileSection | None = None
+    matrix: bool = True
+    text_tower: Literal["drop", "keep"] = "drop"
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
@@ -99,35 +125,35 @@ class TrainConfig:
     root: Path = Path()
 
     @classmethod
-    def read(cls, given: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
+    def read(cls, content: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
         """From a mapping as run.yaml holds it; all problems in one error."""
-        if not isinstance(given, Mapping):
-            raise InputError(f"{where}: expected a mapping with the keys {', '.join(SECTIONS)}")
         root = root.absolute()  # the record is read from other directories, as by `tmx eval`
-        problems = unknown_keys(given, SECTIONS)
-        model = given.get("model")
-        if not isinstance(model, str) or not model:
-            problems.append(f"'model' is {model!r}: expected a directory, a hub name, or {GLYPHS!r}")
-        benchmark = _benchmark(given.get("benchmark"), root, problems)
-        sections = {
-            name: _section(given.get(name), kind, readers, name, problems)
-            for name, (kind, readers) in _SECTIONS.items()
-        }
-        profile = _section(given.get("profile"), _Profile, {"rows": whole(1)}, "profile", problems)
-        rest = {"matrix": (flag, True), "text_tower": (one_of("drop", "keep"), "drop"), "seed": (whole(0), 0)}
-        chosen = {
-            name: read_value(given.get(name, default), check, name, problems) for name, (check, default) in rest.items()
-        }
-        problems += _contradictions(sections.get("head"))
-        if problems:
-            raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        problems: list[str] = []
+        file = gather(RunFile, content, problems)
+        sections = content if isinstance(content, Mapping) else {}
+        benchmark = None
+        if isinstance(sections.get("benchmark"), Mapping):
+            benchmark = BenchmarkOptions.gather(sections["benchmark"], root, problems, "benchmark")
+        # Also where other sections have problems; its own are in the list already.
+        head = gather(HeadOptions, sections.get("head") or {}, [])
+        problems += [] if head is None else _contradictions(head)
+        refuse(problems, where)
+        assert file is not None
         assert benchmark is not None
-        assert isinstance(model, str)
-        if model != GLYPHS and (root / model).exists():
-            model = str(root / model)
-        if sections["head"].file is not None:
-            sections["head"] = replace(sections["head"], file=str(root / sections["head"].file))
-        return cls(model, benchmark, **sections, profile_rows=profile.rows, **chosen, root=root)
+        assert head is not None
+        local = file.model != GLYPHS and (root / file.model).exists()
+        return cls(
+            str(root / file.model) if local else file.model,
+            benchmark,
+            head if head.file is None else replace(head, file=str(root / head.file)),
+            file.train or Optimisation(),
+            file.regularise or Regularisation(),
+            (file.profile or ProfileSection()).rows,
+            file.matrix,
+            file.text_tower,
+            file.seed,
+            root,
+        )
 
     def record(self) -> dict[str, Any]:
         """The effective configuration, as run.yaml would say it in full."""
@@ -150,7 +176,9 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     Relative paths in the file count from its directory, those in `changes` from the current one.
     """
     path = Path(path)
-    given = read_yaml(path, "a YAML file that says what to train", f"the keys {', '.join(SECTIONS)}")
+    given = read_yaml(
+        path, "a YAML file that says what to train", f"the keys {', '.join(field.name for field in fields(RunFile))}"
+    )
     for change in changes:
         set_value(given, change, PATHS)
     return TrainConfig.read(given, path.parent, str(path))
@@ -193,29 +221,7 @@ def task_steps(samples: int, epochs: int, batch: int) -> int:
     return epochs * -(-samples // batch)
 
 
-@dataclass(frozen=True)
-class _Profile:
-    rows: int = 500
-
-
-def _benchmark(given: Any, root: Path, problems: list[str]) -> BenchmarkOptions | None:
-    if not isinstance(given, Mapping):
-        problems.append(f"'benchmark' is {given!r}: expected a mapping with at least 'name' and 'tasks'")
-        return None
-    try:
-        return BenchmarkOptions.read(given, root)
-    except InputError as error:
-        problems.append(str(error))
-        return None
-
-
-def _section(given: Any, kind: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> Any:
-    return kind(**read_section(given, readers, name, problems))
-
-
-def _contradictions(head: Any) -> list[str]:
-    if not isinstance(head, HeadOptions):
-        return []
+def _contradictions(head: HeadOptions) -> list[str]:
     if head.source == "file" and head.file is None:
         return ["head.source is 'file', but head.file does not say which"]
     if head.file is not None and head.source not in ("file", "auto"):
@@ -225,45 +231,3 @@ def _contradictions(head: Any) -> list[str]:
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}
-
-
-_SECTIONS: dict[str, tuple[Any, dict[str, Reader]]] = {
-    "head": (
-        HeadOptions,
-        {
-            "source": one_of("auto", "text", "names", "file", "means", "glyphs"),
-            "file": or_none(text),
-            "templates": or_none(templates),
-            "logit_scale": or_none(real(0, above=True)),
-        },
-    ),
-    "train": (
-        Optimisation,
-        {
-            "epochs": whole(1),
-            "batch": whole(1),
-            "lr": real(0, above=True),
-            "weight_decay": real(0),
-            "warmup": real(0),
-            "schedule": one_of("cosine", "constant"),
-            "clip": or_none(real(0, above=True)),
-            "label_smoothing": real(0, 1),
-            "freeze": texts,
-            "augment": one_of("none", "crop", "flip", "crop+flip", "resized-crop"),
-            "pad": whole(1),
-            "precision": one_of("auto", "float32", "bfloat16"),
-            "compile": flag,
-            "log_every": whole(1),
-        },
-    ),
-    "regularise": (
-        Regularisation,
-        {
-            "method": one_of("none", "ewc", "lwf"),
-            "strength": real(0),
-            "samples": whole(1),
-            "decay": real(0),
-            "temperature": real(0, above=True),
-        },
-    ),
-}

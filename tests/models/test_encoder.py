@@ -185,7 +185,9 @@ def test_a_head_scores_by_cosine(tmp_path):
     [
         ({"other": torch.eye(2)}, {"classes": '["a", "b"]'}, "expected a matrix 'weight'"),
         ({"weight": torch.eye(2)}, None, "the metadata must hold 'classes'"),
-        ({"weight": torch.eye(2)}, {"classes": '["a", "a"]'}, "1 different class names for 2 rows"),
+        ({"weight": torch.eye(2)}, {"classes": '["a", "a"]'}, "class names must differ; named twice: 'a'"),
+        ({"weight": torch.eye(2)}, {"classes": '["a"]'}, r"a head of 1 classes needs .* found \(2, 2\)"),
+        ({"weight": torch.eye(2)}, {"classes": '"ab"'}, "'classes', a JSON list of class names"),
         ({"weight": torch.eye(2)}, {"classes": '["a", "b"]', "logit_scale": "0"}, "expected a positive number"),
         ({"weight": torch.eye(2) * torch.nan}, {"classes": '["a", "b"]'}, "NaN"),
     ],

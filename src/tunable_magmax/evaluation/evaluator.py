@@ -192,7 +192,7 @@ class Evaluator:
         row = {position: k for k, position in enumerate(labelled.positions)}
         self.prepared = prepared
         self.labelled = labelled.take([row[position] for position in prepared.positions])
-        self._weight = torch.from_numpy(np.ascontiguousarray(head.weight)).to(self._device)
+        self._weight = torch.from_numpy(np.ascontiguousarray(head.weight)).to(encoder.device)
         self._refills: dict[tuple[str, ...], Refill] = {}
 
     def __len__(self) -> int:
@@ -260,28 +260,20 @@ class Evaluator:
         """Cosines with the head's rows times its scale, [b, classes] for each batch."""
         import torch
 
-        module = self.encoder.module
-        training = module.training
-        module.eval()
         try:
-            for start in range(0, len(self), self.batch):
-                rows = range(start, min(start + self.batch, len(self)))
-                with torch.inference_mode(), full_float32(self._device):
-                    features = self.encoder.pool(self.prepared.batch(rows)).float()
-                    features = torch.nn.functional.normalize(features, dim=1)
-                    scores = self.head.logit_scale * features @ self._weight.T
-                yield scores
+            with self.encoder.evaluating():
+                for start in range(0, len(self), self.batch):
+                    rows = range(start, min(start + self.batch, len(self)))
+                    with torch.inference_mode(), full_float32(self.encoder.device):
+                        features = self.encoder.pool(self.prepared.batch(rows)).float()
+                        features = torch.nn.functional.normalize(features, dim=1)
+                        scores = self.head.logit_scale * features @ self._weight.T
+                    yield scores
         except torch.cuda.OutOfMemoryError:
             raise InputError(
                 f"the device ran out of memory with {self.batch} samples at a time: give a smaller --batch, such as "
                 f"{max(1, self.batch // 4)}, or --device cpu"
             ) from None
-        finally:
-            module.train(training)
-
-    @property
-    def _device(self) -> Any:
-        return next(self.encoder.module.parameters()).device
 
 
 @contextmanager

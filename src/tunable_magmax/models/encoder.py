@@ -12,7 +12,8 @@ Embeddings are raw: not normalised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -133,6 +134,16 @@ class Encoder:
         mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
         return (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Puts the module into evaluation mode, and afterwards back into the mode it was in."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(training)
+
     # -- without gradients -----------------------------------------------------------------------------------------
 
     def embed_images(self, images: Sequence[Any], batch: int = BATCH) -> NDArray[np.float32]:
@@ -155,16 +166,10 @@ class Encoder:
         import numpy as np
         import torch
 
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.inference_mode():
-                parts = [
-                    encode(inputs[start : start + batch]).float().cpu().numpy()
-                    for start in range(0, len(inputs), batch)
-                ]
-        finally:
-            self.module.train(training)
+        with self.evaluating(), torch.inference_mode():
+            parts = [
+                encode(inputs[start : start + batch]).float().cpu().numpy() for start in range(0, len(inputs), batch)
+            ]
         rows: NDArray[np.float32] = np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
         if rows.shape[1] != self.dim:
             raise InputError(f"{self.path}: embeddings have width {rows.shape[1]}, its configuration says {self.dim}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ from tunable_magmax.files import write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
+
+# The logit scale of heads whose model has none of its own.
+SCALE = 20.0
+BATCH = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,30 +152,25 @@ def load_head(path: str | Path) -> Head:
         raise InputError(f"{file}: no such file; a head is a safetensors file with 'weight' [classes, dim]") from None
     except (OSError, SafetensorError) as error:
         raise InputError(f"{file}: not a readable safetensors file ({error})") from error
-    if weight is None or weight.ndim != 2:
+    if weight is None:
         raise InputError(f"{file}: expected a matrix 'weight' [classes, dim], found {', '.join(names) or 'no tensor'}")
-    if not np.isfinite(weight).all():
-        raise InputError(f"{file}: 'weight' holds NaN or infinity")
     try:
         classes = json.loads(metadata["classes"])
         scale = float(metadata.get("logit_scale", "1"))
     except (KeyError, ValueError):
+        classes, scale = None, 1.0
+    if not isinstance(classes, list):
         raise InputError(
             f"{file}: the metadata must hold 'classes', a JSON list of class names in the order of the rows, "
             "and may hold the number 'logit_scale'"
-        ) from None
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise InputError(f"{file}: the metadata's 'classes' must be a JSON list of names")
-    if len(classes) != len(weight) or len(set(classes)) != len(classes):
-        raise InputError(f"{file}: {len(set(classes))} different class names for {len(weight)} rows of 'weight'")
-    if not np.isfinite(scale) or scale <= 0:
-        raise InputError(f"{file}: the metadata's 'logit_scale' is {scale}; expected a positive number")
-    return Head(weight, tuple(classes), scale, checkpoint_digest(file))
+        )
+    try:
+        return replace(Head.of(weight, classes, scale), digest=checkpoint_digest(file))
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
-# The logit scale of heads whose model has none of its own.
-SCALE = 20.0
-BATCH = 256
+# -- making heads -----------------------------------------------------------------------------------------------------
 
 
 def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:

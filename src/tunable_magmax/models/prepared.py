@@ -148,15 +148,9 @@ def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> 
     """Embeddings [n, dim], float32, on the encoder's device; without gradients."""
     import torch
 
-    training = encoder.module.training
-    encoder.module.eval()
-    try:
-        with torch.inference_mode():
-            rows = torch.arange(len(prepared))
-            parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
-            return torch.cat([encoder.pool(prepared.batch(part)).float() for part in parts])
-    finally:
-        encoder.module.train(training)
+    with encoder.evaluating(), torch.inference_mode():
+        parts = torch.split(torch.arange(len(prepared)), batch)
+        return torch.cat([encoder.pool(prepared.batch(part)).float() for part in parts])
 
 
 def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:

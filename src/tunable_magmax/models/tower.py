@@ -127,13 +127,8 @@ def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]
         batch: Any = encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
     else:
         batch = encoder.prepare_texts(["a text"])
-    training = encoder.module.training
-    encoder.module.eval()
-    try:
-        with torch.enable_grad():
-            slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
-    finally:
-        encoder.module.train(training)
+    with encoder.evaluating(), torch.enable_grad():
+        slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
     return [slope is not None for slope in slopes]
 
 

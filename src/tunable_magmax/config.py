@@ -110,6 +110,10 @@ _WORDS = {
     "a valid string": "a text",
     "a valid boolean": "true or false",
     "String should have at least 1 character": "must not be empty",
+    "List should have": "must have",
+    "Tuple should have": "must have",
+    "Dictionary should have": "must have",
+    " after validation, not 0": "",
     "Value error, ": "",
 }
 """pydantic's words, and what our messages say."""

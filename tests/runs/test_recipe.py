@@ -73,25 +73,25 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"parameters": {"sede": 1}}, "unknown key 'sede' in parameters (did you mean 'seed'?)"),
         ({"parameters": {"weight": 1}}, "unknown key 'weight' in parameters (did you mean 'weights'?)"),
         ({"parameters": {"scale": 1, "lambda": 1}}, "both 'scale' and 'lambda'"),
-        ({"parameters": [1]}, "parameters: expected a mapping"),
+        ({"parameters": [1]}, "parameters is [1]: must be a mapping with the keys"),
         ({"slices": []}, "key 'slices' is not supported: merging by layer slices"),
         ({"tokenizer_source": "union"}, "key 'tokenizer_source' is not supported"),
         ({"out_dtype": "float16"}, "key 'out_dtype' is not supported: out_dtype (use dtype)"),
         ({"parameters": {"int8_mask": True}}, "key 'int8_mask' in parameters is not supported"),
         ({"parameters": {"normalize": True}}, "key 'normalize' in parameters is not supported"),
-        ({"base_model": None}, "base_model is missing"),
-        ({"models": []}, "models is missing"),
-        ({"models": "one"}, "models is missing"),
-        ({"models": [{"path": "one"}]}, "model 1: expected a mapping with 'model'"),
-        ({"models": [3]}, "model 1: expected a mapping with 'model'"),
-        ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' of model 1"),
+        ({"base_model": None}, "base_model is None: must be a text"),
+        ({"models": []}, "models is []: must have at least 1 item"),
+        ({"models": "one"}, "models is 'one': must be a list"),
+        ({"models": [{"path": "one"}]}, "'models.0.model' is missing"),
+        ({"models": [3]}, "models.0 is 3: must be a mapping with the keys model, parameters"),
+        ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' in models.0"),
         (
             {"models": [{"model": "one", "parameters": {"density": 0.5}}]},
-            "key 'density' in parameters of model 1 is not supported: density by model",
+            "key 'density' in models.0.parameters is not supported: density by model",
         ),
         (
             {"models": [{"model": "one", "parameters": {"weight": [0, 1]}}]},
-            "weight of model 1: weights by layer or by name are not supported",
+            "models.0.parameters.weight is [0, 1]: must be one number; weights by layer or by name are not supported",
         ),
         (
             {"models": [{"model": "one", "parameters": {"weight": 1}}, {"model": "two"}]},
@@ -109,7 +109,7 @@ def test_refused_with_the_reason(tmp_path, changes, words):
 
 def test_all_problems_at_once(tmp_path):
     message = refused(tmp_path, {"modles": [], "slices": [], "parameters": {"sede": 1}})
-    for word in ("'modles'", "'slices'", "'sede'", "base_model is missing", "models is missing"):
+    for word in ("'modles'", "'slices'", "'sede'", "'base_model' is missing", "'models' is missing"):
         assert word in message
     assert str(tmp_path / "merge.yml") in message
 

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from tunable_magmax.config import read_yaml, unknown_keys
+from pydantic import Field
+
+from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run, is_run
 
-_TOP_KEYS = ("merge_method", "base_model", "models", "parameters", "dtype")
-_MODEL_KEYS = ("model", "parameters")
-_PARAMETERS = {
-    "scale": "scale",
-    "lambda": "scale",
-    "weights": "weights",
-    "budget": "budget",
-    "scope": "scope",
-    "compare": "compare",
-    "keep": "keep",
-    "density": "density",
-    "seed": "seed",
-    "include": "include",
-    "exclude": "exclude",
-}
-_FOREIGN_BY_MODEL = {"density": "density by model (give one density in parameters)"}
+# Texts as well, because the merge also takes 1/3 and knows names such as matched.
+Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
+Values: TypeAlias = Annotated[tuple[Value, ...], Field(min_length=1)]
+Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
 _FOREIGN = {
+    "density": "density by model (give one density in parameters)",
     "slices": "merging by layer slices",
     "modules": "merging by modules",
     "tokenizer_source": "tokenizer merging",
@@ -45,6 +36,60 @@ _FOREIGN = {
     "name": "names of merges",
     "architecture": "architecture",
 }
+"""Keys of mergekit that are not supported, and what they are about."""
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """The parameters of one model."""
+
+    __pydantic_config__ = STRICT
+    weight: (
+        Annotated[
+            int | float | str,
+            Field(description="one number; weights by layer or by name are not supported"),
+        ]
+        | None
+    ) = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A task's checkpoint; the base may be listed too, and is skipped."""
+
+    __pydantic_config__ = STRICT
+    model: Text
+    parameters: ModelParameters | None = None
+
+
+@dataclass(frozen=True)
+class RecipeParameters:
+    """The options of the merge. `lambda` is another name of `scale`."""
+
+    __pydantic_config__ = STRICT
+    scale: Value | None = None
+    lambda_: Annotated[Value | None, Field(alias="lambda")] = None
+    weights: Values | None = None
+    budget: Values | None = None
+    scope: Text | None = None
+    compare: Text | None = None
+    keep: Text | None = None
+    density: Value | None = None
+    seed: Value | None = None
+    include: Patterns | None = None
+    exclude: Patterns | None = None
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """The YAML of a merge. Relative paths count from its directory."""
+
+    __pydantic_config__ = STRICT
+    base_model: Text
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
+    merge_method: Text = "tunable_magmax"
+    parameters: RecipeParameters | None = None
+    dtype: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +126,23 @@ def read_recipe(path: str | Path) -> Recipe:
 
 
 def read_config(path: Path) -> Recipe:
-    """A YAML configuration; relative paths count from its own directory."""
-    config = read_yaml(path, "a run directory or a YAML configuration", f"the keys {', '.join(_TOP_KEYS)}")
-    problems = [*_unknown(config, _TOP_KEYS, ""), *_missing(config)]
-    parameters = _mapping(config.get("parameters"), "parameters", problems)
-    problems += _unknown(parameters, tuple(_PARAMETERS), " in parameters")
+    """Reads a YAML configuration."""
+    keys = ", ".join(field.name for field in fields(RecipeFile))
+    content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
+    problems: list[str] = []
+    content = _supported(content, RecipeFile, "", problems)
+    content["parameters"] = _supported(content.get("parameters") or {}, RecipeParameters, " in parameters", problems)
+    if isinstance(content.get("models"), list):
+        content["models"] = [_entry(entry, k, problems) for k, entry in enumerate(content["models"])]
+    file = gather(RecipeFile, content, problems)
+    parameters = content["parameters"] if isinstance(content["parameters"], Mapping) else {}
     if "scale" in parameters and "lambda" in parameters:
         problems.append("parameters has both 'scale' and 'lambda', which are the same")
-    tasks, weights = _read_models(config, path.parent, problems)
-    options: dict[str, Any] = {_PARAMETERS[k]: v for k, v in parameters.items() if k in _PARAMETERS}
-    if weights:
+    tasks = [] if file is None else [entry for entry in file.models if not _same(path, entry.model, file.base_model)]
+    weights = [None if task.parameters is None else task.parameters.weight for task in tasks]
+    # As they are written: 1 and 1.0 are told apart in the report.
+    options: dict[str, Any] = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
+    if any(weight is not None for weight in weights):
         if "weights" in options:
             problems.append("weights are given both in parameters and for the models; give them once")
         elif None in weights:
@@ -98,60 +150,34 @@ def read_config(path: Path) -> Recipe:
                 "some models have a weight and some have none; give one to each, 0 for those that do not matter"
             )
         options["weights"] = weights
-    if problems:
-        raise InputError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in problems))
-    options["method"] = config.get("merge_method", "tunable_magmax")
-    if config.get("dtype") is not None:
-        options["out_dtype"] = config["dtype"]
+    refuse(problems, str(path))
+    assert file is not None
+    options["method"] = file.merge_method
+    if file.dtype is not None:
+        options["out_dtype"] = file.dtype
     root = path.parent
-    return Recipe(root / config["base_model"], tuple(root / task for task in tasks), options)
+    return Recipe(root / file.base_model, tuple(root / task.model for task in tasks), options)
 
 
-def _read_models(config: Mapping[str, Any], root: Path, problems: list[str]) -> tuple[list[str], list[Any] | None]:
-    """Checkpoints and their weights (None if no model has one), without the base itself, if it is listed."""
-
-    def same(one: str, other: Any) -> bool:
-        return isinstance(other, str) and (root / one).resolve() == (root / other).resolve()
-
-    tasks: list[str] = []
-    weights: list[Any] = []
-    models = config.get("models", [])
-    for k, entry in enumerate(models if isinstance(models, list) else [], start=1):
-        if isinstance(entry, str):
-            entry = {"model": entry}
-        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
-            problems.append(f"model {k}: expected a mapping with 'model', the path of a checkpoint")
-            continue
-        problems += _unknown(entry, _MODEL_KEYS, f" of model {k}")
-        parameters = _mapping(entry.get("parameters"), f"parameters of model {k}", problems)
-        problems += _unknown(parameters, ("weight",), f" in parameters of model {k}")
-        if isinstance(parameters.get("weight"), list | dict):
-            problems.append(f"weight of model {k}: weights by layer or by name are not supported; give one number")
-        if not same(entry["model"], config.get("base_model")):
-            tasks.append(entry["model"])
-            weights.append(parameters.get("weight"))
-    return tasks, None if all(weight is None for weight in weights) else weights
+def _same(path: Path, one: str, other: str) -> bool:
+    return (path.parent / one).resolve() == (path.parent / other).resolve()
 
 
-def _mapping(value: Any, what: str, problems: list[str]) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        problems.append(f"{what}: expected a mapping, got {value!r}")
-        return {}
-    return value
+def _entry(entry: Any, k: int, problems: list[str]) -> Any:
+    """A model as a mapping, also where only its path is given."""
+    if isinstance(entry, str):
+        return {"model": entry}
+    entry = _supported(entry, ModelEntry, f" in models.{k}", problems)
+    if isinstance(entry, Mapping) and "parameters" in entry:
+        where = f" in models.{k}.parameters"
+        return {**entry, "parameters": _supported(entry["parameters"], ModelParameters, where, problems)}
+    return entry
 
 
-def _missing(config: Mapping[str, Any]) -> list[str]:
-    problems = []
-    if not isinstance(config.get("base_model"), str):
-        problems.append("base_model is missing; it is the path of the pre-trained checkpoint")
-    if not isinstance(config.get("models"), list) or not config["models"]:
-        problems.append("models is missing; list the task checkpoints in training order")
-    return problems
-
-
-def _unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> list[str]:
-    why = {key: reason for key, reason in {**_FOREIGN, **_FOREIGN_BY_MODEL}.items() if key not in known}
-    refused = [f"key {key!r}{where} is not supported: {why[key]}" for key in given if key in why]
-    return [*refused, *unknown_keys({key: None for key in given if key not in why}, known, where)]
+def _supported(section: Any, kind: Any, where: str, problems: list[str]) -> Any:
+    """Returns a section without keys that only mergekit knows; `problems` says why each is refused."""
+    if not isinstance(section, Mapping):
+        return section
+    refused = [key for key in section if key in _FOREIGN and key not in kind.__dataclass_fields__]
+    problems += [f"key {key!r}{where} is not supported: {_FOREIGN[key]}" for key in refused]
+    return {key: value for key, value in section.items() if key not in refused}

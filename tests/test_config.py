@@ -1,0 +1,156 @@
+"""YAML and JSON into dataclasses: every problem in one error, under the name of its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from tunable_magmax.config import (
+    LENIENT,
+    STRICT,
+    Count,
+    Number,
+    Positive,
+    Seed,
+    Text,
+    Texts,
+    check,
+    gather,
+    read_yaml,
+    schema_of,
+    set_value,
+)
+from tunable_magmax.errors import InputError
+
+
+@dataclass(frozen=True)
+class Inner:
+    __pydantic_config__ = STRICT
+    method: Literal["cosine", "constant"] = "cosine"
+    names: Texts = ()
+
+
+@dataclass(frozen=True)
+class Lenient:
+    __pydantic_config__ = LENIENT
+    path: Text | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    __pydantic_config__ = STRICT
+    model: Text
+    lr: Positive = 1e-5
+    share: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    epochs: Count = 10
+    seed: Seed = 0
+    flag: bool = False
+    inner: Inner | None = None
+    several: dict[str, Inner] = field(default_factory=dict)
+    listed: tuple[Inner, ...] = ()
+    either: Annotated[Literal["natural"] | Inner | tuple[int, ...], Field(description="natural, or some")] = "natural"
+    lenient: Lenient = Lenient()
+
+
+def problems(data):
+    found = []
+    assert gather(Sample, {"model": "m", **data} if isinstance(data, dict) else data, found) is None
+    return found
+
+
+def test_values_are_what_the_annotations_say():
+    given = {"model": "m", "lr": "1e-3", "share": 0, "inner": {"names": "one"}, "either": [1, 2]}
+    found = check(Sample, given, "x.yaml")
+    assert found == Sample("m", 0.001, 0.0, inner=Inner(names=("one",)), either=(1, 2))
+    assert check(Sample, {"model": "m", "lenient": {"path": "p", "more": 1}}, "x.yaml").lenient == Lenient("p")
+    assert check(Sample, {"model": "m", "inner": None}, "x.yaml") == Sample("m")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"lr": 0}, "lr is 0: must be greater than 0"),
+        ({"lr": "fast"}, "lr is 'fast': must be a number"),
+        ({"lr": True}, "lr is True: must be a number"),
+        ({"lr": float("inf")}, "lr is inf: must be a finite number"),
+        ({"share": 1}, "share is 1: must be less than 1"),
+        ({"epochs": 0}, "epochs is 0: must be greater than or equal to 1"),
+        ({"epochs": 2.5}, "epochs is 2.5: must be a whole number"),
+        ({"epochs": "3"}, "epochs is '3': must be a whole number"),
+        ({"flag": 1}, "flag is 1: must be true or false"),
+        ({"model": ""}, "model is '': must not be empty"),
+        ({"model": 3}, "model is 3: must be a text"),
+        ({"inner": 7}, "inner is 7: must be a mapping with the keys method, names"),
+        (
+            {"inner": {"method": "cosin"}},
+            "inner.method is 'cosin': must be 'cosine' or 'constant' (did you mean 'cosine'?)",
+        ),
+        ({"inner": {"names": ["a", 1]}}, "inner.names.1 is 1: must be a text"),
+        ({"inner": {"nams": []}}, "unknown key 'nams' in inner (did you mean 'names'?); known: method, names"),
+        ({"several": {"a": {"b": 1}}}, "unknown key 'b' in several.a; known: method, names"),
+        ({"listed": [{}, {"method": 1}]}, "listed.1.method is 1: must be 'cosine' or 'constant'"),
+        ({"listed": 3}, "listed is 3: must be a list"),
+        ({"either": "x"}, "either is 'x': must be natural, or some"),
+        ({"either": {"nams": 1}}, "either is {'nams': 1}: must be natural, or some"),
+        ({"lenient": {"path": 1}}, "lenient.path is 1: must be a text"),
+        ([], "must be a mapping with the keys model, lr, share"),
+    ],
+)
+def test_each_problem_is_one_line(data, says):
+    (found,) = problems(data)
+    assert found.startswith(says)
+
+
+def test_all_problems_at_once_in_one_error():
+    with pytest.raises(InputError) as caught:
+        check(Sample, {"modl": "m", "lr": -1, "inner": {"method": 3, "x": 1}}, "x.yaml")
+    assert str(caught.value).splitlines() == [
+        "x.yaml:",
+        "  - 'model' is missing",
+        "  - lr is -1: must be greater than 0",
+        "  - inner.method is 3: must be 'cosine' or 'constant'",
+        "  - unknown key 'x' in inner; known: method, names",
+        "  - unknown key 'modl' (did you mean 'model'?); known: model, lr, share, epochs, seed, flag, inner, several, "
+        "listed, either, lenient",
+    ]
+
+
+def test_problems_inside_a_section_have_its_name():
+    found = []
+    gather(Inner, {"method": 1, "x": 2}, found, "train.inner")
+    assert found[0].startswith("train.inner.method is 1: must be")
+    assert found[1].startswith("unknown key 'x' in train.inner; known:")
+
+
+def test_the_schema_knows_every_key():
+    schema = schema_of(Sample)
+    assert list(schema["properties"]) == list(Sample.__dataclass_fields__)
+    assert schema["required"] == ["model"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["either"]["description"] == "natural, or some"
+
+
+def test_files(tmp_path):
+    file = tmp_path / "x.yaml"
+    with pytest.raises(InputError, match=r"x\.yaml does not exist; expected a file of keys"):
+        read_yaml(file, "a file of keys", "keys")
+    for content, says in (("a: [", "not a readable YAML file"), ("- a", "expected a mapping with keys")):
+        file.write_text(content)
+        with pytest.raises(InputError, match=says):
+            read_yaml(file, "a file of keys", "keys")
+    file.write_text("a: {b: 1}")
+    assert read_yaml(file, "a file of keys", "keys") == {"a": {"b": 1}}
+
+
+def test_single_values_are_set():
+    data = {"a": {"b": 1}, "c": None}
+    set_value(data, "a.b=[1, 2]")
+    set_value(data, "c.d.e=x")
+    set_value(data, "place=here", {"place": str.upper})
+    assert data == {"a": {"b": [1, 2]}, "c": {"d": {"e": "x"}}, "place": "HERE"}
+    for change in ("a.b", "a.b.c=1", "c=[1"):
+        with pytest.raises(InputError, match=f"--set {change}".replace("[", r"\[")):
+            set_value(data, change)

@@ -28,12 +28,14 @@ from tunable_magmax.preference.search import Search, Trial
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import search as tuning
 from tunable_magmax.workflows.search import search_preference
+from tunable_magmax.workflows.target import Reading, Target
 
 
 def found_for(run, pairs, **options):
     names = [field.name for field in dataclasses.fields(Search) if field.name in options]
     settings = Search(**{name: options.pop(name) for name in names})
-    return search_preference(run, open_samples(pairs), settings, device="cpu", **options)
+    reading = Reading(device="cpu", max_samples=options.pop("max_samples", 500))
+    return search_preference(Target(run, reading=reading), open_samples(pairs), settings, **options)
 
 
 def changed(run, **changes):
@@ -120,9 +122,9 @@ def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch)
     for trials in (1, 9):
         reads.clear()
         opened.clear()
-        run = Run.open(any_run.path)
+        target = Target(Run.open(any_run.path), reading=Reading(device="cpu"))
         settings = Search(trials=trials, patience=None)
-        search_preference(run, dataclasses.replace(samples, load=load), settings, device="cpu")
+        search_preference(target, dataclasses.replace(samples, load=load), settings)
         counted.append(len(reads))
         assert opened == list(range(6))
     assert counted[0] == counted[1] > 0
@@ -179,7 +181,7 @@ def test_what_is_left_out_is_told(image_run, tmp_path):
 
 def test_a_sample_of_many(image_run, tmp_path):
     pairs = image_run.pairs(tmp_path / "site", {"red": 5, "blue": 5})
-    assert found_for(Run.open(image_run.path), pairs, trials=1, limit=4).provenance["samples"] == 4
+    assert found_for(Run.open(image_run.path), pairs, trials=1, max_samples=4).provenance["samples"] == 4
 
 
 @pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])

@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
 
-from tunable_magmax.cli.prefer_progress import Following
+from tunable_magmax.cli.prefer_output import SearchProgress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Trial
 from tunable_magmax.workflows import search as tuning
@@ -105,7 +105,7 @@ def test_the_bar_shows_the_best_so_far():
     from rich.progress import Progress
 
     bars = Progress()
-    follower = Following(5, bars)
+    follower = SearchProgress(5, bars)
     follower.progress("loading", 1, 3)
     for count in (1, 2, 3):
         follower.watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])

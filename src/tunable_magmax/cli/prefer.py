@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.loose import Loose, refuse_loose
-from tunable_magmax.cli.prefer_options import Finding, Reading, Searching, Sources, details_of, numbers
-from tunable_magmax.cli.prefer_progress import following
-from tunable_magmax.cli.prefer_summary import elements, starved, summary, written
+from tunable_magmax.cli.prefer_options import Finding, Reading, Searching, Sources, estimation_of, sources_of
+from tunable_magmax.cli.prefer_output import search_progress, summary, written
 from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError
-
-if TYPE_CHECKING:
-    from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.target import Target
 
 _SOURCES, _FINDING, _SEARCHING, _READING = Sources(), Finding(), Searching(), Reading()
 
@@ -64,9 +53,8 @@ def prefer(
     as_json
         Print preference and budget as JSON on stdout.
     """
-    from tunable_magmax.preference.search import Search
-    from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.prefer import find_preference
+    from tunable_magmax.workflows.prefer import prefer as find
+    from tunable_magmax.workflows.target import Reading as ReadingOptions
 
     lists = {
         "--weights": sources.weights,
@@ -77,84 +65,34 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
-    run = Run.open(run_dir)
-    details = details_of(finding, searching)
-    strengths = None if sources.strengths is None else numbers(sources.strengths, "--strengths")
-    given: dict[str, Any] = {"pairs": sources.pairs, "opinions": [*_opinions(run, sources)], "strengths": strengths}
-    target = _target(run, sources, finding, reading)
-    told: list[str] = []
-    with _collected(told):
-        if finding.method == "search":
-            with following(searching.trials or Search.trials, searching.study, quiet or as_json) as follower:
-                target = replace(target, progress=follower.progress)
-                details = replace(details, search=replace(details.search, watch=follower.watch))
-                preference = find_preference(target, details, **given)
-        else:
-            with progress_bars(quiet or as_json) as progress:
-                preference = find_preference(replace(target, progress=progress), details, **given)
-    preference = preference.named(run.names)
-    count, trouble = elements(run)
-    budget = None if count is None else preference.budget(count)
-    told += [trouble] if trouble else starved(run.labels, preference, budget or [], count or 0)
+    estimation = estimation_of(finding, searching)
+    evidence = (run_dir, sources_of(sources), estimation, ReadingOptions(**vars(reading)))
+    if finding.method == "search":
+        with search_progress(estimation.search.trials, searching.study, quiet or as_json) as shown:
+            found = find(*evidence, progress=shown.progress, watch=shown.watch)
+    else:
+        with progress_bars(quiet or as_json) as progress:
+            found = find(*evidence, progress=progress)
     if out is not None:
-        preference.save(out)
+        found.preference.save(out)
     if plot is not None:
         from tunable_magmax.plots.preference import save_chart
 
-        save_chart(preference, plot)
-    for warning in told:
+        save_chart(found.preference, plot)
+    for warning in found.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     if as_json:
-        record = {"preference": json.loads(preference.to_json()), "elements": count, "budget": budget}
-        sys.stdout.write(json.dumps({**record, "warnings": told}, indent=1, ensure_ascii=False) + "\n")
+        record = {"preference": json.loads(found.preference.to_json()), "elements": found.elements}
+        record |= {"budget": found.budget, "warnings": found.warnings}
+        sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        lines = [*summary(run.labels, preference, count, budget), *written(out, plot, preference)]
+        lines = [*summary(found), *written(out, plot, found.preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _target(run: Run, sources: Sources, finding: Finding, reading: Reading) -> Target:
-    from tunable_magmax.workflows.target import Target
-
-    return Target(
-        run,
-        labels_file=sources.labels,
-        inputs=sources.inputs,
-        predictions_file=sources.predictions,
-        head=reading.classifier,
-        classifier_checkpoint=reading.classifier_checkpoint,
-        split=reading.split,
-        text_column=reading.text_column,
-        label_column=reading.label_column,
-        limit=reading.max_samples,
-        seed=finding.seed,
-        device=reading.device,
-    )
-
-
-def _opinions(run: Run, sources: Sources) -> Iterator[Preference]:
-    from tunable_magmax.preference.preference import Preference
-
-    given = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]
-    if len(given) > 1:
-        raise InputError(f"--{' and --'.join(given)} say the same thing in different ways: give one of them")
-    tasks = len(run.tasks)
-    if sources.weights is not None:
-        weights = numbers(sources.weights, "--weights")
-        if len(weights) != tasks:
-            raise InputError(
-                f"{number(len(weights), 'weight')} for {number(tasks, 'task')}: give one for each task, in training "
-                "order, 0 for tasks that do not matter"
-            )
-        yield Preference.from_weights(weights)
-    if sources.alpha is not None:
-        yield Preference.from_alpha(sources.alpha, tasks)
-    if sources.equal:
-        yield Preference.equal(tasks)
-
-
 def _holds_preference(out: Path) -> bool:
-    """Whether a preference is there, which is replaced; anything else is not."""
+    """Says whether a preference is there, which is replaced; refuses to replace anything else."""
     from tunable_magmax.preference.preference import Preference
 
     if out.is_dir():
@@ -166,12 +104,3 @@ def _holds_preference(out: Path) -> bool:
             raise InputError(f"{out} exists and is no preference file: choose another name") from None
         return True
     return False
-
-
-@contextmanager
-def _collected(told: list[str]) -> Iterator[None]:
-    """Warnings for the user, put into `told` instead of printed."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    told += dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning)

@@ -11,7 +11,8 @@ from cyclopts import Group, Parameter
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows.prefer import Finding as Details
+    from tunable_magmax.workflows import target as workflow
+    from tunable_magmax.workflows.prefer import Estimation
 
 
 @Parameter(name="*", group=Group("What is known of the target: one or several", sort_key=1))
@@ -120,30 +121,23 @@ class Reading:
     device: Annotated[str | None, Parameter(help="For encoders. Default: the GPU if there is one.")] = None
 
 
-def details_of(finding: Finding, searching: Searching) -> Details:
-    """What the library takes, with texts read as numbers."""
-    from tunable_magmax.preference.uncertainty import Resampling
-    from tunable_magmax.workflows.prefer import Finding as Details
-    from tunable_magmax.workflows.prefer import Search
+def sources_of(sources: Sources) -> workflow.Sources:
+    """Converts the options to what the workflow takes, with texts read as numbers."""
+    from tunable_magmax.workflows.target import Sources
 
-    scale: tuple[float, float] | None = None
-    if searching.search_scale is not None:
-        ends = numbers(searching.search_scale, "--search-scale")
-        if len(ends) != 2:
-            raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
-        scale = (ends[0], ends[1])
-    return Details(
-        method=finding.method,
-        similarity=finding.similarity,
-        on_zero=finding.on_zero,
-        gamma=finding.gamma,
-        debias=finding.debias,
-        regularisation=finding.regularisation,
-        iterations=finding.iterations,
-        bandwidth=finding.bandwidth,
-        resampling=Resampling(seed=finding.seed, shrink=_shrink(finding.shrink)),
-        search=Search(scale, searching.trials, searching.patience, searching.study),
-    )
+    lists = {name: numbers(getattr(sources, name), f"--{name}") for name in ("weights", "strengths")}
+    return Sources(**{**vars(sources), **lists})
+
+
+def estimation_of(finding: Finding, searching: Searching) -> Estimation:
+    """Converts the options to what the workflow takes, with texts read as numbers."""
+    from tunable_magmax.workflows.prefer import Estimation
+
+    scale = numbers(searching.search_scale, "--search-scale")
+    if scale is not None and len(scale) != 2:
+        raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
+    options: dict[str, Any] = {**vars(finding), **vars(searching)}
+    return Estimation(**{**options, "shrink": _shrink(finding.shrink), "search_scale": scale})
 
 
 def _shrink(text: str) -> Any:
@@ -155,9 +149,9 @@ def _shrink(text: str) -> Any:
         raise InputError(f"--shrink is {text!r}, expected a number from 0 to 1, or auto") from None
 
 
-def numbers(text: str, option: str) -> list[float]:
-    """Numbers with commas between them."""
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Reads numbers with commas between them."""
     try:
-        return [float(part) for part in text.split(",")]
+        return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0") from None

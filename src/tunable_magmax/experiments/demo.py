@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -288,16 +287,14 @@ class _Measure:
 
 def _preference(run: Run, place: Path, site: str, source: str) -> Preference:
     """As `tmx prefer` finds it: from labels, from inputs, or from inputs by transport."""
-    from tunable_magmax.workflows.prefer import Finding, find_preference
-    from tunable_magmax.workflows.target import Target
+    from tunable_magmax.workflows.prefer import Estimation, prefer
+    from tunable_magmax.workflows.target import Reading, Sources
 
     folder = place / "sites" / slug(site)
     if source == "labels":
-        return find_preference(Target(run, labels_file=folder / "labels.txt"))
-    target = Target(run, inputs=folder / "inputs", device="cpu")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "transport did not converge")  # what it is worth is measured here
-        return find_preference(target, Finding(method="ot" if source == "inputs-ot" else "auto"))
+        return prefer(run, Sources(labels=folder / "labels.txt")).preference
+    estimation = Estimation(method="ot" if source == "inputs-ot" else "auto")
+    return prefer(run, Sources(inputs=folder / "inputs"), estimation, Reading(device="cpu")).preference
 
 
 def _made(path: Path) -> Path:

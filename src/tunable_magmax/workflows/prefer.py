@@ -1,26 +1,30 @@
-"""From everything a user has of the target to one preference: which method takes which source, and how several join."""
+"""`prefer`: from everything that a user has of the target to one preference, and the budget that it means."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.checkpoints.layout import Signature, build_layout
+from tunable_magmax.checkpoints.lora.adapter import open_task
+from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, TmxError, some_of
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.features import Bandwidth
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.preference.search import Search as Settings
-from tunable_magmax.preference.search import Watch
+from tunable_magmax.preference.search import Search, Watch
 from tunable_magmax.preference.transport import Sinkhorn
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
-from tunable_magmax.workflows.target import Target
+from tunable_magmax.preference.uncertainty import Resampling
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.target import Reading, Sources, Target
 
 Method: TypeAlias = Literal[
     "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
@@ -30,19 +34,11 @@ BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
 
 
 @dataclass(frozen=True)
-class Search:
-    """Details of a search, as `tuning.search_preference` takes them. None: its default."""
+class Estimation:
+    """The method and its details. None is the method's default; an option that changes nothing is refused.
 
-    scale: tuple[float, float] | None = None
-    trials: int | None = None
-    patience: int | None = None
-    study_file: str | os.PathLike[str] | None = None
-    watch: Watch | None = None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The method and its details. None: the method's own default; anything else is refused where it changes nothing."""
+    `shrink`, `seed`: see `uncertainty.Resampling`. From `trials` on, the options are those of `search.Search`.
+    """
 
     method: Method = "auto"
     similarity: Similarity = "inner"
@@ -52,185 +48,293 @@ class Finding:
     regularisation: float | None = None
     iterations: int | None = None
     bandwidth: Bandwidth | None = None
-    resampling: Resampling = DEFAULT
-    search: Search = Search()
+    shrink: float | Literal["auto"] = 0.0
+    seed: int = 0
+    trials: int | None = None
+    patience: int | None = None
+    search_scale: tuple[float, float] | None = None
+    study: Path | None = None
+
+    @property
+    def resampling(self) -> Resampling:
+        """How intervals are made."""
+        return Resampling(seed=self.seed, shrink=self.shrink)
+
+    @property
+    def search(self) -> Search:
+        """How far a search goes."""
+        asked: dict[str, Any] = {"trials": self.trials, "patience": self.patience}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        return Search(scale=self.search_scale, study_file=self.study, seed=self.seed, **asked)
 
 
-PLAIN = Finding()
+@dataclass(frozen=True)
+class Preferred:
+    """A preference for a run, with names for the run's tasks, and what a user should be warned of.
+
+    `elements`: how many elements the run's checkpoints could merge, by their headers, and `budget`: how many of them
+    each task gives. None where the checkpoints cannot be read.
+    """
+
+    preference: Preference
+    labels: tuple[str, ...]
+    elements: int | None
+    budget: list[int] | None
+    warnings: list[str]
 
 
-def find_preference(
-    target: Target,
-    finding: Finding = PLAIN,
+def prefer(
+    run: Run | str | os.PathLike[str],
+    sources: Sources,
+    estimation: Estimation = Estimation(),  # noqa: B008  (frozen)
+    reading: Reading = Reading(),  # noqa: B008
     *,
-    pairs: Path | None = None,
-    opinions: Sequence[Preference] = (),
-    strengths: Sequence[float] | None = None,
-) -> Preference:
-    """One preference from the samples that `target` names, from `pairs` of inputs and labels, and from `opinions`.
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Preferred:
+    """Finds how much each task of a run matters to a target. `watch` is shown the trials of a search.
 
     `pairs` give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and both to
     `search`. Several sources are combined by `strengths`, by default by their samples.
+
+    >>> found = prefer("run", Sources(labels=Path("labels.txt")))  # doctest: +SKIP
+    >>> found.preference.weights, found.budget  # doctest: +SKIP
+    ((0.75, 0.25), [15000, 5000])
     """
-    by_data = any(source is not None for source in (target.labels_file, target.inputs, target.predictions_file, pairs))
-    if not opinions and not by_data:
+    run = run if isinstance(run, Run) else Run.open(os.fspath(run))
+    target = Target(run, sources, reading, estimation.seed, progress)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        preference = _find(target, estimation, watch).named(run.names)
+    texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
+    try:
+        elements = _count_elements(run)
+    except TmxError as error:
+        reason = str(error).splitlines()[0]
+        texts.append(f"the budget is not known, because the run's checkpoints cannot be read: {reason}")
+        return Preferred(preference, run.labels, None, None, texts)
+    budget = preference.budget(elements)
+    parts = zip(run.labels, preference.weights, budget, strict=True)
+    starved = [label for label, weight, share in parts if weight > 0 and not share]
+    if starved:
+        texts.append(
+            f"the weight of {some_of(starved)} is above 0 but too small for one of {elements:,} elements: the budget "
+            "is 0, and the merge takes nothing from there; --shrink raises small weights"
+        )
+    return Preferred(preference, run.labels, elements, budget, texts)
+
+
+def _count_elements(run: Run) -> int:
+    with ExitStack() as opened:
+        base = opened.enter_context(open_checkpoint(run.base))
+        tasks = [opened.enter_context(open_task(path, base)) for path in run.tasks]
+        signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in (base, *tasks)]
+        return build_layout(signatures, ["base", *run.labels]).elements
+
+
+def _find(target: Target, estimation: Estimation, watch: Watch | None) -> Preference:
+    sources = target.sources
+    files = {name: getattr(sources, name) for name in ("labels", "inputs", "predictions", "pairs")}
+    samples = [name for name, file in files.items() if file is not None]
+    preferences = list(_opinions(sources, len(target.run.tasks)))
+    if not preferences and not samples:
         raise InputError(
             "what is known of the target? Give --labels, --inputs or --pairs, or --weights, --alpha or --equal if "
             "there are no samples of it"
         )
-    _refuse_unused(target, finding, pairs is not None, by_data)
-    given = list(opinions)
-    _refuse_unweighed(given, by_data, pairs is not None, strengths)
-    if pairs is not None:
-        given.append(_by_pairs(target, finding, pairs))
-    elif by_data:
-        given += [_with_facts(part, target) for part in _by_data(target, finding)]
-    if strengths is None and len(given) == 1:
-        return given[0]
-    return Preference.combined(given, strengths)
+    _refuse_unused(estimation, samples)
+    _refuse_uncombined(preferences, samples, sources.strengths)
+    if sources.pairs is not None:
+        preferences.append(_by_pairs(target, estimation, watch))
+    elif samples:
+        preferences += [_with_facts(part, target) for part in _by_data(target, estimation)]
+    if sources.strengths is None and len(preferences) == 1:
+        return preferences[0]
+    return Preference.combined(preferences, sources.strengths)
 
 
-def _by_pairs(target: Target, finding: Finding, pairs: Path) -> Preference:
-    samples = open_samples(pairs, target.split, target.text_column, target.label_column)
-    if samples.labels is None:
+def _opinions(sources: Sources, tasks: int) -> Iterator[Preference]:
+    names = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]
+    if len(names) > 1:
+        raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
+    if sources.weights is not None:
+        if len(sources.weights) != tasks:
+            raise InputError(
+                f"{len(sources.weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for "
+                "tasks that do not matter"
+            )
+        yield Preference.from_weights(sources.weights)
+    if sources.alpha is not None:
+        yield Preference.from_alpha(sources.alpha, tasks)
+    if sources.equal:
+        yield Preference.equal(tasks)
+
+
+def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
+    """Refuses sources that exclude each other, and options that would change nothing."""
+    method = estimation.method
+    if not samples and method != "auto":
+        needed = "--pairs" if method == "search" else "--labels or --inputs"
+        raise InputError(f"--method {method} needs samples of the target: give {needed}")
+    others = [name for name in samples if name != "pairs"]
+    if "pairs" in samples and others:
         raise InputError(
-            f"{pairs} holds inputs without labels, and pairs need both: put images into class folders, add a column "
-            "'label', or give it as --inputs"
+            f"--pairs and --{' and --'.join(others)}: give one of them; for labels of some samples and inputs of "
+            "others, give --labels and --inputs"
         )
-    if finding.method == "search":
-        return _by_search(target, finding, samples)
-    if finding.method in ("auto", "label"):
-        part = replace(target, labels_file=pairs, facts={})
-        return _with_facts(_by_labels(part, finding), part)
+    if others and method == "search":
+        raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
+    for option, methods in (
+        ("gamma", BY_FEATURES),
+        ("debias", ("ot",)),
+        ("regularisation", ("ot",)),
+        ("iterations", ("ot",)),
+        ("bandwidth", ("mmd",)),
+        *((option, ("search",)) for option in ("trials", "patience", "search_scale", "study")),
+    ):
+        if getattr(estimation, option) not in (None, False) and method not in methods:
+            raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
+
+
+def _refuse_uncombined(
+    opinions: Sequence[Preference], samples: Sequence[str], strengths: Sequence[float] | None
+) -> None:
+    """Refuses sources that could not be combined in the end, before the samples are read, which may take long."""
+    if strengths is None and opinions and samples:
+        raise InputError(
+            f"several sources, and {opinions[0].method} has no samples to count by: say with --strengths how much each "
+            "counts, as 1,3, or give one source"
+        )
+    if strengths is not None and "pairs" in samples and len(strengths) != len(opinions) + 1:
+        raise InputError(f"{len(strengths)} strengths for {len(opinions) + 1} sources: give one for each")
+
+
+# -- one source at a time ------------------------------------------------------------------------------------------
+
+
+def _by_pairs(target: Target, estimation: Estimation, watch: Watch | None) -> Preference:
+    sources, reading = target.sources, target.reading
+    assert sources.pairs is not None
+    pairs = open_samples(sources.pairs, reading.split, reading.text_column, reading.label_column)
+    if pairs.labels is None:
+        raise InputError(
+            f"{sources.pairs} holds inputs without labels, and pairs need both: put images into class folders, add a "
+            "column 'label', or give it as --inputs"
+        )
+    if estimation.method == "search":
+        from tunable_magmax.workflows.search import search_preference
+
+        return search_preference(
+            target,
+            pairs,
+            estimation.search,
+            similarity=estimation.similarity,
+            resampling=estimation.resampling,
+            watch=watch,
+        )
+    if estimation.method in ("auto", "label"):
+        part = replace(target, sources=replace(sources, labels=sources.pairs))
+        return _with_facts(_by_labels(part, estimation), part)
     # Not the labels too: of the same samples, they would count twice.
-    part = replace(target, inputs=pairs, facts={})
-    (found,) = _by_data(part, finding)
+    part = replace(target, sources=replace(sources, inputs=sources.pairs))
+    (preference,) = _by_data(part, estimation)
     part.facts.pop("unused_labels", None)
-    return _with_facts(found, part)
+    return _with_facts(preference, part)
 
 
-def _by_search(target: Target, finding: Finding, samples: Samples) -> Preference:
-    from tunable_magmax.workflows.search import search_preference
-
-    asked = {"trials": finding.search.trials, "patience": finding.search.patience}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    settings = Settings(
-        scale=finding.search.scale, seed=finding.resampling.seed, study_file=finding.search.study_file, **options
-    )
-    return search_preference(
-        target.run,
-        samples,
-        settings,
-        head=target.head_file,
-        similarity=finding.similarity,
-        resampling=finding.resampling,
-        limit=target.limit,
-        device=target.device,
-        progress=target.progress,
-        watch=finding.search.watch,
-    )
-
-
-def _by_data(target: Target, finding: Finding) -> list[Preference]:
-    """One preference from all samples where one likelihood can hold them, else one for each source."""
-    has_labels, method = target.labels_file is not None, finding.method
-    has_inputs = target.inputs is not None or target.predictions_file is not None
-    if not has_inputs:
+def _by_data(target: Target, estimation: Estimation) -> list[Preference]:
+    """Returns one preference from all samples where one likelihood can hold them, else one for each source."""
+    sources, method = target.sources, estimation.method
+    if sources.inputs is None and sources.predictions is None:
         if method not in ("auto", "label"):
             raise InputError(f"--method {method} compares inputs, and there are none: give --inputs, or --method label")
-        return [_by_labels(target, finding)]
+        return [_by_labels(target, estimation)]
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
-    if method in BY_FEATURES or method == "probe":
-        return [
-            *([_by_labels(target, finding)] if has_labels else []),
-            _by_probe(target, finding) if method == "probe" else _by_features(target, finding),
-        ]
     if method in BY_PREDICTIONS:
-        return _by_predictions(target, finding)
-    return _by_rule(target, finding)
+        return _by_predictions(target, estimation)
+    if method == "auto":
+        return _by_rule(target, estimation)
+    labelled = [_by_labels(target, estimation)] if sources.labels is not None else []
+    return [*labelled, _by_probe(target, estimation) if method == "probe" else _by_features(target, estimation)]
 
 
-def _by_labels(target: Target, finding: Finding) -> Preference:
+def _by_labels(target: Target, estimation: Estimation) -> Preference:
     counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
     return Preference.from_labels(
-        counts, target.labels, similarity=finding.similarity, on_zero=finding.on_zero, resampling=finding.resampling
+        counts,
+        target.labels,
+        similarity=estimation.similarity,
+        on_zero=estimation.on_zero,
+        resampling=estimation.resampling,
     )
 
 
-def _by_features(target: Target, finding: Finding) -> Preference:
-    if target.inputs is None:
-        raise InputError(f"--method {finding.method} compares embeddings: give --inputs, not only --predictions")
+def _by_features(target: Target, estimation: Estimation) -> Preference:
+    if target.sources.inputs is None:
+        raise InputError(f"--method {estimation.method} compares embeddings: give --inputs, not only --predictions")
     profiles = target.run.require_profiles("comparing inputs")
-    wanted = {"regularisation": finding.regularisation, "iterations": finding.iterations}
-    options: dict[str, Any] = {"gamma": finding.gamma, "debias": finding.debias, "resampling": finding.resampling}
+    asked: dict[str, Any] = {name: getattr(estimation, name) for name in ("regularisation", "iterations")}
+    options: dict[str, Any] = {"method": estimation.method, "gamma": estimation.gamma, "debias": estimation.debias}
     return Preference.from_features(
         [profile.features for profile in profiles],
         target.features,
-        finding.method,  # type: ignore[arg-type]
-        solver=Sinkhorn(**{name: value for name, value in wanted.items() if value is not None}),  # type: ignore[arg-type]
-        bandwidth=finding.bandwidth or "pooled",
+        solver=Sinkhorn(**{name: value for name, value in asked.items() if value is not None}),
+        bandwidth=estimation.bandwidth or "pooled",
+        resampling=estimation.resampling,
         **options,
     )
 
 
-def _by_probe(target: Target, finding: Finding) -> Preference:
-    features = target.base_features  # first, for it checks that the profiles hold the base's embeddings
-    return Preference.from_base_features(
-        **_base_rows(target.run.require_profiles("a probe")), target_features=features, resampling=finding.resampling
-    )
+def _by_probe(target: Target, estimation: Estimation) -> Preference:
+    features = target.base_features  # first, because it checks that the profiles hold the base's embeddings
+    rows = _base_rows(target.run.require_profiles("a probe"))
+    return Preference.from_base_features(*rows, features, resampling=estimation.resampling)
 
 
-def _base_rows(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """The tasks' rows under the base, with their classes; an index counts inside its own profile, which is enough."""
-    return {
-        "task_features": [profile.base_features for profile in profiles],
-        "task_labels": [profile.row_labels for profile in profiles],
-    }
+def _base_rows(profiles: Sequence[Profile]) -> tuple[list[Any], list[Any]]:
+    """Returns the tasks' rows under the base, and their classes; an index counts inside its own profile."""
+    return [profile.base_features for profile in profiles], [profile.row_labels for profile in profiles]
 
 
-def _by_predictions(target: Target, finding: Finding) -> list[Preference]:
+def _by_predictions(target: Target, estimation: Estimation) -> list[Preference]:
     profiles = target.run.require_profiles("label-shift estimation")
-    histograms = [profile.predicted_table for profile in profiles]
-    options: dict[str, Any] = {"method": finding.method, "resampling": finding.resampling, "on_zero": finding.on_zero}
     counts = [profile.label_table for profile in profiles]
-    if target.labels_file is None:
-        found = Preference.from_predictions(histograms, target.predictions, task_label_counts=counts, **options)
-        return [found]
-    if finding.method in ("shift", "em"):
-        labels = _known(target.labels, counts)
-        return [
-            Preference.from_predictions(
-                histograms, target.predictions, task_label_counts=counts, labels=labels, **options
-            )
-        ]
-    found = Preference.from_predictions(histograms, target.predictions, task_label_counts=counts, **options)
-    return [_by_labels(target, finding), found]
+    options: dict[str, Any] = {"method": estimation.method, "on_zero": estimation.on_zero, "task_label_counts": counts}
+    labelled = target.sources.labels is not None
+    joint = labelled and estimation.method in ("shift", "em")
+    if joint:
+        options["labels"] = _known(target.labels, counts)
+    histograms = [profile.predicted_table for profile in profiles]
+    preference = Preference.from_predictions(
+        histograms, target.predictions, resampling=estimation.resampling, **options
+    )
+    return [_by_labels(target, estimation), preference] if labelled and not joint else [preference]
 
 
-def _by_rule(target: Target, finding: Finding) -> list[Preference]:
-    """`auto`. Predictions and features are made only if the rule asks for them: that takes further encoders."""
+def _by_rule(target: Target, estimation: Estimation) -> list[Preference]:
+    """Applies the rule of `auto`. Predictions and features are made only if the rule asks for them."""
     profiles = target.run.require_profiles("comparing inputs")
-    evidence: dict[str, Any] = {"resampling": finding.resampling}
+    labelled = target.sources.labels is not None
+    evidence: dict[str, Any] = {"resampling": estimation.resampling}
     if target.can_predict:
         evidence["task_predictions"] = [profile.predicted_table for profile in profiles]
         evidence["predictions"] = lambda: target.predictions
-        if target.labels_file is not None:
+        if labelled:
             counts = [profile.label_table for profile in profiles]
             return [Preference.auto(**evidence, task_label_counts=counts, labels=_known(target.labels, counts))]
     if target.can_probe:
-        rows = _base_rows(profiles)
-        evidence |= {"task_base_features": rows["task_features"], "task_base_labels": rows["task_labels"]}
+        evidence["task_base_features"], evidence["task_base_labels"] = _base_rows(profiles)
         evidence["target_base_features"] = lambda: target.base_features
-    if target.can_compare or (target.inputs is not None and not target.can_predict and not target.can_probe):
+    if target.can_compare or (target.sources.inputs is not None and not target.can_predict and not target.can_probe):
         evidence["task_features"] = [profile.features for profile in profiles]
         evidence["target_features"] = lambda: target.features
-    found = Preference.auto(**evidence)
-    return [*([_by_labels(target, finding)] if target.labels_file is not None else []), found]
+    preference = Preference.auto(**evidence)
+    return [_by_labels(target, estimation), preference] if labelled else [preference]
 
 
 def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]:
-    """Labels for the joint likelihood, after the warning that labels alone would give."""
+    """Returns the labels for a joint likelihood, after the warning that labels alone would give."""
     classes = {name for tables in counts for name, samples in tables.items() if samples}
     unknown = [label for label in labels if label not in classes]
     if unknown and len(unknown) < len(labels):
@@ -242,54 +346,9 @@ def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]
 
 
 def _with_facts(preference: Preference, target: Target) -> Preference:
+    inputs = target.sources.inputs
     if target.facts.pop("unused_labels", False):
         warnings.warn(
-            f"{target.inputs} holds labels as well, which say more than inputs; --labels {target.inputs} uses them",
-            stacklevel=2,
+            f"{inputs} holds labels as well, which say more than inputs; --labels {inputs} uses them", stacklevel=2
         )
-    record = {**preference.provenance, "read": dict(target.facts)}
-    return Preference(preference.weights, preference.method, record, preference.intervals, preference.tasks)
-
-
-def _refuse_unweighed(
-    opinions: Sequence[Preference], by_data: bool, paired: bool, strengths: Sequence[float] | None
-) -> None:
-    """Before the samples are read, which may take long: sources that could not be combined in the end."""
-    bare = [opinion.method for opinion in opinions if "samples" not in opinion.provenance]
-    if strengths is None and bare and len(opinions) + by_data > 1:
-        raise InputError(
-            f"several sources, and {', '.join(bare)} has no samples to count by: say with --strengths how much each "
-            "counts, as 1,3, or give one source"
-        )
-    if strengths is not None and paired and len(strengths) != len(opinions) + 1:
-        raise InputError(f"{len(strengths)} strengths for {len(opinions) + 1} sources: give one for each")
-
-
-def _refuse_unused(target: Target, finding: Finding, paired: bool, by_data: bool) -> None:
-    """Options that would change nothing are a misunderstanding: say so."""
-    method = finding.method
-    if not by_data and method != "auto":
-        wanted = "--pairs" if method == "search" else "--labels or --inputs"
-        raise InputError(f"--method {method} needs samples of the target: give {wanted}")
-    files = {"labels": target.labels_file, "inputs": target.inputs, "predictions": target.predictions_file}
-    others = [name for name, file in files.items() if file is not None]
-    if paired and others:
-        raise InputError(
-            f"--pairs and --{' and --'.join(others)}: give one of them; for labels of some samples and inputs of "
-            "others, give --labels and --inputs"
-        )
-    if by_data and not paired and method == "search":
-        raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    for option, value, methods in (
-        ("gamma", finding.gamma, BY_FEATURES),
-        ("debias", finding.debias, ("ot",)),
-        ("regularisation", finding.regularisation, ("ot",)),
-        ("iterations", finding.iterations, ("ot",)),
-        ("bandwidth", finding.bandwidth, ("mmd",)),
-        ("search-scale", finding.search.scale, ("search",)),
-        ("trials", finding.search.trials, ("search",)),
-        ("patience", finding.search.patience, ("search",)),
-        ("study", finding.search.study_file, ("search",)),
-    ):
-        if value not in (None, False) and method not in methods:
-            raise InputError(f"--{option} is for --method {' or '.join(methods)}, not {method}")
+    return replace(preference, provenance={**preference.provenance, "read": dict(target.facts)})

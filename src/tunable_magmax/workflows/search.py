@@ -1,11 +1,10 @@
-"""Inputs with labels (the paper's fourth case): search for the weights whose merge classifies them best."""
+"""Searches for the weights whose merge classifies inputs with labels best (the paper's fourth case)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +24,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, Trial, Watch, check_study_file, require_optuna, search
 from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.profiling import BATCH
-from tunable_magmax.workflows.target import MOST_SAMPLES
+from tunable_magmax.workflows.target import BATCH, Target
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
@@ -35,31 +33,21 @@ RULE = "tried weights that are not clearly worse than the best by a sign test, a
 
 
 def search_preference(
-    run: Run,
+    target: Target,
     pairs: Samples,
     settings: Search,
     *,
-    head: str | os.PathLike[str] | None = None,
     similarity: Similarity = "inner",
     resampling: Resampling = DEFAULT,
-    limit: int = MOST_SAMPLES,
-    device: str | None = None,
-    progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Preference:
-    """The weights, and with `scale` = (low, high) the scale, whose merge of `run` classifies `pairs` best.
+    """Returns the weights, and the scale if that is searched, whose merge of the target's run classifies `pairs` best.
 
     A trial merges the tasks in memory, puts the weights into the encoder in place, and counts how many samples it gets
-    right with the frozen `head` (a file; by default the run's) among all the head's classes. Files are read before the
-    first trial only. Without `scale` every merge has the default one, `matched`. Equal weights and, where all tasks
-    have profiles, the label preference are tried first: the result is no worse than they are on these samples. The
-    seed is that of `resampling`. Of more than `limit` samples a seeded draw is used.
-
-    >>> from tunable_magmax.data.source import open_samples
-    >>> from tunable_magmax.runs.run import Run
-    >>> run, pairs = Run.open("run"), open_samples("site")  # doctest: +SKIP
-    >>> search_preference(run, pairs, Search()).provenance["accuracy"]  # doctest: +SKIP
-    0.84
+    right with the frozen head among all the head's classes. Files are read before the first trial only. Unless the
+    scale is searched, every merge has the default one, `matched`. Equal weights and, where all tasks have profiles, the
+    label preference are tried first: the result is no worse than they are on these samples. The seed is that of
+    `resampling`. Head, device and the largest number of samples are those of `target.reading`.
     """
     require_optuna()
     settings = replace(settings, seed=resampling.seed)
@@ -71,50 +59,52 @@ def search_preference(
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import load_head
 
-    head_file = run.head if head is None else Path(head)
-    if head_file is None:
+    run, reading = target.run, target.reading
+    if target.head_file is None:
         raise InputError(
             f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: give it with "
             "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`; labels alone need no head "
             "(--method label)"
         )
-    frozen = load_head(head_file)
-    known = _known(run, pairs, frozen)
+    head = load_head(target.head_file)
+    known = _known(run, pairs, head)
     left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
-    drawn = known.draw(limit, resampling.seed)
-    evaluator = Evaluator(load_encoder(run.base, device), frozen, drawn, batch=BATCH, progress=progress)
-    samples = len(evaluator)
+    drawn = known.draw(reading.max_samples, settings.seed)
+    encoder = load_encoder(run.base, reading.device)
+    evaluator = Evaluator(encoder, head, drawn, batch=BATCH, progress=target.progress)
     if evaluator.unreadable:
         left_out["unreadable"] = evaluator.unreadable
-    starts = _starts(run, [frozen.classes[index] for index in evaluator.truth.tolist()], similarity)
-    with _Scorer(run, evaluator, progress) as scorer:
-        found = search(
+    starts = _starts(run, [head.classes[index] for index in evaluator.truth.tolist()], similarity)
+    with _Scorer(run, evaluator, target.progress) as scorer:
+        result = search(
             scorer.score,
             len(run.tasks),
             settings,
-            starts=[start.weights for start in starts.values()],
+            starts=list(starts.values())[1:],
             start_scale=scorer.matched_scale,
-            problem={"problem": scorer.digest, "starts": ["equal", *starts]},
+            problem={"problem": scorer.digest, "starts": [*starts]},
             watch=watch,
         )
-    best = found.best
-    tried = {"equal": Preference.equal(len(run.tasks)), **starts}
+    best, samples = result.best, len(evaluator)
     record: dict[str, JSON] = {
         "samples": samples,
         "accuracy": best.value,
         "scale": "matched" if best.scale is None else best.scale,
         "scale_searched": None if settings.scale is None else list(settings.scale),
-        "trials": len(found.history),
-        "stopped": found.stopped,
+        "trials": len(result.history),
+        "stopped": result.stopped,
         "patience": settings.patience,
         "seed": settings.seed,
-        "classes": len(frozen.classes),
-        "starts": [_told(name, start, found.history) for name, start in tried.items()],
+        "classes": len(head.classes),
+        "starts": [
+            {"source": name, "weights": list(weights), "accuracy": _accuracy(weights, result.history)}
+            for name, weights in starts.items()
+        ],
         "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **left_out},
     }
     intervals = None
     if resampling.replicates:
-        intervals = _intervals(found.history, best, samples, resampling.level)
+        intervals = _intervals(result.history, best, samples, resampling.level)
         record["intervals"] = {"level": resampling.level, "rule": RULE}
     return Preference(best.weights, "search", record, intervals, run.names)
 
@@ -123,50 +113,40 @@ def search_preference(
 
 
 def _known(run: Run, pairs: Samples, head: Head) -> Labelled:
-    """The samples whose class the head knows; the labels of the others are named in a warning."""
-    if pairs.labels is None:
-        raise InputError(
-            f"{pairs.origin} holds inputs without labels, and pairs need both: put images into class folders, add a "
-            "column 'label', or give it as --inputs"
-        )
+    """Returns the samples whose class the head knows; warns of the labels of the others."""
     lists = [profile.classes for profile in run.profiles if profile is not None]
     place, unknown = known_labels(pairs, head.classes, lists)
     if unknown:
-        names = list(dict.fromkeys(unknown))
-        shown = some_of(names, show=repr)
+        shown = some_of(dict.fromkeys(unknown), show=repr)
         if not place:
             raise InputError(
                 f"{pairs.origin}: none of the {len(pairs)} labels ({shown}) is one of the classifier's "
                 f"{len(head.classes)} classes, such as {some_of(head.classes, show=repr)}; give labels in "
                 "its class names, or a head that knows these"
             )
-        told = f"{len(unknown)} ({shown}) of {len(pairs)} labels are no class of the classifier; left out"
-        warnings.warn(told, stacklevel=3)
+        warnings.warn(
+            f"{len(unknown)} ({shown}) of {len(pairs)} labels are no class of the classifier; left out", stacklevel=3
+        )
     return Labelled(pairs, tuple(place), np.array(list(place.values()), dtype=np.int64), {}, None)
 
 
-def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str, Preference]:
-    """The label preference, unless profiles are lacking, no label belongs to a task, or it is equal weights anyway."""
+def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str, tuple[float, ...]]:
+    """Returns what is tried first: equal weights, and the label preference if there is one that differs."""
+    starts = {"equal": Preference.equal(len(run.tasks)).weights}
     profiles = [profile for profile in run.profiles if profile is not None]
     if len(profiles) < len(run.profiles):
-        return {}
+        return starts
+    counts = [profile.label_table for profile in profiles]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            found = Preference.from_labels(
-                [profile.label_table for profile in profiles],
-                labels,
-                similarity=similarity,
-                resampling=Resampling(replicates=0),
-            )
-        except InputError:
-            return {}
-    return {} if _same(found.weights, Preference.equal(len(profiles)).weights) else {"label": found}
+        by_labels = Preference.from_labels(
+            counts, labels, similarity=similarity, on_zero="equal", resampling=Resampling(replicates=0)
+        )
+    return starts if _same(by_labels.weights, starts["equal"]) else {**starts, "label": by_labels.weights}
 
 
-def _told(name: str, start: Preference, history: Sequence[Trial]) -> JSON:
-    value = next((trial.value for trial in history if _same(trial.weights, start.weights)), None)
-    return {"source": name, "weights": list(start.weights), "accuracy": value}
+def _accuracy(weights: Sequence[float], history: Sequence[Trial]) -> float | None:
+    return next((trial.value for trial in history if _same(trial.weights, weights)), None)
 
 
 def _same(first: Sequence[float], second: Sequence[float]) -> bool:
@@ -177,7 +157,7 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 class _Scorer:
-    """Which samples a merge of the run gets right. In memory: checkpoints, the encoder, the prepared inputs."""
+    """Counts the samples that a merge of the run gets right, with checkpoints, encoder and inputs in memory."""
 
     def __init__(self, run: Run, evaluator: Evaluator, progress: Progress | None) -> None:
         from tunable_magmax.merging.state_dicts import MergeSession
@@ -203,22 +183,18 @@ class _Scorer:
         self._session.close()
 
     def score(self, weights: tuple[float, ...], scale: float | None) -> tuple[float, str]:
-        """The accuracy of one merge, and which samples it got right."""
-        right = self._right(weights, scale)
-        return float(right.mean()), np.packbits(right).tobytes().hex()
-
-    def matched_scale(self, weights: tuple[float, ...]) -> float:
-        """The scale that a merge with these weights has by default."""
-        return float(self._session.merge(weights=weights).report.scale)
-
-    def _right(self, weights: tuple[float, ...], scale: float | None) -> NDArray[np.bool_]:
+        """Returns the accuracy of one merge, and which samples it got right."""
         merged = self._session.merge(weights=weights, scale="matched" if scale is None else scale)
         predicted, _ = self._evaluator.predict(merged.state_dict)
         right: NDArray[np.bool_] = predicted == self._evaluator.truth
-        return right
+        return float(right.mean()), np.packbits(right).tobytes().hex()
+
+    def matched_scale(self, weights: tuple[float, ...]) -> float:
+        """Returns the scale that a merge with these weights has by default."""
+        return float(self._session.merge(weights=weights).report.scale)
 
     def _problem(self, digests: Sequence[str]) -> str:
-        """Changes with everything that a score depends on, so that a study of other data is not continued."""
+        """Returns a digest of everything that a score depends on, so that a study of other data is not continued."""
         head = self._evaluator.head
         about = [digests, [head.digest, list(head.classes), head.logit_scale], self._evaluator.truth.tolist()]
         digest = hashlib.sha256(json.dumps(about).encode())
@@ -232,7 +208,7 @@ class _Scorer:
 
 
 def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float) -> tuple[tuple[float, float], ...]:
-    """For each task, how far its weight can move before a tried point is clearly worse than the best.
+    """Returns for each task how far its weight can move before a tried point is clearly worse than the best.
 
     Clearly worse: by a one-sided sign test on the samples that just one of the two gets right. The interval spans the
     points that are not, and goes on to the next tried weight on each side (or 0 and 1), for nothing is known between.
@@ -255,7 +231,7 @@ def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float
 
 
 def _sign_test(lost: int, won: int) -> float:
-    """The chance of at least `lost` heads among lost + won throws of a fair coin.
+    """Returns the chance of at least `lost` heads among lost + won throws of a fair coin.
 
     >>> _sign_test(5, 0), _sign_test(0, 0)
     (0.03125, 1.0)

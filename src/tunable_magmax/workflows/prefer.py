@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.checkpoints.layout import Signature, build_layout
+from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.checkpoints.lora.adapter import open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, some_of
 from tunable_magmax.files import Progress
@@ -102,7 +103,7 @@ def prefer(
     ((0.75, 0.25), [15000, 5000])
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    target = Target(run, sources, reading, estimation.seed, progress)
+    target = Target(run, sources, reading, estimation.resampling.seed, progress)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         preference = _find(target, estimation, watch).named(run.names)
@@ -224,14 +225,8 @@ def _by_pairs(target: Target, estimation: Estimation, watch: Watch | None) -> Pr
     if estimation.method == "search":
         from tunable_magmax.workflows.search import search_preference
 
-        return search_preference(
-            target,
-            pairs,
-            estimation.search,
-            similarity=estimation.similarity,
-            resampling=estimation.resampling,
-            watch=watch,
-        )
+        options: dict[str, Any] = {"similarity": estimation.similarity, "resampling": estimation.resampling}
+        return search_preference(target, pairs, estimation.search, watch=watch, **options)
     if estimation.method in ("auto", "label"):
         part = replace(target, sources=replace(sources, labels=sources.pairs))
         return _with_facts(_by_labels(part, estimation), part)

@@ -170,29 +170,30 @@ def _print(record: dict[str, Any], lines: Iterable[str], number: float, quiet: b
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def evaluation_lines(found: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:
-    """One checkpoint or merge."""
-    yield f"{found.model} on {found.data}, with the head {found.head}"
-    if found.merge is not None:
-        yield f"  merged in memory by {found.merge.method}, scale {found.merge.scale:g}, seed {found.merge.seed}"
-    yield from accuracy_lines(found.accuracy, confusion, per_class)
+def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:
+    """Yields the lines about one checkpoint or merge."""
+    yield f"{evaluation.model} on {evaluation.data}, with the head {evaluation.head}"
+    report = evaluation.merge
+    if report is not None:
+        yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
+    yield from accuracy_lines(evaluation.accuracy, confusion, per_class)
 
 
-def run_lines(found: RunEvaluation, confusion: bool, per_class: bool) -> Iterator[str]:
-    """Some checkpoints of a run, or all and what follows from them."""
-    yield f"{found.run} on {found.data}, with the head {found.head}"
-    if found.matrix is not None:
-        overall = {name: accuracy.overall.value for name, accuracy in found.accuracies.items()}
-        yield from matrix_lines(found.matrix, overall)
-    if found.matrix is None or confusion or per_class:
-        for name, accuracy in found.accuracies.items():
+def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool) -> Iterator[str]:
+    """Yields the lines about some checkpoints of a run, or about all with the accuracy matrix."""
+    yield f"{evaluation.run} on {evaluation.data}, with the head {evaluation.head}"
+    if evaluation.matrix is not None:
+        overall = {name: accuracy.overall.value for name, accuracy in evaluation.accuracies.items()}
+        yield from matrix_lines(evaluation.matrix, overall)
+    if evaluation.matrix is None or confusion or per_class:
+        for name, accuracy in evaluation.accuracies.items():
             yield ""
             yield name if name == "base" else f"after {name}"
             yield from accuracy_lines(accuracy, confusion, per_class)
 
 
 def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iterator[str]:
-    """Overall and for each task, then what was asked for, then what it means."""
+    """Yields a table overall and by task, the tables that were asked for, and what the numbers mean."""
     known = accuracy.known_by_task
     interval = _level(accuracy)
     header = ["", "samples", "accuracy", interval]
@@ -215,7 +216,7 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iter
 
 
 def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None) -> Iterator[str]:
-    """R and its metrics. `overall`: the accuracy over all samples, of each checkpoint."""
+    """Yields R and its metrics. `overall`: each checkpoint's accuracy over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
     extra = [] if overall is None else ["all samples"]
     rows = [["", *extra, *matrix.tasks]]

@@ -1,1 +1,1 @@
-"""Files of samples, labels and features -> what encoders and preferences take. One small file per kind."""
+"""Opens data sets, labels and ready features, and deals the classes of a benchmark to tasks."""

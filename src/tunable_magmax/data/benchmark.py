@@ -1,4 +1,4 @@
-"""Benchmarks: data with classes, dealt to tasks that are learned one after the other."""
+"""Opens a benchmark: data with classes that are dealt to tasks, which are learned one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
 
 @dataclass(frozen=True)
 class Task:
-    """`classes`: indices into the benchmark's; `train`, `test`: ascending positions in its samples.
+    """A task of a benchmark. `classes` are indices, `train` and `test` ascending positions in its samples.
 
     `held`: training samples that are not trained on, if the options hold some out.
     """
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Tasks over samples. `facts`: what was chosen, drawn and left out, as JSON can hold it.
+    """Samples and the tasks they are dealt to. `facts` records what was chosen, drawn and left out, for JSON.
 
     `classes` are the labels' own names; `prompts`: the templates that suit them, or the name of a set of templates.
     """
@@ -53,7 +53,7 @@ class Benchmark:
 
 
 def open_benchmark(options: BenchmarkOptions) -> Benchmark:
-    """Read the data, order the classes, and deal them to tasks.
+    """Reads the data, orders the classes, and deals them to tasks.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -115,7 +115,7 @@ def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[_
 
 
 def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
-    """Only samples of the classes in `place`, which says their new indices."""
+    """Keeps only samples of the classes in `place`, which maps them to their new indices."""
     labels = samples.labels or ()
     kept = samples.subset([position for position, label in enumerate(labels) if label in place])
     names = tuple(samples.classes[index] for index in place)
@@ -123,8 +123,8 @@ def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
 
 
 def _require_samples(train: Samples, parts: Sequence[_Part]) -> None:
-    found = set(train.labels or ())
-    empty = sorted({index for part in parts for index in part.classes} - found)
+    present = set(train.labels or ())
+    empty = sorted({index for part in parts for index in part.classes} - present)
     if empty:
         names = some_of(repr(train.classes[index]) for index in empty)
         raise InputError(
@@ -153,7 +153,7 @@ def _positions(samples: Samples, part: _Part) -> list[int]:
 
 
 def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) -> None:
-    """A class without test samples can be learned and is told; a task without any could never be judged."""
+    """Refuses tasks without test samples, which could not be evaluated; records classes without any in `facts`."""
     untested = [task.name for task in tasks if not task.test]
     if untested:
         raise InputError(
@@ -194,14 +194,14 @@ def _record(options: BenchmarkOptions, train: Samples, tasks: Sequence[Task]) ->
 
 
 def _absent(task: Task, train: Samples) -> list[str]:
-    """Classes of a task of which it has no training sample: possible with domains."""
+    """Returns the classes of a task that have no training sample in it, which is possible with domains."""
     labels = train.labels or ()
     counts = Counter(labels[position] for position in task.train)
     return [train.classes[index] for index in task.classes if not counts[index]]
 
 
 def _digest(train: Samples, test: Samples, tasks: Sequence[Task], drawn: Sequence[int]) -> str:
-    """SHA-256 of classes, labels, split and tasks: equal wherever the data lies. Inputs are not read."""
+    """Returns the SHA-256 of classes, labels, split and tasks: equal wherever the data lies. Reads no inputs."""
     dealt = [[task.name, task.classes, task.train, task.test, task.domain] for task in tasks]
     content = json.dumps([train.classes, train.labels, test.labels, drawn, dealt])
     return hashlib.sha256(content.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The data sets that a run.yaml can name: a table with one line for each, and what all of them have in common."""
+"""The table of the data sets that a run.yaml can name, one line for each; `open_split` opens them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = ("data", "per_class")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A line of the table.
+    """A line of the table: how a data set is opened, what it holds, and which keys it takes.
 
     `own_keys`: the keys that this data set takes beside `EVERY_KEY`, `data` among them if it lies in files, and
     `domain_column` if it may have domains. `numbers`: options of its own, whole numbers with their defaults.
@@ -38,7 +38,7 @@ class DataSet:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys that this data set takes."""
+        """Returns all keys that this data set takes."""
         return (*EVERY_KEY, *self.own_keys, *self.numbers)
 
 
@@ -79,7 +79,7 @@ def _require_kind(samples: Samples, name: str) -> None:
 
 
 def _aligned(train: Samples, test: Samples) -> tuple[Samples, Samples]:
-    """The samples with test labels as indices into the classes of training."""
+    """Makes test labels indices into the classes of the training samples."""
     if test.classes == train.classes:
         return train, test
     place = {name: k for k, name in enumerate(train.classes)}
@@ -87,7 +87,7 @@ def _aligned(train: Samples, test: Samples) -> tuple[Samples, Samples]:
 
 
 def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Samples:
-    """Samples whose classes are called as the file `class_names` says: a name for each label, or a list of classes."""
+    """Renames classes as the file `class_names` says, which has a name for each label, or a list of classes."""
     if isinstance(names, Mapping):
         lacking = [name for name in samples.classes if name not in names]
         if lacking:
@@ -103,7 +103,7 @@ def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Sampl
 def _relabelled(
     samples: Samples, classes: tuple[str, ...], place: Mapping[str, int], origin: str, instead: str
 ) -> Samples:
-    """Samples whose labels are indices into `classes`, those of `origin`; `place`: the new index of each old name."""
+    """Makes labels indices into `classes`, those of `origin`. `place` maps old class names to new indices."""
     strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
     if strange:
         shown = some_of(strange, show=lambda name: f"{name!r}{closest(name, classes)}")

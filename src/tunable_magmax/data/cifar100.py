@@ -1,4 +1,4 @@
-"""CIFAR-100 in every form it comes in: parquet, the python and binary distributions (also packed), image folders."""
+"""Opens CIFAR-100: as parquet, as the python or binary distribution (also packed), or as image folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import DataOptions, Split
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -69,8 +69,8 @@ def open_cifar100(options: DataOptions) -> Split:
     for name in ARCHIVES:
         if (path / name).is_file():
             return _archive(path / name)
-    found = ", ".join(sorted(item.name for item in path.iterdir())[:8])
-    raise InputError(f"{path}: {_FORMS}; found {found or 'an empty folder'}")
+    present = some_of(sorted(item.name for item in path.iterdir()), limit=8)
+    raise InputError(f"{path}: {_FORMS}; found {present or 'an empty folder'}")
 
 
 def _file(folder: Path, name: str) -> Any:
@@ -107,7 +107,7 @@ def _archive(path: Path) -> Split:
 
 
 def _distribution(origin: str, names: Sequence[str], read: Callable[[str], Any], form: str) -> Split:
-    """`read` gives the bytes of a file by name; `names` are those for training, testing and class names."""
+    """Opens the python or binary distribution. `read` returns the bytes of a file by its name, one of `names`."""
     last = f"{origin}/{names[2]}"
     if form == "binary":
         lines = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
@@ -171,7 +171,7 @@ def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
 
 
 def _array(recorded: Any) -> NDArray[np.uint8]:
-    """Makes the array whose pickled state this is: a version, shape, type, whether by columns, and the bytes."""
+    """Makes an array from its pickled state: a version, the shape, type, whether by columns, and the bytes."""
     _, shape, kind, by_columns, data = recorded.state
     if kind.args[0] != "u1":
         raise ValueError(f"an array of {kind.args[0]!r}, expected bytes")
@@ -195,7 +195,7 @@ def _python(origin: str, content: bytes) -> tuple[NDArray[Any], NDArray[np.uint8
 
 
 def pixel_samples(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any], classes: tuple[str, ...]) -> Samples:
-    """Samples of raw pixels [n, 3 * side * side], a plane for each colour."""
+    """Makes samples of raw pixels [n, 3 * side * side]: one colour after the other."""
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if outside.size:
         raise InputError(

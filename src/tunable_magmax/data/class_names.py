@@ -26,19 +26,19 @@ def read_class_names(path: Path) -> ClassNames:
         raise InputError(f"{path}: class names cannot be read ({error})") from None
     if path.suffix.lower() == ".json":
         try:
-            found = json.loads(content)
+            entries = json.loads(content)
         except ValueError as error:
             raise InputError(f"{path}: not JSON ({error})") from None
     else:
         lines = [line.strip() for line in content.splitlines() if line.strip()]
-        found = _pairs(lines) or lines
-    names = list(found.values()) if isinstance(found, dict) else found
+        entries = _pairs(lines) or lines
+    names = list(entries.values()) if isinstance(entries, dict) else entries
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise InputError(f"{path}: expected {_FORMS}")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InputError(f"{path}: {some_of(repeated, show=repr)} named more than once; class names must differ")
-    return found if isinstance(found, dict) else tuple(names)
+    return entries if isinstance(entries, dict) else tuple(names)
 
 
 def wordnet_names(content: str) -> dict[str, str]:
@@ -47,8 +47,8 @@ def wordnet_names(content: str) -> dict[str, str]:
     >>> wordnet_names("ImageNet-R\\n\\nn01443537 goldfish\\n")
     {'n01443537': 'goldfish'}
     """
-    found = (re.fullmatch(rf"({WORDNET_ID.pattern})\s+(\S.*?)\s*", line) for line in content.splitlines())
-    return {match[1]: match[2].replace(" ", "_") for match in found if match}
+    matches = (re.fullmatch(rf"({WORDNET_ID.pattern})\s+(\S.*?)\s*", line) for line in content.splitlines())
+    return {match[1]: match[2].replace(" ", "_") for match in matches if match}
 
 
 def _pairs(lines: list[str]) -> dict[str, str] | None:
@@ -62,7 +62,7 @@ def _pairs(lines: list[str]) -> dict[str, str] | None:
 
 
 def by_name(
-    given: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
+    labels: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
 ) -> list[Any]:
     """Returns labels as class names: as they are, unless none is a name and all are numbers, which are indices then.
 
@@ -72,8 +72,8 @@ def by_name(
     ['dog', 'cat']
     """
     known = {name for names in lists for name in names}
-    if any(label in known for label in given) or not all(label.isdigit() for label in given):
-        return list(given)
+    if any(label in known for label in labels) or not all(label.isdigit() for label in labels):
+        return list(labels)
     shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
     if not shared:
         raise InputError(
@@ -81,4 +81,4 @@ def by_name(
             "could mean several; give class names"
         )
     # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
-    return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in given]
+    return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in labels]

@@ -1,4 +1,4 @@
-"""CLINC150's JSON: a mapping from splits to lists of [text, intent] pairs."""
+"""Opens CLINC150's JSON: an object from splits to lists of [text, intent] pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_clinc150(options: DataOptions) -> Split:
 
 
 def clinc150_split(path: Path) -> Split:
-    """The splits train and test of a file such as CLINC150's."""
+    """Reads the splits train and test of a file such as CLINC150's."""
     return Split(read_clinc150(path, "train"), read_clinc150(path, "test"), {"split": "as found"})
 
 

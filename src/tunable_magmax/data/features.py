@@ -1,4 +1,4 @@
-"""Ready features: matrices [samples, width] in .npy or .safetensors files."""
+"""Reads ready features: matrices [samples, width] in .npy or .safetensors files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = "base"
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Embeddings by one encoder, and its digest where the file says it."""
+    """Embeddings by one encoder, and its digest if the file has it."""
 
     values: NDArray[Any]
     encoder: str | None
@@ -94,7 +94,7 @@ def holds_task_features(path: Path, tasks: Sequence[str], encoders: Sequence[str
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of features in a folder, by their names without suffix."""
+    """Returns the files of features in a folder, by their names without suffix."""
     return {item.stem: item for item in sorted(folder.iterdir()) if item.suffix in SUFFIXES}
 
 
@@ -116,7 +116,7 @@ def _require(path: Path, tasks: Sequence[str], names: Mapping[str, Any], what: s
 
 
 def _arrays(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The arrays of a file by name, and the digest of their encoder if the file says it."""
+    """Reads the arrays of a file by name, and the digest of their encoder if the file has it."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: features must be a .npy or .safetensors file")
     try:

@@ -59,11 +59,11 @@ class Alphabet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the characters are called, as in `greek small letter alpha`."""
+        """Returns the characters' names, such as `greek small letter alpha`."""
         return tuple(unicodedata.name(character).lower() for character in self.characters)
 
     def first(self, count: int) -> Alphabet:
-        """The first `count` characters; an error if there are fewer."""
+        """Returns the first `count` characters; raises an error if there are fewer."""
         if not 2 <= count <= len(self.characters):
             raise InputError(
                 f"glyphs: {count} classes asked for, and there are 2 to {len(self.characters)} characters that look "
@@ -74,7 +74,7 @@ class Alphabet:
 
 @lru_cache(maxsize=1)
 def alphabets() -> tuple[Alphabet, Alphabet]:
-    """The characters of the benchmark, five of each script in turn, and the others, in order of code points."""
+    """Returns the characters of the benchmark, five of each script in turn, and those to pre-train on."""
     _require_extras()
     own = {script: _drawable(ranges) for script, ranges in SCRIPTS.items()}
     others = _drawable(OTHERS)
@@ -90,7 +90,7 @@ def alphabets() -> tuple[Alphabet, Alphabet]:
 
 
 def _drawable(ranges: Sequence[tuple[int, int]]) -> list[str]:
-    """Characters of the ranges that all fonts hold, but none that is another one with an accent or in a style."""
+    """Returns the characters of some ranges that all fonts hold, without accented and styled forms of others."""
     codes = [code for low, high in ranges for code in range(low, high + 1)]
     held = set.intersection(*(_held(font) for font in FONTS))
     return [
@@ -104,15 +104,15 @@ def _drawable(ranges: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def _in_turn(scripts: Sequence[Sequence[str]]) -> list[str]:
-    found: list[str] = []
+    characters: list[str] = []
     for start in range(0, max(map(len, scripts)), ROUND):
         for script in scripts:
-            found += script[start : start + ROUND]
-    return found
+            characters += script[start : start + ROUND]
+    return characters
 
 
 def _distinct(masks: NDArray[np.uint8], allowed: Sequence[bool]) -> list[bool]:
-    """Whether each character looks unlike all kept before it, by correlations of blurred drawings in the same font."""
+    """Says for each character whether it looks unlike all kept before it, by correlations of blurred drawings."""
     count, fonts = masks.shape[:2]
     coarse = masks.reshape(count, fonts, SIDE // 2, 2, SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32)
     for axis in (2, 3):
@@ -145,7 +145,7 @@ def _file(font: str) -> Path:
 
 
 def _held(font: str) -> set[int]:
-    """The code points that a font has a drawing for."""
+    """Returns the code points that a font has a drawing for."""
     file = _file(font)
     from matplotlib.ft2font import FT2Font
 
@@ -163,7 +163,7 @@ def _opened(font: str) -> Any:
 
 
 def _drawn(font: str, character: str) -> tuple[NDArray[np.uint8], float]:
-    """A character as large as fits, in the middle; and its longer side in the font, which counts as 1."""
+    """Draws a character as large as fits; also returns its longer side as a share of the font's size."""
     from PIL import Image, ImageDraw
 
     opened = _opened(font)
@@ -186,7 +186,7 @@ CHOICES = 11  # random numbers of a picture, before its grain
 
 @dataclass(frozen=True, slots=True)
 class Distortion:
-    """How much at most: turn in degrees, shift in pictures, grain as a deviation of brightness between 0 and 1."""
+    """The largest distortions: turn in degrees, shift as a share of the picture, grain in brightness (0 to 1)."""
 
     turn: float
     shear: float
@@ -200,7 +200,7 @@ STRONG = Distortion(18.0, 0.2, (0.8, 1.1), 0.07, (0.03, 0.2))  # of the benchmar
 
 
 def glyph_samples(classes: int = 40, train: int = 100, test: int = 50, seed: int = 0) -> tuple[Samples, Samples]:
-    """Training and test pictures: `train` and `test` of each of the first `classes` characters.
+    """Draws training and test pictures: `train` and `test` of each of the first `classes` characters.
 
     >>> train, test = glyph_samples(classes=10, train=3, test=2)
     >>> len(train), train.classes[5], next(train.load([0])).size
@@ -220,7 +220,7 @@ def open_glyphs(options: DataOptions) -> Split:
 
 
 def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) -> Samples:
-    """A picture for each label, an index into the first `classes` characters; other streams hold other pictures."""
+    """Draws a picture for each label, an index into the first `classes` characters; streams differ in pictures."""
     alphabet = alphabets()[0].first(classes)
     drawing = Drawing(alphabet, seed, stream, STRONG)
 
@@ -235,14 +235,14 @@ def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) 
 
 
 class Drawing:
-    """Distorted pictures of an alphabet. Random numbers come from the lottery, so that they never change."""
+    """Draws distorted pictures of an alphabet. Random numbers come from the lottery, so that they never change."""
 
     def __init__(self, alphabet: Alphabet, seed: int, stream: int, distortion: Distortion) -> None:
         self._masks = _strokes(alphabet.masks)
         self._seed, self._stream, self._distortion = seed & MASK, stream, distortion
 
     def __call__(self, label: int, position: int) -> NDArray[np.uint8]:
-        """The picture [SIZE, SIZE] of a character, number `position` of its stream."""
+        """Draws the picture [SIZE, SIZE] of a character, number `position` of its stream."""
         from PIL import Image
 
         numbers = _numbers(lottery_state(self._seed, self._stream, position), CHOICES + SIZE * SIZE // 2)
@@ -263,30 +263,30 @@ class Drawing:
 
 
 def _numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """The lottery's tickets of elements 0 .. count - 1.
+    """Returns the lottery's tickets of elements 0 .. count - 1.
 
     >>> from tunable_magmax.lottery import ticket
     >>> int(_numbers(7, 3)[2]) == ticket(7, 2)
     True
     """
-    found = np.arange(1, count + 1, dtype=np.uint64)
-    found *= np.uint64(GOLDEN)
-    found += np.uint64(start)
+    numbers = np.arange(1, count + 1, dtype=np.uint64)
+    numbers *= np.uint64(GOLDEN)
+    numbers += np.uint64(start)
     for shift, factor in ((30, MIX_A), (27, MIX_B)):
-        found ^= found >> np.uint64(shift)
-        found *= np.uint64(factor)
-    found ^= found >> np.uint64(31)
-    return found
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
 
 
 def _strokes(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Thin, plain and thick versions [3, characters, fonts, SIDE, SIDE], smoothed for reading every other pixel."""
+    """Returns thin, plain and thick versions [3, characters, fonts, SIDE, SIDE], smoothed for halving."""
 
     def near(choose: Callable[..., Any]) -> NDArray[np.uint8]:
-        found = masks
+        shape = masks
         for axis in (-1, -2):
-            found = choose(found, choose(np.roll(found, 1, axis), np.roll(found, -1, axis)))
-        return found
+            shape = choose(shape, choose(np.roll(shape, 1, axis), np.roll(shape, -1, axis)))
+        return shape
 
     def smooth(version: NDArray[np.uint8]) -> NDArray[np.uint8]:
         total = version.astype(np.uint16)
@@ -298,7 +298,7 @@ def _strokes(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _matrix(most: Distortion, turn: float, shear: float, zoom: float, right: float, down: float) -> tuple[float, ...]:
-    """From places of the picture to places of the mask. `zoom` in 0 .. 1, the others in -1 .. 1."""
+    """Returns the affine map from picture to mask. `zoom` is in 0 .. 1, the others in -1 .. 1."""
     angle, lean = math.radians(most.turn * turn), most.shear * shear
     low, high = most.zoom
     size = SIZE / SIDE * (low + (high - low) * zoom)
@@ -309,7 +309,7 @@ def _matrix(most: Distortion, turn: float, shear: float, zoom: float, right: flo
 
 
 def clean_glyphs(classes: Sequence[str]) -> list[list[Any]]:
-    """For each class name, its clean pictures: one for each font, dark on light."""
+    """Draws clean pictures of each class: one in each font, dark on light."""
     known = {name: (alphabet, k) for alphabet in alphabets() for k, name in enumerate(alphabet.names)}
     unknown = [name for name in classes if name not in known]
     if unknown:
@@ -319,7 +319,7 @@ def clean_glyphs(classes: Sequence[str]) -> list[list[Any]]:
 
 
 def clean(alphabet: Alphabet, label: int, font: int) -> Any:
-    """A character as it is in one font."""
+    """Draws a character as it is in one font."""
     from PIL import Image, ImageOps
 
     return ImageOps.invert(Image.fromarray(alphabet.masks[label, font]).reduce(SIDE // SIZE)).convert("RGB")

@@ -1,4 +1,4 @@
-"""ImageNet-R: a folder for each class, named after it or by its WordNet id."""
+"""Opens ImageNet-R: a folder for each class, named after it or by its WordNet id."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def open_imagenet_r(options: DataOptions) -> Split:
 
 
 def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
-    """All images, by class name and then by file name, so that both ways to name folders give one order.
+    """Reads all images, by class name and then by file name: both ways to name folders give one order.
 
     WordNet ids get their names from `names`, else from the README.txt in `root`, else from the list here.
     """
@@ -112,7 +112,7 @@ def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
 def _readable(root: Path) -> Mapping[str, str]:
     readme = root / README
     if readme.is_file():
-        found = wordnet_names(readme.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            return NAMES | found
+        listed = wordnet_names(readme.read_text(encoding="utf-8", errors="replace"))
+        if listed:
+            return NAMES | listed
     return NAMES

@@ -1,4 +1,4 @@
-"""Images in files: opens folders of them, and decodes them in several threads."""
+"""Opens folders of images, and decodes images in several threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def class_folders(path: Path) -> list[tuple[str, list[Path]]]:
 def image_samples(
     root: Path, folders: Sequence[tuple[str, Sequence[Path]]], domains: tuple[str, ...] | None = None
 ) -> Samples:
-    """Samples of image files below `root`, given as class names with their images; classes in sorted order."""
+    """Makes samples of image files below `root`: class names with their images. Classes in sorted order."""
     classes = sorted({name for name, _ in folders})
     place = {name: k for k, name in enumerate(classes)}
     files = [image for _, images in folders for image in images]
@@ -83,7 +83,7 @@ def image_samples(
 
 
 def _loader(root: Path, files: Sequence[Path]) -> Callable[[Sequence[int]], Iterator[Any]]:
-    """`Samples.load` for image files."""
+    """Returns `Samples.load` for image files."""
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         probed = [files[position] for position in positions[:_PROBED]]

@@ -1,4 +1,4 @@
-"""In which order classes (or domains) come, and how they are dealt to tasks."""
+"""Orders classes (or domains) and deals them to tasks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Order:
         return "natural"
 
     def indices(self, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
-        """The order as indices into `names`: a permutation, or an error that says what is missing and repeated."""
+        """Returns the order as indices into `names`; an error says what is missing or repeated."""
         if self.items is not None:
             return permutation(self.items, names, "order", what)
         if self.seed is not None:
@@ -92,15 +92,15 @@ class Order:
 
 
 def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what: str = "class") -> list[int]:
-    """Items as indices into `names`, each exactly once.
+    """Returns items as indices into `names`; each must occur exactly once.
 
     >>> permutation(["dog", 0], ("cat", "dog"), "order")
     [1, 0]
     """
     known = _Names(names)
-    found = [known.find(item) for item in items]
-    strange = [known.unknown(item) for item, index in zip(items, found, strict=True) if index is None]
-    counts = Counter(index for index in found if index is not None)
+    indices = [known.find(item) for item in items]
+    strange = [known.unknown(item) for item, index in zip(items, indices, strict=True) if index is None]
+    counts = Counter(index for index in indices if index is not None)
     repeated = [repr(names[index]) for index, count in counts.items() if count > 1]
     missing = [repr(name) for k, name in enumerate(names) if k not in counts]
     faults = [
@@ -113,7 +113,7 @@ def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what
         raise InputError(
             f"{origin}: not an order of the {len(names)} {plural} ({'; '.join(faults)}); name each exactly once"
         )
-    return [index for index in found if index is not None]
+    return [index for index in indices if index is not None]
 
 
 class _Names:
@@ -126,13 +126,13 @@ class _Names:
         self._similar = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
 
     def find(self, wanted: Item) -> int | None:
-        """The index of a name, or an index itself; None if there is no such class."""
+        """Returns the index of a name, or an index itself; None if there is no such class."""
         if isinstance(wanted, int):
             return wanted if 0 <= wanted < len(self._names) else None
         return self._exact.get(wanted, self._similar.get(_plain(wanted)))
 
     def unknown(self, wanted: Item) -> str:
-        """How an error names what is not there."""
+        """Returns the words by which an error names what is not there."""
         if isinstance(wanted, int):
             return f"index {wanted} (there are {len(self._names)}, 0 to {len(self._names) - 1})"
         return f"{wanted!r}{closest(wanted, self._names)}"
@@ -143,7 +143,7 @@ def _plain(name: str) -> str:
 
 
 def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
-    """The order cut into parts whose sizes differ by at most one, the larger first.
+    """Cuts an order into parts whose sizes differ by at most one, the larger first.
 
     >>> equal_parts([4, 2, 0, 1, 3], 2)
     [(4, 2, 0), (1, 3)]
@@ -159,9 +159,9 @@ def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
 
 
 def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Groups of class names as groups of indices: known and disjoint. Classes in no group are left out."""
+    """Returns groups of class names as groups of indices. Classes must be known, and in one group at most."""
     known = _Names(names)
-    found: dict[str, tuple[int, ...]] = {}
+    members: dict[str, tuple[int, ...]] = {}
     faults: list[str] = []
     owner: dict[int, str] = {}
     for group, items in groups.items():
@@ -176,16 +176,16 @@ def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -
             else:
                 owner[index] = group
                 kept.append(index)
-        found[group] = tuple(kept)
+        members[group] = tuple(kept)
     if faults:
         raise InputError(
             f"tasks: groups must hold known classes, each in one group only: {some_of(faults, joint='; ')}"
         )
-    return found
+    return members
 
 
 def sizes_sentence(sizes: Sequence[int], what: str = "classes") -> str:
-    """How many tasks of which size, in words.
+    """Says how many tasks of which size there are.
 
     >>> sizes_sentence([15, 15, 14, 14, 14])
     '72 classes in 5 tasks: 2 of 15 and 3 of 14'
@@ -201,7 +201,7 @@ def sizes_sentence(sizes: Sequence[int], what: str = "classes") -> str:
 
 
 def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item], str | None]:
-    """The items of an order in a JSON file, and its name there.
+    """Reads the items of an order in a JSON file, and its name there.
 
     The file is a list; or {benchmark: {name: list}}, where "BENCHMARK_classes" may list the names that indices count
     in; or {name: list}.
@@ -217,9 +217,9 @@ def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item]
         raise InputError(f"{path}: a file of class orders cannot be read as JSON ({error})") from None
     key = next((key for key in (benchmark, benchmark.replace("-", "_")) if _holds(content, key)), None)
     classes = content.get(f"{key}_classes") if key is not None else None
-    found = content[key] if key is not None else content
-    if isinstance(found, dict):
-        orders = {title: items for title, items in found.items() if _is_order(title, items)}
+    items = content[key] if key is not None else content
+    if isinstance(items, dict):
+        orders = {title: listed for title, listed in items.items() if _is_order(title, listed)}
         if name is None:
             name = next(
                 (title for title in ("A", *orders) if title in orders and (title == "A" or len(orders) == 1)), None
@@ -227,14 +227,14 @@ def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item]
         if name is None or name not in orders:
             asked = "which order? Give its name" if name is None else f"no order {name!r}{closest(name, list(orders))}"
             raise InputError(f"{path}: {asked} (for {benchmark} it holds {', '.join(orders) or 'none'})")
-        found = orders[name]
+        items = orders[name]
     elif name is not None and key is None:
         raise InputError(f"{path}: holds one order without a name, but order {name!r} was asked for; drop the name")
-    if not isinstance(found, list) or not all(isinstance(x, str | int) and not isinstance(x, bool) for x in found):
+    if not isinstance(items, list) or not all(isinstance(x, str | int) and not isinstance(x, bool) for x in items):
         raise InputError(f"{path}: an order must be a list of class names or indices")
     if isinstance(classes, list):
-        found = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in found]
-    return found, name
+        items = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in items]
+    return items, name
 
 
 def _holds(content: Any, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Hugging Face parquet: images as bytes or texts, labels, and class names in the schema's metadata."""
+"""Opens parquet files as Hugging Face writes them: images or texts, labels, and class names in the metadata."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_parquet(
 
 
 def _open(files: Sequence[Path]) -> list[Any]:
-    """The opened files, which must have the same columns."""
+    """Opens files, which must have the same columns."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -83,10 +83,10 @@ def _open(files: Sequence[Path]) -> list[Any]:
 def _files(path: Path, split: str | None) -> list[Path]:
     if path.is_file():
         return [path]
-    found = sorted(path.glob("*.parquet"))
-    chosen = [file for file in found if split is None or file.name.startswith(split)]
+    files = sorted(path.glob("*.parquet"))
+    chosen = [file for file in files if split is None or file.name.startswith(split)]
     if not chosen:
-        raise InputError(f"{path}: no parquet file starts with {split!r}; found {', '.join(f.name for f in found)}")
+        raise InputError(f"{path}: no parquet file starts with {split!r}; found {', '.join(f.name for f in files)}")
     splits = sorted({file.name.split("-")[0] for file in chosen})
     if split is None and len(splits) > 1:
         raise InputError(f"{path} holds several splits ({', '.join(splits)}): choose one with --split")
@@ -94,7 +94,7 @@ def _files(path: Path, split: str | None) -> list[Path]:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """What the Hugging Face metadata says of each column."""
+    """Returns what the Hugging Face metadata says of each column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
@@ -164,7 +164,7 @@ class Column:
         self._lock = Lock()
 
     def load(self, positions: Sequence[int]) -> Iterator[Any]:
-        """The inputs at ascending positions; no other is decoded."""
+        """Yields the inputs at ascending positions; no other is decoded."""
         threads = threads_for(self._bytes / max(1, self._starts[-1]))
         return in_order(lambda pair: _input(*pair), self._encoded(positions), threads)
 
@@ -212,7 +212,7 @@ class Column:
 
 
 def _stored(group: Any, column: str) -> int:
-    """Bytes of a column's parts in a row group, decompressed."""
+    """Returns the decompressed bytes of a column in a row group."""
     chunks = (group.column(k) for k in range(group.num_columns))
     return sum(
         chunk.total_uncompressed_size
@@ -222,7 +222,7 @@ def _stored(group: Any, column: str) -> int:
 
 
 def _values(table: Any) -> Any:
-    """The only column of a table or batch; of a column of structs, its only field."""
+    """Returns the only column of a table or batch; of a column of structs, its only field."""
     import pyarrow
 
     values = table.column(0)

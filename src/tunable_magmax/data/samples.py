@@ -1,4 +1,4 @@
-"""Samples of a data set: labels known at once, inputs read when they are asked for."""
+"""`Samples`: the labels of a data set, and its inputs, which are read when they are asked for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Samples:
         return self.size
 
     def subset(self, positions: Sequence[int]) -> Samples:
-        """The samples at ascending positions, as if there were no others; with the same classes."""
+        """Returns the samples at ascending positions, with the same classes."""
         kept = tuple(positions)
 
         def load(wanted: Sequence[int]) -> Iterator[Any]:
@@ -55,16 +55,16 @@ class Samples:
         )
 
     def positions_of(self, wanted: Sequence[str] | None) -> list[int]:
-        """The positions of the samples of some classes (names or indices); of all samples if None."""
+        """Returns the positions of the samples of some classes (names or indices); of all samples if None."""
         if wanted is None:
             return list(range(self.size))
         if self.labels is None:
             raise InputError(f"{self.origin} holds no labels, so it cannot be restricted to classes")
         kept = {self._index(name) for name in wanted}
-        found = [position for position, label in enumerate(self.labels) if label in kept]
-        if not found:
+        positions = [position for position, label in enumerate(self.labels) if label in kept]
+        if not positions:
             raise InputError(f"{self.origin} holds no sample of {', '.join(map(repr, wanted))}")
-        return found
+        return positions
 
     def _index(self, name: str) -> int:
         if name in self.classes:
@@ -79,7 +79,7 @@ class Samples:
     def batches(
         self, positions: Sequence[int], size: int, failed: dict[int, Unreadable]
     ) -> Iterator[tuple[list[int], list[Any]]]:
-        """Readable inputs with their positions, `size` at a time; the others are put into `failed`."""
+        """Yields readable inputs with their positions, `size` at a time; the others are put into `failed`."""
         where: list[int] = []
         inputs: list[Any] = []
         for position, value in zip(positions, self.load(positions), strict=True):
@@ -96,7 +96,7 @@ class Samples:
 
 
 def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> None:
-    """One warning that counts and names what could not be read; an error if that is everything."""
+    """Warns once of all samples that could not be read; raises an error if none could."""
     if not failed:
         return
     names = some_of(f"{item.name} ({item.why})" for item in failed.values())

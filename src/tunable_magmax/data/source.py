@@ -1,4 +1,4 @@
-"""Open a data set, whatever it is, and read labels, wherever they are."""
+"""Opens samples and labels of any format, and the data sets `images` and `texts`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_samples(
     label_column: str | None = None,
     domain_column: str | None = None,
 ) -> Samples:
-    """A folder of images or of class folders, parquet, CLINC150's JSON, or a table of texts; by what is there.
+    """Opens a folder of images or of class folders, parquet, CLINC150's JSON, or a table of texts.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def open_samples(
 
 
 def open_labels(path: str | Path, split: str | None = None, label_column: str | None = None) -> list[str]:
-    """Labels as names, or as the numbers that the file holds: of a table, an .npy vector, or a labelled data set."""
+    """Reads labels, names or numbers as the file holds them: of a table, an .npy vector, or a labelled data set."""
     path = Path(path)
     if path.suffix.lower() in SUFFIXES:
         return read_labels(path, label_column)
@@ -104,7 +104,7 @@ def open_texts(options: DataOptions) -> Split:
 
 
 def _parquet_split(path: Path, options: DataOptions) -> Split | None:
-    """Parquet files: one, or those of a folder or its data/ folder, whose names start with train and test."""
+    """Opens a parquet file, or those of a folder or its data/ folder whose names start with train and test."""
     if path.is_file():
         is_parquet = path.suffix.lower() == ".parquet"
         return drawn_split(open_samples(path, None, *options.columns), options) if is_parquet else None

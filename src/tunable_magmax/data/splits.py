@@ -1,4 +1,4 @@
-"""How the samples of a data set become training and test samples: as they are found, or drawn by a seed."""
+"""Splits the samples of a data set into training and test samples: as they are found, or drawn by a seed."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class DataOptions:
 
     @property
     def path(self) -> Path:
-        """`data`, of a data set that needs it."""
+        """Returns `data`, of a data set that needs it."""
         assert self.data is not None
         return self.data
 
     @property
     def columns(self) -> tuple[str | None, str | None, str | None]:
-        """The columns of texts, labels and domains, as readers of tables take them."""
+        """Returns the columns of texts, labels and domains, as `open_samples` takes them."""
         return self.text_column, self.label_column, self.domain_column
 
 
@@ -68,7 +68,7 @@ class Split:
 
 
 def folders_split(path: Path, read: Callable[[Path], Samples]) -> Split | None:
-    """The samples of the folders train/ and test/ (or val/); None if there are no such folders."""
+    """Reads the folders train/ and test/ (or val/); returns None if there are no such folders."""
     if not (path / "train").is_dir():
         return None
     for name in TEST_NAMES:
@@ -160,7 +160,7 @@ def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, see
 
 
 def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
-    """The positions in the order of their lottery numbers."""
+    """Sorts positions by their lottery numbers."""
     start = lottery_state(seed & MASK, stream, 0)
     return sorted(positions, key=lambda p: (ticket(start, p), p))
 
@@ -168,7 +168,7 @@ def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
 def _split_groups(
     drawn: Sequence[int], groups: Sequence[Hashable], share: float, least: int
 ) -> tuple[list[int], list[int]]:
-    """The positions that stay and the first `share` of each group, at least `least`, that do not."""
+    """Returns the positions that stay, and the first `share` of each group (at least `least`), which do not."""
     taken = {
         position
         for members in _members(drawn, groups).values()

@@ -1,4 +1,4 @@
-"""Rows of text and label: CSV, JSON lines, or plain lines of text."""
+"""Reads tables of texts and labels: CSV, JSON lines, or plain lines of text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_table(
 
 
 def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None) -> Samples:
-    """Texts and their labels as `Samples`; classes in sorted order, numbers by value."""
+    """Makes `Samples` of texts and their labels; classes in sorted order, numbers by value."""
 
     def load(positions: Sequence[int]) -> Iterator[str]:
         return (texts[position] for position in positions)
@@ -46,7 +46,7 @@ def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None
 
 
 def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Class names in sorted order (numbers by value), and each label's index.
+    """Returns the class names in sorted order (numbers by value), and each label's index.
 
     >>> indexed(["10", "9", "10"])
     (('9', '10'), (1, 0, 1))
@@ -71,7 +71,7 @@ def read_labels(path: Path, label_column: str | None = None) -> list[str]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table; a plain line of text is a row with the one column `text`."""
+    """Reads the rows of a table; a plain line of text is a row with the one column `text`."""
     try:
         content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _object(path: Path, line: str, number: int) -> dict[str, Any]:
 
 
 def choose_column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], key: str) -> str | None:
-    """The column that was asked for under `key`, else the first of the usual ones that is there, or None."""
+    """Returns the column that was asked for under `key`, else the first of the usual ones that exists, or None."""
     if asked is not None and asked not in columns:
         raise InputError(f"{path}: {key} is {asked!r}{closest(asked, columns)}, found {', '.join(columns)}")
     return asked or next((name for name in usual if name in columns), None)
@@ -122,7 +122,7 @@ def _no_column(path: Path, columns: Sequence[str], what: str, usual: Sequence[st
 
 
 def _cells(path: Path, rows: Sequence[dict[str, Any]], column: str) -> list[str]:
-    """The values of a column as texts; one that is empty or neither text nor a whole number is an error."""
+    """Returns the values of a column as texts; refuses what is empty or neither a text nor a whole number."""
     values = [row.get(column) for row in rows]
     for k, value in enumerate(values, 1):
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":

@@ -1,1 +1,1 @@
-"""How good a checkpoint is: accuracies with intervals, and what a sequence of tasks gains and forgets."""
+"""Measures checkpoints: accuracies with intervals, and what a sequence of tasks gains and forgets."""

@@ -18,7 +18,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`right` of `samples`.
+    """The share of samples that are right: `right` of `samples`.
 
     >>> Share(3, 4).value, [round(end, 3) for end in Share(3, 4).interval()]
     (0.75, [0.301, 0.954])
@@ -29,11 +29,11 @@ class Share:
 
     @property
     def value(self) -> float:
-        """The share; NaN without samples."""
+        """Returns the share; NaN without samples."""
         return self.right / self.samples if self.samples else math.nan
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Wilson's score interval: also good for few samples and for shares near 0 and 1. Without samples, (0, 1)."""
+        """Returns Wilson's score interval, which suits few samples and shares near 0 and 1; (0, 1) without samples."""
         if not self.samples:
             return 0.0, 1.0
         z, n = NormalDist().inv_cdf((1 + level) / 2), self.samples
@@ -56,7 +56,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What was right, in counts. `tasks` name classes by index; both lists may be empty where tasks are not known.
+    """Counts of right predictions. `task_classes` are indices; `tasks` may be empty where they are not known.
 
     Tasks are disjoint in their classes (class-incremental) or not (domain-incremental): then a predicted class belongs
     to no single task, and `confusion` is None. `known` is None where only predictions were given, not scores.
@@ -83,34 +83,34 @@ class Accuracy:
 
     @property
     def overall(self) -> Share:
-        """Task unknown, all samples."""
+        """Returns the share of all samples, with the task unknown."""
         return Share(sum(self.class_right), sum(self.class_samples))
 
     @property
     def known(self) -> Share | None:
-        """Task known, all samples that belong to a task."""
+        """Returns the share of all samples that belong to a task, with the task known."""
         return None if self.known_right is None else Share(sum(self.known_right), sum(self.task_samples))
 
     @property
     def by_task(self) -> dict[str, Share]:
-        """Task unknown."""
+        """Returns the shares with the task unknown."""
         return dict(zip(self.tasks, map(Share, self.task_right, self.task_samples), strict=True))
 
     @property
     def known_by_task(self) -> dict[str, Share] | None:
-        """Task known."""
+        """Returns the shares with the task known."""
         if self.known_right is None:
             return None
         return dict(zip(self.tasks, map(Share, self.known_right, self.task_samples), strict=True))
 
     @property
     def by_class(self) -> dict[str, Share]:
-        """Task unknown."""
+        """Returns the shares with the task unknown."""
         return dict(zip(self.classes, map(Share, self.class_right, self.class_samples), strict=True))
 
     @property
     def elsewhere(self) -> tuple[int, ...] | None:
-        """Samples of each task that were taken for classes of no task."""
+        """Returns how many samples of each task were taken for classes of no task."""
         if self.confusion is None:
             return None
         return tuple(n - sum(row) for n, row in zip(self.task_samples, self.confusion, strict=True))
@@ -129,7 +129,7 @@ class Accuracy:
         known: Any = None,
         level: float = LEVEL,
     ) -> Accuracy:
-        """From predicted class indices [n] and labels [n], both into `classes`.
+        """Counts predicted class indices [n] against labels [n], both indices into `classes`.
 
         `tasks`: the class indices of each task. `sample_tasks` [n]: each sample's task as an index, -1 for none; needed
         where tasks share classes, else the label tells. `known` [n]: the prediction among the task's own classes.
@@ -173,7 +173,7 @@ class Accuracy:
     # -- JSON ------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, with shares and intervals beside them for the reader."""
+        """Returns the counts, with shares and intervals beside them for the reader."""
         known = self.known_by_task or {}
         tasks = [
             {"name": name, "classes": [self.classes[k] for k in members], **self._record(self.by_task[name])}
@@ -201,7 +201,7 @@ class Accuracy:
 
 
 def predict(scores: Any, owner: Any, members: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The best class of each row of `scores` [n, classes]: among all, and among those of the sample's task.
+    """Returns the best class of each row of `scores` [n, classes]: among all, and among the sample's task's.
 
     `owner` [n]: the task of each sample; without one (-1) the second answer is -1. Equal scores: the first class.
     """
@@ -229,7 +229,7 @@ def predict(scores: Any, owner: Any, members: Sequence[Sequence[int]]) -> tuple[
 
 
 def task_of_class(members: Sequence[Sequence[int]], classes: int) -> NDArray[np.int64] | None:
-    """The task of each class, -1 for none; None where tasks share classes."""
+    """Returns the task of each class, -1 for none; None where tasks share classes."""
     home = np.full(classes, -1, dtype=np.int64)
     for task, group in enumerate(members):
         indices = list(group)
@@ -264,14 +264,14 @@ def _require_tasks(tasks: Mapping[str, Sequence[int]], classes: int) -> None:
 
 
 def _indices(values: Any, count: int, what: str, least: int = 0) -> NDArray[np.int64]:
-    found = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-    if not found.size:
-        found = found.astype(np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise InputError(f"{what} must be a vector of whole numbers, found {found.dtype} {found.shape}")
-    if found.size and (found.min() < least or found.max() >= count):
-        raise InputError(f"{what} must be from {least} to {count - 1}, found {found.min()} to {found.max()}")
-    return found.astype(np.int64)
+    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+    if not array.size:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"{what} must be a vector of whole numbers, found {array.dtype} {array.shape}")
+    if array.size and (array.min() < least or array.max() >= count):
+        raise InputError(f"{what} must be from {least} to {count - 1}, found {array.min()} to {array.max()}")
+    return array.astype(np.int64)
 
 
 def _counts(indices: NDArray[np.int64], count: int) -> tuple[int, ...]:

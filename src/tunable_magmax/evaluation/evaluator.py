@@ -1,4 +1,4 @@
-"""Many checkpoints of one architecture on the same data: inputs decoded once, weights put in place."""
+"""Evaluates many checkpoints of one architecture on the same labelled data, which is decoded once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples at ascending `positions`; `truth` [n] counts in the head's classes, `tasks` name classes by index.
+    """Samples at ascending `positions`; `truth` [n] and the classes of `tasks` are indices into the head's classes.
 
     `sample_tasks` [n]: each sample's task, -1 for none; None where no tasks are known.
     """
@@ -44,14 +44,14 @@ class Labelled:
         return len(self.positions)
 
     def take(self, rows: Sequence[int]) -> Labelled:
-        """Some of the samples; `rows` count from 0 and ascend."""
+        """Returns some of the samples; `rows` count from 0 and ascend."""
         index = np.asarray(rows, dtype=np.int64)
         owner = None if self.sample_tasks is None else self.sample_tasks[index]
         kept = tuple(self.positions[row] for row in index.tolist())
         return replace(self, positions=kept, truth=self.truth[index], sample_tasks=owner)
 
     def draw(self, limit: int | None, seed: int = 0) -> Labelled:
-        """A seeded draw of at most `limit` samples; all of them if there is no limit or there are fewer."""
+        """Draws at most `limit` samples; returns all if there is no limit or there are fewer."""
         if limit is None or limit >= len(self):
             return self
         if limit < 1:
@@ -62,7 +62,7 @@ class Labelled:
 def known_labels(
     samples: Samples, classes: Sequence[str], lists: Sequence[tuple[str, ...]] | None = None
 ) -> tuple[dict[int, int], list[str]]:
-    """The index in `classes` of each labelled sample, by position; and, in order, the labels that are none of them.
+    """Returns the index in `classes` of each sample, by position; and the labels that are not among them.
 
     Labels go by name; if none is a name and all are numbers, they are indices into the one of `lists` (by default
     `classes`).
@@ -71,10 +71,10 @@ def known_labels(
         raise InputError(
             f"{samples.origin} holds inputs without labels: put images into class folders, or add a column 'label'"
         )
-    given = [samples.classes[label] for label in samples.labels]
-    if not given:
+    labels = [samples.classes[label] for label in samples.labels]
+    if not labels:
         raise InputError(f"{samples.origin}: holds no samples; give at least one")
-    names = by_name(given, lists or [tuple(classes)], [tuple(classes)], Path(samples.origin))
+    names = by_name(labels, lists or [tuple(classes)], [tuple(classes)], Path(samples.origin))
     place = {name: index for index, name in enumerate(classes)}
     known = {position: place[name] for position, name in enumerate(names) if name in place}
     return known, [name for name in names if name not in place]
@@ -86,7 +86,7 @@ def label_samples(
     tasks: Mapping[str, Sequence[str]] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Labelled:
-    """All samples, or those at `positions`, with their labels in the head's `classes`; an unknown label is an error.
+    """Labels all samples, or those at `positions`, in the head's `classes`; an unknown label is an error.
 
     `tasks`: the class names of each. Where tasks share classes, a sample's task is its domain, if the samples have
     domains that are named as the tasks are; else the tasks are left out.
@@ -110,7 +110,7 @@ def label_samples(
 
 
 def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal["train", "test"] = "test") -> Labelled:
-    """The samples of all tasks of a benchmark, with labels and tasks in the head's `classes`."""
+    """Labels the samples of all tasks of a benchmark in the head's `classes`."""
     samples = benchmark.test if split == "test" else benchmark.train
     home = {
         position: t
@@ -120,13 +120,13 @@ def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal
     if not home:
         raise InputError(f"{samples.origin}: no task of the benchmark {benchmark.name!r} has {split} samples")
     tasks = {task.name: [benchmark.classes[k] for k in task.classes] for task in benchmark.tasks}
-    found = label_samples(samples, classes, None, list(home))
-    owner = np.array([home[position] for position in found.positions], dtype=np.int64)
-    return replace(found, tasks=task_indices(tasks, classes), sample_tasks=owner)
+    labelled = label_samples(samples, classes, None, list(home))
+    owner = np.array([home[position] for position in labelled.positions], dtype=np.int64)
+    return replace(labelled, tasks=task_indices(tasks, classes), sample_tasks=owner)
 
 
 def task_indices(tasks: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The classes of each task as indices; one that the head lacks is an error."""
+    """Returns the classes of each task as indices; one that the head lacks is an error."""
     place = {name: index for index, name in enumerate(classes)}
     missing = list(dict.fromkeys(name for names in tasks.values() for name in names if name not in place))
     if missing:
@@ -174,7 +174,7 @@ class Evaluator:
         progress: Progress | None = None,
         prepared: Prepared | None = None,
     ) -> None:
-        """Decode the inputs; those that cannot be read are left out with a warning, or with `strict` an error.
+        """Decodes the inputs; those that cannot be read are left out with a warning, or with `strict` an error.
 
         `prepared`: the inputs at the labelled positions where they are decoded already, by an equal encoder.
         """
@@ -200,16 +200,16 @@ class Evaluator:
 
     @property
     def truth(self) -> NDArray[np.int64]:
-        """The right class of each readable sample, as an index into the head's classes."""
+        """Returns the right class of each readable sample, as an index into the head's classes."""
         return self.labelled.truth
 
     @property
     def unreadable(self) -> int:
-        """How many samples were left out."""
+        """Returns how many samples were left out."""
         return self.prepared.failed
 
     def measure(self, state: Mapping[str, Tensor] | None = None, progress: Progress | None = None) -> Accuracy:
-        """The accuracy with the weights of `state`, tensors in the names of a checkpoint; None: as they are now."""
+        """Measures the accuracy with the tensors of a checkpoint; None: with the weights as they are now."""
         predicted, known = self.predict(state, progress)
         tasks = self.labelled.tasks
         return Accuracy.of(
@@ -225,23 +225,23 @@ class Evaluator:
     def predict(
         self, state: Mapping[str, Tensor] | None = None, progress: Progress | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The predicted class of each sample: among all, and among those of its own task (-1 without a task)."""
+        """Predicts the class of each sample: among all, and among those of its own task (-1 without a task)."""
         if state is not None:
             self.fill(state)
         owner = self.labelled.sample_tasks
         owner = np.full(len(self), -1) if owner is None else owner
         members = list(self.labelled.tasks.values())
-        found = []
+        parts = []
         done = 0
         for scores in self._scores():
-            found.append(predict(scores, owner[done : done + len(scores)], members))
+            parts.append(predict(scores, owner[done : done + len(scores)], members))
             done += len(scores)
             if progress is not None:
                 progress("evaluating", done, len(self))
-        return np.concatenate([part for part, _ in found]), np.concatenate([part for _, part in found])
+        return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
 
     def fill(self, state: Mapping[str, Tensor]) -> None:
-        """Put the weights of a checkpoint into the encoder."""
+        """Puts the weights of a checkpoint into the encoder."""
         from tunable_magmax.models.encoder import Refill
 
         names = tuple(state)
@@ -257,7 +257,7 @@ class Evaluator:
         self._refills[names](state)
 
     def _scores(self) -> Iterator[Tensor]:
-        """Cosines with the head's rows times its scale, [b, classes] for each batch."""
+        """Yields the scaled cosines with the head's rows, [b, classes] for each batch."""
         import torch
 
         try:
@@ -278,7 +278,7 @@ class Evaluator:
 
 @contextmanager
 def full_float32(device: Any) -> Iterator[None]:
-    """Float32 means float32: neither autocast nor the shortened TF32 of a GPU's matrix units."""
+    """Computes in full float32: without autocast and without the shorter TF32 of a GPU's matrix units."""
     import torch
 
     with torch.autocast(device.type, enabled=False):

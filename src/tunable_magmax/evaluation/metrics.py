@@ -1,4 +1,4 @@
-"""What a sequence of tasks gains and forgets, from its accuracy matrix R: R[i, j] after task i, on task j."""
+"""Computes what a sequence of tasks gains and forgets from its accuracy matrix: R[i, j] after task i, on task j."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number, None where R does not tell it, and what it means."""
+    """A metric with its definition; the value is None where R is not known well enough."""
 
     name: str
     value: float | None
@@ -38,7 +38,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyMatrix:
-    """R [T, T] in `rows`: after task i, on task j; NaN where unknown. `base`: the row of the base, before any task.
+    """The matrix R [T, T] in `rows`, NaN where unknown; `base` is the row of the base, before any task.
 
     T in the definitions is the last task after which anything was measured, so a run that is not finished has metrics
     of the tasks so far. They are means over tasks, whatever the number of samples.
@@ -68,20 +68,20 @@ class AccuracyMatrix:
     def of(
         cls, tasks: Sequence[str], rows: Any, base: Any = None, samples: Sequence[int] | None = None
     ) -> AccuracyMatrix:
-        """From arrays, tensors or nested lists; None stands for NaN, and missing last rows for rows of it."""
-        given = [_row(row) for row in rows]
-        given += [(math.nan,) * len(tasks)] * (len(tasks) - len(given))
+        """Makes a matrix of arrays, tensors or nested lists; None stands for NaN, and last rows may be missing."""
+        table = [_row(row) for row in rows]
+        table += [(math.nan,) * len(tasks)] * (len(tasks) - len(table))
         counts = None if samples is None else tuple(map(int, samples))
-        return cls(tuple(tasks), tuple(given), None if base is None else _row(base), counts)
+        return cls(tuple(tasks), tuple(table), None if base is None else _row(base), counts)
 
     @property
     def after(self) -> int:
-        """How many tasks were trained: the last row (from 1) that holds a number; 0 if none does."""
+        """Returns how many tasks were trained: the last row (from 1) that holds a number; 0 if none does."""
         known = [i for i, row in enumerate(self.rows, 1) if any(not math.isnan(value) for value in row)]
         return known[-1] if known else 0
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Average accuracy, forgetting, backward transfer and, with a base, forward transfer."""
+        """Returns average accuracy, forgetting, backward transfer and, with a base, forward transfer."""
         r, last = np.array(self.rows, dtype=np.float64), self.after
         values: dict[str, float | None] = {
             "average_accuracy": _mean(r[last - 1, :last]) if last else None,
@@ -94,7 +94,7 @@ class AccuracyMatrix:
         return tuple(Metric(name, value, DEFINITIONS[name]) for name, value in values.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """The matrix, the metrics and their definitions."""
+        """Returns the matrix, the metrics and their definitions."""
         return {
             "version": VERSION,
             "tasks": list(self.tasks),
@@ -107,7 +107,7 @@ class AccuracyMatrix:
 
     @classmethod
     def from_dict(cls, data: Any) -> AccuracyMatrix:
-        """What `to_dict` made; other keys are left alone. The metrics are computed again, not read."""
+        """Reads what `to_dict` made, whatever other keys there are. The metrics are computed again."""
         if not isinstance(data, dict) or data.get("version") != VERSION:
             raise InputError(f"not an accuracy matrix of version {VERSION}")
         try:
@@ -119,7 +119,7 @@ class AccuracyMatrix:
 
 
 def _forgetting(r: NDArray[np.float64]) -> float | None:
-    """Needs for each earlier task the last row and at least one row before it that is known."""
+    """Returns the mean forgetting; None unless each earlier task is known in the last row and in one before."""
     if len(r) < 2:
         return None
     earlier = r[:-1, :-1]

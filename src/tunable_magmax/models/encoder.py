@@ -1,4 +1,4 @@
-"""Encoders on transformers: images or texts -> embeddings, one rule of pooling for each family of models.
+"""Loads encoders on transformers, which embed images or texts; each family of models has its own pooling.
 
 | family (`model_type`) | embedding |
 | --- | --- |
@@ -68,7 +68,7 @@ class Encoder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is a whole CLIP or SigLIP, with a text tower beside the image tower."""
+        """Returns whether this is a whole CLIP or SigLIP, with a text tower beside the image tower."""
         return self.family in WHOLE
 
     @property
@@ -78,7 +78,7 @@ class Encoder:
     # -- differentiable parts --------------------------------------------------------------------------------------
 
     def prepare_images(self, images: Sequence[Any]) -> Tensor:
-        """PIL images as pixel values [n, 3, height, width] on the module's device."""
+        """Makes pixel values [n, 3, height, width] of PIL images, on the module's device."""
         if self.image_processor is None:
             raise InputError(f"{self.path} encodes texts, not images")
         with quiet():
@@ -87,7 +87,7 @@ class Encoder:
         return pixels.to(self.device)
 
     def prepare_texts(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Texts as padded token ids and, where the model takes one, the mask [n, tokens] of what is no padding."""
+        """Makes padded token ids of texts and, where the model takes one, the mask [n, tokens] of tokens to use."""
         if self.tokenizer is None:
             raise InputError(f"{self.path} encodes images, not texts")
         # SigLIP was trained on texts padded to full length, without a mask.
@@ -106,11 +106,11 @@ class Encoder:
         return {name: tokens[name].to(self.device) for name in kept if name in tokens}
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
+        """Returns embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
         return self.pool_texts(batch) if isinstance(batch, Mapping) else self.pool_images(batch)
 
     def pool_images(self, pixels: Tensor) -> Tensor:
-        """Embeddings [n, dim] of pixel values."""
+        """Returns embeddings [n, dim] of pixel values."""
         module: Any = self.module
         if self.is_whole:
             pooled: Tensor = module.vision_model(pixel_values=pixels).pooler_output
@@ -123,7 +123,7 @@ class Encoder:
         return _tensor(output.pooler_output).flatten(1)
 
     def pool_texts(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Embeddings [n, dim] of tokens."""
+        """Returns embeddings [n, dim] of tokens."""
         module: Any = self.module
         if self.is_whole:
             pooled: Tensor = module.text_model(**tokens).pooler_output
@@ -147,15 +147,15 @@ class Encoder:
     # -- without gradients -----------------------------------------------------------------------------------------
 
     def embed_images(self, images: Sequence[Any], batch: int = BATCH) -> NDArray[np.float32]:
-        """Embeddings [n, dim] of PIL images."""
+        """Returns embeddings [n, dim] of PIL images."""
         return self._embed(images, batch, lambda part: self.pool_images(self.prepare_images(part)))
 
     def embed_texts(self, texts: Sequence[str], batch: int = BATCH) -> NDArray[np.float32]:
-        """Embeddings [n, dim] of texts."""
+        """Returns embeddings [n, dim] of texts."""
         return self._embed(texts, batch, lambda part: self.pool_texts(self.prepare_texts(part)))
 
     def embed(self, inputs: Sequence[Any], batch: int = BATCH) -> NDArray[np.float32]:
-        """Embeddings [n, dim] of inputs that are all texts or all images."""
+        """Returns embeddings [n, dim] of inputs that are all texts or all images."""
         if inputs and isinstance(inputs[0], str):
             return self.embed_texts(inputs, batch)
         return self.embed_images(inputs, batch)
@@ -177,7 +177,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
-    """Load the encoder of a checkpoint: a directory with config.json and weights, or a weights file beside config.json.
+    """Loads the encoder of a checkpoint: a directory with config.json and weights, or weights beside config.json.
 
     Configuration, image processor and tokenizer each come from the checkpoint's own directory if they are there, else
     from `assets`. Everything is computed in float32. `device`: by default the GPU if there is one.
@@ -238,20 +238,20 @@ def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home:
 
 
 def _filled(model_class: Any, config: Any, state: dict[str, Tensor], path: Path) -> Any:
-    """The model with the checkpoint's weights, and without the pooler if the checkpoint has none.
+    """Makes the model with the checkpoint's weights, and without the pooler if the checkpoint has none.
 
     Classifiers and masked language models are saved without one. transformers would make it up from random numbers,
     which must be neither used nor trained nor saved.
     """
     wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     try:
-        module, told = from_state(model_class, config, wide)
+        module, report = from_state(model_class, config, wide)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(f"{path}: its tensors do not fit {model_class.__name__} ({first_line(error)})") from None
-    if told.get("mismatched_keys"):
-        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in told["mismatched_keys"])
+    if report.get("mismatched_keys"):
+        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
         raise InputError(f"{path}: {len(names)} tensors have another shape than config.json says, first {names[0]!r}")
-    missing = sorted(told["missing_keys"])
+    missing = sorted(report["missing_keys"])
     needed = [name for name in missing if "pooler" not in name.split(".")]
     if needed:
         raise InputError(
@@ -296,7 +296,7 @@ MARK = 1000
 
 
 class Refill:
-    """Puts tensors in the names of a checkpoint into an encoder's module, which may call them otherwise.
+    """Puts the tensors of a checkpoint into an encoder's module, which may have other names for them.
 
     Old checkpoints and those with a head have other names than the module; transformers knows all the rules. So it is
     asked once: it loads a checkpoint whose every tensor is filled with a mark of its own, which tells where each goes.
@@ -306,7 +306,7 @@ class Refill:
         self._places = _places(encoder, state)
 
     def __call__(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the tensors of `state` into the module."""
+        """Copies the tensors of `state` into the module."""
         import torch
 
         with torch.no_grad():
@@ -315,19 +315,19 @@ class Refill:
 
 
 def _places(encoder: Encoder, state: Mapping[str, Tensor]) -> list[tuple[Tensor, str]]:
-    """The module's tensors, each with the name of the checkpoint's tensor that belongs there."""
+    """Returns the module's tensors, each with the name of the checkpoint's tensor that belongs there."""
     import torch
 
     names = [name for name, tensor in state.items() if tensor.is_floating_point()]
     marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
     module: Any = encoder.module
-    probe, told = from_state(type(module), module.config, marks)
-    found = probe.state_dict()
+    probe, report = from_state(type(module), module.config, marks)
+    marked = probe.state_dict()
     places: list[tuple[Tensor, str]] = []
     for name, place in module.state_dict().items():
-        if not place.is_floating_point() or not place.numel() or name in told["missing_keys"]:
+        if not place.is_floating_point() or not place.numel() or name in report["missing_keys"]:
             continue
-        low, high = found[name].aminmax()
+        low, high = marked[name].aminmax()
         if low != high or not MARK <= low < MARK + len(names):
             raise InputError(
                 f"{encoder.path}: {name!r} of {type(module).__name__} is not one tensor of the checkpoint as it is, so "

@@ -43,7 +43,7 @@ def glyph_base(
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Pre-train the encoder on the first `classes` of the other characters (default: all), and save it in `path`.
+    """Pre-trains the encoder on the first `classes` of the other characters (default: all), and saves it in `path`.
 
     Always on one thread of the CPU, where one seed gives the same bytes again.
     """
@@ -61,7 +61,7 @@ def glyph_base(
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
         model.save_pretrained(folder)
-    told = {
+    settings = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": SIZE, "width": SIZE},
@@ -72,12 +72,12 @@ def glyph_base(
         "image_mean": [MEAN] * 3,
         "image_std": [DEVIATION] * 3,
     }
-    (folder / PROCESSOR_FILE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (folder / PROCESSOR_FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
 def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HEAD_SCALE) -> Head:
-    """The frozen head: for each class the mean embedding of its clean pictures in all fonts."""
+    """Makes the frozen head: for each class the mean embedding of its clean pictures in all fonts."""
     pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
     return mean_head(
         encoder.embed_images(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale
@@ -86,7 +86,7 @@ def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HE
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: so small a model gains little from more, and sums then do not depend on their number."""
+    """Computes on one thread: so small a model gains little from more, and sums then do not depend on their number."""
     import torch
 
     before = torch.get_num_threads()
@@ -117,7 +117,7 @@ def _model() -> Any:
 
 
 def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: Progress) -> None:
-    """Distorted and clean pictures of a character to one vector, which is learnt too and thrown away."""
+    """Trains the model to map all pictures of a character to one vector, which is learnt too and thrown away."""
     import torch
 
     count = len(alphabet.characters)
@@ -147,7 +147,7 @@ def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: P
 
 
 def _pictures(alphabet: Alphabet, seed: int, progress: Progress) -> Tensor:
-    """Distorted pictures [characters * EACH, SIZE, SIZE], by character."""
+    """Draws distorted pictures [characters * EACH, SIZE, SIZE], by character."""
     import torch
 
     count = len(alphabet.characters)
@@ -161,5 +161,5 @@ def _pictures(alphabet: Alphabet, seed: int, progress: Progress) -> Tensor:
 
 
 def _pixels(grey: torch.Tensor) -> torch.Tensor:
-    """What the image processor makes of grey pictures: [n, 3, SIZE, SIZE]."""
+    """Returns what the image processor makes of grey pictures: [n, 3, SIZE, SIZE]."""
     return ((grey.float() / 255 - MEAN) / DEVIATION).unsqueeze(1).expand(-1, 3, -1, -1)

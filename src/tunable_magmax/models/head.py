@@ -1,4 +1,4 @@
-"""A frozen head: one vector for each class; with an encoder, the fixed classifier."""
+"""Makes, saves and loads frozen heads: one vector for each class. A head and an encoder are a classifier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """`weight` [classes, dim], a class name for each row, and the factor of the cosines."""
+    """A frozen head: `weight` [classes, dim], a class name for each row, and the factor of the cosines."""
 
     weight: NDArray[np.float32]
     classes: tuple[str, ...]
@@ -37,7 +37,7 @@ class Head:
 
     @classmethod
     def of(cls, weight: NDArray[Any], classes: Sequence[str], logit_scale: float) -> Head:
-        """A head from its parts, checked; its digest is that of the file that `save_head` makes of it.
+        """Makes a head of its parts, and checks them; its digest is that of the file that `save_head` writes.
 
         >>> Head.of(np.eye(2), ["cat", "dog"], 20.0).classes
         ('cat', 'dog')
@@ -55,7 +55,7 @@ class Head:
         return cls(rows, names, float(logit_scale), tensors_digest({"weight": torch.from_numpy(rows)}))
 
     def select(self, classes: Sequence[str]) -> Head:
-        """The head of these classes in this order.
+        """Returns the head of these classes in this order.
 
         >>> Head.of(np.eye(2), ["cat", "dog"], 20.0).select(["dog"]).weight
         array([[0., 1.]], dtype=float32)
@@ -74,7 +74,7 @@ class Head:
         return Head.of(self.weight[[rows[name] for name in names]], names, self.logit_scale)
 
     def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
-        """Class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scaled scores.
+        """Returns class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scaled scores.
 
         The embeddings are L2-normalised first; the rows of `weight` are taken as they are.
         """
@@ -103,7 +103,7 @@ class Classifier:
 
     @property
     def digest(self) -> str:
-        """Changes with the encoder, the head's tensors, its class names and its scale."""
+        """Returns a digest of the encoder, the head's tensors, its class names and its scale."""
         parts = [self.encoder.digest, self.head.digest, json.dumps(self.head.classes), repr(self.head.logit_scale)]
         return f"sha256:{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}"
 
@@ -112,12 +112,12 @@ class Classifier:
         return self.head.classes
 
     def probabilities(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
-        """Class probabilities [n, classes] of images or texts."""
+        """Returns class probabilities [n, classes] of images or texts."""
         return self.head.probabilities(self.encoder.embed(inputs))
 
 
 def require_match(encoder: Encoder, head: Head) -> None:
-    """Refuse a head that has another width than the encoder's embeddings."""
+    """Refuses a head that has another width than the encoder's embeddings."""
     if encoder.dim != head.weight.shape[1]:
         raise InputError(
             f"the head has width {head.weight.shape[1]} and the encoder {encoder.path} has width {encoder.dim}: they "
@@ -126,7 +126,7 @@ def require_match(encoder: Encoder, head: Head) -> None:
 
 
 def require_class_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple, if they are names, all different."""
+    """Returns the names as a tuple; refuses names that are empty, repeated or no texts."""
     names = tuple(classes)
     odd = [name for name in names if not isinstance(name, str) or not name.strip()]
     if not names or odd:
@@ -139,7 +139,7 @@ def require_class_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_head(path: str | Path) -> Head:
-    """Read a head file: safetensors with `weight` [classes, dim]; metadata `classes` (JSON list) and `logit_scale`."""
+    """Reads a head file: safetensors with `weight` [classes, dim]; metadata `classes` (JSON list) and `logit_scale`."""
     from safetensors import SafetensorError, safe_open
 
     file = Path(path)
@@ -174,7 +174,7 @@ def load_head(path: str | Path) -> Head:
 
 
 def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:
-    """A head for images from the text tower of the same CLIP or SigLIP, with that model's own logit scale.
+    """Makes a head for images by the text tower of the same CLIP or SigLIP, with that model's own logit scale.
 
     SigLIP's logit bias is left out: it shifts all classes alike, which a softmax does not see.
     """
@@ -195,7 +195,7 @@ def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
 def name_head(
     encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str], logit_scale: float = SCALE
 ) -> Head:
-    """A head for texts: the class names, embedded by the sentence encoder itself."""
+    """Makes a head for texts: the class names, embedded by the sentence encoder itself."""
     if encoder.tokenizer is None or encoder.is_whole:
         raise InputError(
             f"{encoder.path} ({encoder.family}) is no sentence encoder, so it cannot embed class names for a head of "
@@ -205,7 +205,7 @@ def name_head(
 
 
 def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: float = SCALE) -> Head:
-    """A head of class means: of the L2-normalised embeddings [n, dim], each with its index into `classes`.
+    """Makes a head of class means of L2-normalised embeddings [n, dim]; `labels` are indices into `classes`.
 
     >>> head = mean_head([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]], [1, 0, 0], ["up", "right"])
     >>> head.weight.tolist()
@@ -221,8 +221,8 @@ def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: f
     if not np.isfinite(rows).all():
         raise InputError("the embeddings for the class means hold NaN or infinity: the encoder is damaged")
     if owners.size and not 0 <= owners.min() <= owners.max() < len(names):
-        found = owners.min() if owners.min() < 0 else owners.max()
-        raise InputError(f"a label for the class means is {found}, but there are {len(names)} classes, from 0")
+        outside = owners.min() if owners.min() < 0 else owners.max()
+        raise InputError(f"a label for the class means is {outside}, but there are {len(names)} classes, from 0")
     counts = np.bincount(owners, minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if empty:
@@ -238,7 +238,7 @@ def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: f
 
 
 def save_head(head: Head, path: str | Path) -> None:
-    """Write a head file, whole or not at all; equal heads give equal bytes."""
+    """Writes a head file completely or not at all; equal heads give equal bytes."""
     weight = np.ascontiguousarray(head.weight, dtype="<f4")
     # Not the safetensors package's own writer, which does not fix the order of several entries of metadata.
     metadata = {"classes": json.dumps(head.classes, ensure_ascii=False), "logit_scale": repr(float(head.logit_scale))}
@@ -247,7 +247,7 @@ def save_head(head: Head, path: str | Path) -> None:
 
 
 def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> NDArray[np.float64]:
-    """For each class, the mean over templates of L2-normalised embeddings, normalised again."""
+    """Returns for each class the mean over templates of L2-normalised embeddings, normalised again."""
     names, used = require_class_names(classes), read_templates(templates)
     require_readable(names)
     texts = [sentence for name in names for sentence in sentences(name, used)]
@@ -272,5 +272,5 @@ def _normalised(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    """Numbers as numpy, from wherever torch keeps them."""
+    """Returns numbers as a NumPy array, also from a tensor on any device."""
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)

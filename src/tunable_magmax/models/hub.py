@@ -1,4 +1,4 @@
-"""A model by name: a directory here, or a repository of the Hugging Face hub, fetched where the network allows."""
+"""Finds a model by its name: a directory, or a repository of the Hugging Face hub, which is fetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSALS = {
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a text may be a name on the hub; a path that leads upwards or deep is none.
+    """Returns whether a text may be a name on the hub; a path upwards or of several folders is none.
 
     >>> is_hub_name("openai/clip-vit-base-patch16"), is_hub_name("../models/clip")
     (True, False)
@@ -28,7 +28,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def fetch_note(name: str, root: Path) -> str | None:
-    """What to say before a model is looked for on the hub, which nothing has been asked yet; None if there is no need.
+    """Returns a note that a model would be fetched from the hub, without asking it; None if the model is here.
 
     >>> fetch_note("openai/clip-vit-base-patch16", Path("/none"))  # doctest: +ELLIPSIS
     "the model 'openai/clip-vit-base-patch16' is not here (/none/openai/clip-vit-base-patch16 does not exist): ..."
@@ -43,7 +43,7 @@ def fetch_note(name: str, root: Path) -> str | None:
 
 
 def resolve_model(name: str | Path, root: Path) -> Path:
-    """The checkpoint that `name` means: a path, where relative ones count from `root`, else a name on the hub.
+    """Returns the checkpoint that `name` means: a path, where relative ones count from `root`, else a name on the hub.
 
     Of a hub model only weights, configuration, processor and tokenizer are fetched, into the hub's own cache; models
     that are there already need no network. Weights in torch's format are fetched only where there are no safetensors,
@@ -61,10 +61,10 @@ def resolve_model(name: str | Path, root: Path) -> Path:
     if not _holds(folder, _SAFETENSORS):
         folder = _fetch(text, (*_SMALL, *_TORCH), local)
     if not _holds(folder, ("config.json",)) or not _holds(folder, (*_SAFETENSORS, *_TORCH)):
-        found = ", ".join(sorted(file.name for file in folder.iterdir())) if folder.is_dir() else ""
+        present = ", ".join(sorted(file.name for file in folder.iterdir())) if folder.is_dir() else ""
         raise InputError(
             f"the hub model {text!r} has no config.json with model.safetensors or pytorch_model.bin beside it (found "
-            f"{found or 'nothing'}): it is no model of transformers, or its download is not complete"
+            f"{present or 'nothing'}): it is no model of transformers, or its download is not complete"
         )
     return folder
 

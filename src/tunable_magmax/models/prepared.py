@@ -1,4 +1,4 @@
-"""Inputs decoded once: images as the bytes that the encoder's processor makes of them, texts as token ids.
+"""Decodes inputs once: images to the bytes that the encoder's processor makes of them, texts to token ids.
 
 Training reads a task's inputs many times, and experiments evaluate hundreds of models on the same ones. So files are
 opened, decoded and resized once; what is left for each batch is to gather rows and to normalise them on the device.
@@ -31,7 +31,7 @@ DEVICE_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] counts in the samples' classes.
+    """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] are indices into the samples' classes.
 
     `inputs`: pixels uint8 [n, 3, height, width], or token ids and mask [n, tokens] by name.
     """
@@ -48,7 +48,7 @@ class Prepared:
         return len(self.positions)
 
     def batch(self, rows: Sequence[int] | Tensor) -> Batch:
-        """Rows as the encoder takes them, on its device: normalised pixels [b, 3, h, w], or tokens by name."""
+        """Returns rows as the encoder takes them, on its device: normalised pixels [b, 3, h, w], or tokens by name."""
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
@@ -57,12 +57,12 @@ class Prepared:
         return self.normalise(self.pixels(index))
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Raw pixels uint8 [b, 3, h, w] of some rows, on the encoder's device: what augmentation works on."""
+        """Returns raw pixels uint8 [b, 3, h, w] of some rows, on the encoder's device, for augmentation."""
         assert not isinstance(self.inputs, dict), "texts have no pixels"
         return self._gather(self.inputs, rows)
 
     def subset(self, rows: Sequence[int]) -> Prepared:
-        """Some of the inputs, as if only they had been prepared."""
+        """Returns some of the inputs, as if only they had been prepared."""
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
@@ -80,13 +80,13 @@ class Prepared:
         return self.inputs if isinstance(self.inputs, dict) else {"pixels": self.inputs}
 
     def _tokens(self, inputs: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-        found = {name: self._gather(values, index) for name, values in inputs.items()}
-        if self.device.type == "cpu" and "attention_mask" in found:
+        tokens = {name: self._gather(values, index) for name, values in inputs.items()}
+        if self.device.type == "cpu" and "attention_mask" in tokens:
             # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
-            used = found["attention_mask"].any(dim=0).nonzero()
+            used = tokens["attention_mask"].any(dim=0).nonzero()
             longest = int(used.max()) + 1 if len(used) else 1
-            found = {name: values[:, :longest] for name, values in found.items()}
-        return found
+            tokens = {name: values[:, :longest] for name, values in tokens.items()}
+        return tokens
 
     def _gather(self, values: Tensor, index: Tensor) -> Tensor:
         return self._chosen(values, index).to(self.device, non_blocking=True)
@@ -104,7 +104,7 @@ def prepare(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Decode samples, all or those at ascending `positions`, for an encoder.
+    """Decodes samples, all or those at ascending `positions`, for an encoder.
 
     What cannot be read is counted, named in one warning and left out; with `strict` it is an error.
     """
@@ -145,7 +145,7 @@ def prepare(
 
 
 def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> Tensor:
-    """Embeddings [n, dim], float32, on the encoder's device; without gradients."""
+    """Returns embeddings [n, dim], float32, on the encoder's device, without gradients."""
     import torch
 
     with encoder.evaluating(), torch.inference_mode():
@@ -155,10 +155,10 @@ def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> 
 
 def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:
     processor = _processor(encoder)
-    found: Tensor = processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")[
+    pixels: Tensor = processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")[
         "pixel_values"
     ]
-    return found.contiguous()
+    return pixels.contiguous()
 
 
 def _tokens(encoder: Encoder, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ def _tokens(encoder: Encoder, texts: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _padded(parts: Sequence[dict[str, Tensor]], encoder: Encoder) -> dict[str, Tensor]:
-    """Token tables of several chunks as one, each filled up to the longest with what its tokenizer pads with."""
+    """Joins the token tables of several chunks, padded to the longest as the tokenizer does."""
     import torch
 
     longest = max(part["input_ids"].shape[1] for part in parts)
@@ -183,7 +183,7 @@ def _padded(parts: Sequence[dict[str, Tensor]], encoder: Encoder) -> dict[str, T
 
 
 def _normaliser(encoder: Encoder, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """What the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
+    """Returns what the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
     import torch
 
     processor = _processor(encoder)
@@ -207,7 +207,7 @@ def _unchanged(pixels: Tensor) -> Tensor:
 
 
 def _placed(values: Any, device: torch.device) -> Any:
-    """On the GPU if there is room; else where copying from is fast."""
+    """Moves inputs to the GPU if there is room, else to pinned memory, from which copies are fast."""
     import torch
 
     if device.type != "cuda":
@@ -248,7 +248,7 @@ class Decoded:
         self._rows: dict[int, int] = {}
 
     def take(self, positions: Sequence[int]) -> Prepared:
-        """The readable ones among some samples, in ascending order."""
+        """Returns the readable ones among some samples, in ascending order."""
         if self._whole is None and self._fits():
             self._whole = self._prepare(self._positions)
             self._rows = {position: row for row, position in enumerate(self._whole.positions)}

@@ -1,4 +1,4 @@
-"""The files beside the weights: configuration, and what prepares images and texts."""
+"""Loads models of transformers, and the files beside their weights: configuration, image processor, tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def from_state(model_class: Any, config: Any, state: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
-    """A model with these tensors in float32, and what transformers tells of keys that were missing or did not fit.
+    """Makes a model with these tensors in float32; also returns which keys were missing or did not fit.
 
     transformers knows all the rules by which names of older checkpoints and of those with a head become today's.
     """
@@ -28,8 +28,8 @@ def from_state(model_class: Any, config: Any, state: Mapping[str, Tensor]) -> tu
     kind = "dtype" if major_version(transformers) >= 5 else "torch_dtype"
     options: dict[str, Any] = {kind: torch.float32, "state_dict": dict(state), "output_loading_info": True}
     with quiet():
-        module, told = model_class.from_pretrained(None, config=config, **options)
-    return module, told
+        module, report = model_class.from_pretrained(None, config=config, **options)
+    return module, report
 
 
 def major_version(transformers: Any) -> int:
@@ -37,14 +37,14 @@ def major_version(transformers: Any) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of transformers says, short enough for a message."""
+    """Returns the first line of an error's text."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars and load reports of transformers: what matters is raised as an error here."""
+    """Turns off the progress bars and load reports of transformers; what matters is raised as an error."""
     from importlib import import_module
 
     chatter: Any = import_module("transformers.utils.logging")
@@ -86,7 +86,7 @@ TEXT_FILES = (
 
 
 def find_homes(path: Path, assets: Path | None) -> tuple[Path, ...]:
-    """Directories in which to look for config.json, image processor and tokenizer; the first has a config.json."""
+    """Returns the directories to look for config.json, image processor and tokenizer; the first has a config.json."""
     tried = [path if path.is_dir() else path.parent]
     if assets is not None:
         tried.append(assets if assets.is_dir() else assets.parent)
@@ -132,22 +132,22 @@ def load_tokenizer(transformers: Any, homes: Sequence[Path], required: bool) -> 
 
 
 def text_length(config: Any, homes: Sequence[Path]) -> int:
-    """The most tokens of a text that the model takes."""
+    """Returns how many tokens of a text the model takes at most."""
     text = getattr(config, "text_config", config)
     longest = int(getattr(text, "max_position_embeddings", 512))
     if text.model_type in ("roberta", "xlm-roberta", "mpnet"):
         longest -= 2  # their positions start behind the padding's
-    told = _json(homes, LENGTH_FILE).get("max_seq_length")
-    return min(longest, told) if isinstance(told, int) and told > 0 else longest
+    configured = _json(homes, LENGTH_FILE).get("max_seq_length")
+    return min(longest, configured) if isinstance(configured, int) and configured > 0 else longest
 
 
 def pools_first_token(homes: Sequence[Path]) -> bool:
-    """Whether a sentence encoder's own files say that its first token stands for the text."""
+    """Returns whether a sentence encoder's own files say that its first token stands for the text."""
     return _json(homes, POOLING_FILE).get("pooling_mode_cls_token") is True
 
 
 def put_companions(homes: Sequence[Path], image_processor: Any, tokenizer: Any, folder: Path) -> None:
-    """What prepares the inputs, into a directory: the files it came from as they are, else as transformers saves it."""
+    """Copies the files of image processor and tokenizer into a directory; without files, transformers saves them."""
     for tool, needed, files in ((image_processor, IMAGE_FILES, IMAGE_FILES), (tokenizer, VOCABULARIES, TEXT_FILES)):
         if tool is None:
             continue
@@ -162,14 +162,14 @@ def put_companions(homes: Sequence[Path], image_processor: Any, tokenizer: Any, 
 
 
 def _holding(homes: Sequence[Path], names: Sequence[str]) -> Path | None:
-    """The first directory that holds one of these files."""
+    """Returns the first directory that holds one of these files."""
     return next((home for home in homes if any((home / name).is_file() for name in names)), None)
 
 
 def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
     home = _holding(homes, [name])
     try:
-        found = {} if home is None else json.loads((home / name).read_text(encoding="utf-8"))
+        content = {} if home is None else json.loads((home / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

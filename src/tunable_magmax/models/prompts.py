@@ -1,4 +1,4 @@
-"""What a class is called in a sentence: templates with one place for the class name, and names made readable.
+"""Makes sentences of class names: templates with one place for the name, and names made readable.
 
 A head averages over the sentences that a set of templates makes of a class name. Sets by name: those that CLIP's
 authors used for CIFAR-100 (18) and for ImageNet and its relatives (80), one for intents of short requests, and the
@@ -18,7 +18,7 @@ _WORDNET = re.compile(r"n\d{8}")
 
 
 def _photos(qualities: Sequence[str], looks: Sequence[str]) -> Iterable[str]:
-    """Photos that are somehow, and photos of things that are somehow; each with "a" and "the"."""
+    """Yields templates of photos with a quality, and of things with a look; each with "a" and "the"."""
     for article in _ARTICLES:
         yield f"a photo of {article} {PLACE}."
         yield from (f"a {quality} photo of {article} {PLACE}." for quality in qualities)
@@ -26,7 +26,7 @@ def _photos(qualities: Sequence[str], looks: Sequence[str]) -> Iterable[str]:
 
 
 def _renditions(kinds: Sequence[str], materials: Sequence[str]) -> Iterable[str]:
-    """Works of art, and things made of something; each with "a" and "the"."""
+    """Yields templates of works of art, and of things made of a material; each with "a" and "the"."""
     for article in _ARTICLES:
         yield from (f"{kind} of {article} {PLACE}." for kind in kinds)
         yield from (f"{article} {material} {PLACE}." for material in materials)
@@ -79,21 +79,21 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 
 
-def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
-    """A set of templates by its name, or templates of one's own; each has exactly one place `{}` for the class name.
+def read_templates(choice: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns a set of templates by its name, or checks those given: each has one place `{}` for the class name.
 
     >>> read_templates("plain"), len(read_templates("imagenet-r"))
     (('{}',), 80)
     >>> read_templates(["a scan of {}."])
     ('a scan of {}.',)
     """
-    if isinstance(given, str):
-        if given in TEMPLATES:
-            return TEMPLATES[given]
-        hint = closest(given, list(TEMPLATES))
-        also = f"; to use it as a template, give a list: [{given!r}]" if PLACE in given else ""
-        raise InputError(f"no prompt templates are called {given!r}{hint}; known are {', '.join(TEMPLATES)}{also}")
-    templates = tuple(given)
+    if isinstance(choice, str):
+        if choice in TEMPLATES:
+            return TEMPLATES[choice]
+        hint = closest(choice, list(TEMPLATES))
+        also = f"; to use it as a template, give a list: [{choice!r}]" if PLACE in choice else ""
+        raise InputError(f"no prompt templates are called {choice!r}{hint}; known are {', '.join(TEMPLATES)}{also}")
+    templates = tuple(choice)
     if not templates:
         raise InputError("the list of prompt templates is empty: give at least one, such as 'a photo of a {}.'")
     wrong = [item for item in templates if not isinstance(item, str) or _places(item) != 1]
@@ -107,7 +107,7 @@ def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def sentences(class_name: str, templates: Sequence[str]) -> list[str]:
-    """One class in every template.
+    """Puts a class name into every template.
 
     >>> sentences("aquarium_fish", ["{}", "a photo of the {}."])
     ['aquarium fish', 'a photo of the aquarium fish.']
@@ -116,7 +116,7 @@ def sentences(class_name: str, templates: Sequence[str]) -> list[str]:
 
 
 def readable(class_name: str) -> str:
-    """A class name as people write it: underscores become spaces.
+    """Returns a class name as people write it: underscores become spaces.
 
     >>> readable("pickup_truck")
     'pickup truck'
@@ -125,7 +125,7 @@ def readable(class_name: str) -> str:
 
 
 def require_readable(class_names: Sequence[str]) -> None:
-    """Refuse names that say nothing to a text encoder, and different names that would become the same sentence."""
+    """Refuses names that say nothing to a text encoder, and different names that would become the same sentence."""
     if class_names and all(_WORDNET.fullmatch(name) for name in class_names):
         raise InputError(
             f"the class names are WordNet numbers, such as {class_names[0]!r}, of which a text encoder knows nothing; "
@@ -145,6 +145,6 @@ def require_readable(class_names: Sequence[str]) -> None:
 
 
 def _places(template: str) -> int:
-    """How often the place occurs; -1 if there are other braces, which look like a place but are none."""
+    """Counts the places for a name; returns -1 if there are other braces, which look like a place."""
     rest = template.replace(PLACE, "")
     return -1 if "{" in rest or "}" in rest else template.count(PLACE)

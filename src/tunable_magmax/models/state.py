@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, and the digest that says which checkpoint it is."""
+"""Reads the tensors of a checkpoint, and computes the digest that identifies it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 24
 
 
 def checkpoint_digest(path: str | Path) -> str:
-    """SHA-256 over the stored tensors in sorted order of names: the same however the files are sharded.
+    """Returns the SHA-256 of the stored tensors in sorted order of names: the same however files are sharded.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
@@ -37,7 +37,7 @@ def checkpoint_digest(path: str | Path) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The digest that a checkpoint with exactly these tensors would have.
+    """Returns the digest that a checkpoint with exactly these tensors would have.
 
     >>> import torch
     >>> tensors_digest({"w": torch.tensor([1.0, 2.0])})[:15]
@@ -54,13 +54,13 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """All tensors of a checkpoint, tied names included, and its digest: in one read."""
+    """Reads all tensors of a checkpoint, tied names included, and its digest."""
     digest = hashlib.sha256()
     return _tensors(path, digest.update), f"sha256:{digest.hexdigest()}"
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, tied names included."""
+    """Reads all tensors of a checkpoint, tied names included."""
     return _tensors(path, lambda data: None)
 
 

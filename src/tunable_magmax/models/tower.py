@@ -1,4 +1,4 @@
-"""What of an encoder is trained and kept: the image tower of a two-tower model, and all of any other."""
+"""Selects and saves what of an encoder is trained: the image tower of a two-tower model, all of any other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE_SIDE = ("vision_model.", "visual_projection.")
 
 
 def image_tower(encoder: Encoder) -> Encoder:
-    """Of a whole CLIP or SigLIP the image tower alone, with weights of its own; any other encoder as it is.
+    """Returns the image tower of a whole CLIP or SigLIP, with its own copy of the weights; other encoders as is.
 
     The tower embeds images exactly as the whole does. Its digest is that of the checkpoint it makes when it is saved.
     """
@@ -38,11 +38,11 @@ def image_tower(encoder: Encoder) -> Encoder:
         config.projection_dim = whole.config.projection_dim  # the vision part may say something else
     named = "CLIPVisionModelWithProjection" if encoder.family == "clip" else "SiglipVisionModel"
     state = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith(IMAGE_SIDE)}
-    module, told = from_state(getattr(transformers, named), config, state)
-    if told["missing_keys"]:
+    module, report = from_state(getattr(transformers, named), config, state)
+    if report["missing_keys"]:
         raise InputError(
-            f"{encoder.path}: its image tower lacks {len(told['missing_keys'])} tensors of {named}, first "
-            f"{min(told['missing_keys'])!r}; use another version of transformers"
+            f"{encoder.path}: its image tower lacks {len(report['missing_keys'])} tensors of {named}, first "
+            f"{min(report['missing_keys'])!r}; use another version of transformers"
         )
     module = module.to(encoder.device).train(whole.training)
     # Over the names that were loaded: transformers saves under these, whatever the module calls them.
@@ -50,7 +50,7 @@ def image_tower(encoder: Encoder) -> Encoder:
 
 
 def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, nn.Parameter]]:
-    """Name and parameter of what is trained, in the module's order; only these ask for gradients afterwards.
+    """Returns names and parameters to train, in the module's order; only these require gradients afterwards.
 
     That is what the embedding depends on, on the image side where there are two towers, less what a pattern of `freeze`
     (as in a shell: `*`, `?`, `[...]`) matches. A pooler that is not used or a mask token get no gradient, so they are
@@ -64,9 +64,9 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
     names = [name for name, _ in named]
     idle = [pattern for pattern in freeze if not any(fnmatchcase(name, pattern) for name in names)]
     if idle:
-        told = ", ".join(f"{pattern!r}{closest(pattern, names)}" for pattern in idle)
+        shown = ", ".join(f"{pattern!r}{closest(pattern, names)}" for pattern in idle)
         raise InputError(
-            f"nothing of {encoder.path} is called {told}: patterns of what to freeze must match a parameter; it has "
+            f"nothing of {encoder.path} is called {shown}: patterns of what to freeze must match a parameter; it has "
             f"{len(names)}, such as {', '.join(map(repr, _some(names)))}"
         )
     for parameter in encoder.module.parameters():
@@ -86,7 +86,7 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
 
 
 def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True) -> None:
-    """Write an encoder as a directory that transformers and `load_encoder` read: there entirely or not at all.
+    """Writes an encoder as a directory that transformers and `load_encoder` read: completely or not at all.
 
     config.json and model.safetensors in float32; with `companions`, also what prepares its inputs.
     """
@@ -118,7 +118,7 @@ def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True)
 
 
 def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]:
-    """Which parameters the embedding depends on, by differentiating that of one input."""
+    """Says for each parameter whether the embedding of an input depends on it."""
     import torch
 
     if encoder.image_processor is not None:
@@ -133,5 +133,5 @@ def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]
 
 
 def _some(names: Sequence[str], count: int = 5) -> list[str]:
-    """A few names from all over the model."""
+    """Returns a few names from all over the model."""
     return [names[k * (len(names) - 1) // (count - 1)] for k in range(count)] if len(names) > count else list(names)

@@ -146,7 +146,7 @@ def evaluate_run(
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
-        """One bar for all checkpoints together."""
+        """Reports the progress of all checkpoints together."""
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
@@ -220,7 +220,7 @@ def find_head(model: Path | Recipe, head: Path | None = None, run: Path | Run | 
 
 
 def _run_of(model: Path | Recipe) -> Run | None:
-    """The run whose checkpoints these are, or were merged."""
+    """Returns the run whose checkpoints these are, or were merged."""
     if isinstance(model, Recipe):
         return _holder([model.base, *model.tasks])
     from tunable_magmax.workflows.verify import logged_inputs
@@ -233,7 +233,7 @@ def _run_of(model: Path | Recipe) -> Run | None:
 
 
 def _holder(checkpoints: list[Path]) -> Run | None:
-    """The nearest run directory above the first checkpoint, if its run.json lists them all."""
+    """Returns the nearest run directory above the first checkpoint, if its run.json lists them all."""
     folder = next(filter(is_run, checkpoints[0].parents), None)
     try:
         run = None if folder is None else Run.open(folder)
@@ -249,7 +249,7 @@ def _holder(checkpoints: list[Path]) -> Run | None:
 def _labelled(
     data: PathLike | Samples | Benchmark | None, head: Head, run: Run | None, reading: Reading
 ) -> tuple[Labelled, str]:
-    """The data with labels in the head's classes and the run's tasks, and what to call them."""
+    """Opens the data with labels in the head's classes and the run's tasks; also returns what to call them."""
     if data is None:
         data = _run_benchmark(run)
     elif isinstance(data, str | Path):
@@ -282,7 +282,7 @@ def _run_benchmark(run: Run | None) -> Benchmark:
 
 
 def _benchmark_file(path: Path) -> Benchmark:
-    """The benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
+    """Opens the benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
     wanted = "the section 'benchmark', as in the run.yaml of tmx train"
     content = read_yaml(path, f"a YAML file with {wanted}", wanted)
     section = content.get("benchmark", content)
@@ -302,7 +302,7 @@ def _evaluator(
     reading: Reading,
     progress: Progress | None,
 ) -> tuple[Evaluator, str]:
-    """An evaluator with the checkpoint's encoder, and what to call its data."""
+    """Makes an evaluator with the checkpoint's encoder; also returns what to call its data."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import load_head
 
@@ -314,7 +314,7 @@ def _evaluator(
 
 
 def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor], MergeReport]:
-    """The merged tensors of a recipe, and the report; nothing is written."""
+    """Merges a recipe in memory; returns the tensors and the report."""
     from tunable_magmax.merging.state_dicts import merge_state_dicts
     from tunable_magmax.models.state import read_state
 
@@ -328,7 +328,7 @@ def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor
 
 
 def _named(name: str, run: Run) -> str:
-    """The task that is meant; its own name goes before `last`."""
+    """Returns the task that is meant; a task called `last` goes before the last task."""
     if name in ("base", *run.checkpoints):
         return name
     if name == "last":
@@ -338,7 +338,7 @@ def _named(name: str, run: Run) -> str:
 
 
 def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMatrix | None, AccuracyMatrix | None]:
-    """R with the task unknown and known; None unless every task was evaluated, on data of the run's own tasks.
+    """Returns R with the task unknown and known; None unless all tasks were evaluated, on their own data.
 
     A run that is not finished has more tasks in its data than checkpoints: its last rows are not known.
     """
@@ -350,8 +350,8 @@ def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMat
 
     def shares(name: str, known: bool) -> list[float]:
         accuracy = accuracies[name]
-        found = accuracy.known_by_task if known else accuracy.by_task
-        return [math.nan] * len(tasks) if found is None else [found[task].value for task in tasks]
+        by_task = accuracy.known_by_task if known else accuracy.by_task
+        return [math.nan] * len(tasks) if by_task is None else [by_task[task].value for task in tasks]
 
     before = "base" in accuracies and "base" not in trained
     unknown, known = (

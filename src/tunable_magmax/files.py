@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -67,10 +68,23 @@ def write_atomic(path: Path, content: bytes) -> None:
         unfinished.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
+        raise StorageError(
+            f"{path}: could not be written ({error.strerror or error}): {remedy(error)} and run the same command again"
+        ) from error
     finally:
         with suppress(OSError):
             unfinished.unlink()
+
+
+def remedy(error: OSError) -> str:
+    """Returns what a user can do about a failed write.
+
+    >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
+    'free space'
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free space"
+    return "make it writable" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "fix that"
 
 
 def sync_directory(path: Path) -> None:
@@ -85,6 +99,31 @@ def sync_directory(path: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file with `write_atomic`."""
     write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def is_plain_name(name: str, depth: int = 1) -> bool:
+    """Whether this names a file in a directory, at most `depth` deep, and nothing outside of it.
+
+    >>> is_plain_name("config.json"), is_plain_name("1_Pooling/config.json"), is_plain_name("../config.json", depth=2)
+    (True, False, False)
+    """
+    parts = name.split("/")
+    return len(parts) <= depth and "\0" not in name and not {"", ".", ".."} & set(parts)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. One that is missing, unreadable or something else is an `InputError`."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({error}): download or save it again") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected an object, found a {type(content).__name__}: download or save it again")
+    return content
 
 
 def acquire_lock(path: Path, refusal: str) -> BaseFileLock:

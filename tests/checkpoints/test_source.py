@@ -283,7 +283,7 @@ def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "preadv", fail)
         with pytest.raises(StorageError, match=r"x\.safetensors: reading failed at byte .*Input/output error"):
             read(checkpoint, "w")
-        monkeypatch.delattr(os, "preadv")  # as on systems that lack it
+        monkeypatch.undo()
         assert read(checkpoint, "w") == raw(torch.arange(6.0))
 
 
@@ -585,7 +585,7 @@ def test_shards_outside_the_directory_are_refused(tmp_path: Path, name: str) -> 
 )
 def test_index_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(InputError, match=r"index\.json(: expected a 'weight_map'| is not JSON)"):
+    with pytest.raises(InputError, match=r"index\.json(: expected a 'weight_map'|: expected an object| is not JSON)"):
         open_checkpoint(tmp_path)
 
 

@@ -168,7 +168,7 @@ def test_sidecars(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is the name of a shard"):
             output.write_file(ONE.name, b"")
         output.commit()
-        with pytest.raises(ValueError, match="is committed, discarded or left"):
+        with pytest.raises(ValueError, match="is already committed or discarded"):
             output.write_file("late", b"")
     assert sorted(files(tmp_path / "out")) == ["a.json", "b", "x.safetensors"]
 
@@ -220,12 +220,12 @@ def test_wrong_number_of_bytes(tmp_path: Path, chunks: list[bytes], found: str) 
 def test_finished_shards_are_kept_and_checked(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Output(out, {"seed": 1}) as output:
-        assert not output.resumed
+        assert not output._partial.journal
         first = output.write_shard(SHARDS[0], [data(SHARDS[0])])
         second = output.write_shard(SHARDS[1], [data(SHARDS[1])])
     assert not out.exists()
     with Output(out, {"seed": 1}) as output:
-        assert output.resumed
+        assert output._partial.journal
         assert output.finished(SHARDS[0]) == first
         assert output.finished(SHARDS[1]) == second
         [other] = plan_shards([TensorInfo("z", "U8", (7,))])
@@ -462,7 +462,7 @@ def test_a_commit_that_fails_puts_the_old_output_back(
         (errno.ENOSPC, "No space left on device", "free space"),
         (errno.EDQUOT, "Disk quota exceeded", "free space"),
         (errno.EACCES, "Permission denied", "make it writable"),
-        (errno.EIO, "Input/output error", "put that right"),
+        (errno.EIO, "Input/output error", "fix that"),
     ],
 )
 def test_failing_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, todo: str) -> None:

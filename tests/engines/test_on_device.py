@@ -79,7 +79,7 @@ def interrupted_after_a_shard() -> Iterator[None]:
     write = Output.write_shard
 
     def write_first(output: Output, *rest: Any) -> str:
-        if output.resumed:
+        if output._partial.journal:
             raise KeyboardInterrupt
         return write(output, *rest)
 

@@ -1,4 +1,4 @@
-"""Reading at positions of many files with few open descriptors.
+"""Reads many files at given positions with few open descriptors.
 
 Fifty sharded checkpoints are thousands of files, more than the usual limit of 1024 (256 on macOS) open ones. Raising
 the limit would change the whole process and may not be permitted, so a process keeps at most `LIMIT` files open here
@@ -49,7 +49,7 @@ class PositionedFile:
             done = 0
             while done < buffer.nbytes:
                 try:
-                    count = _read(descriptor, buffer[done : done + _LARGEST_READ], position + done)
+                    count = os.preadv(descriptor, [buffer[done : done + _LARGEST_READ]], position + done)
                 except OSError as error:
                     raise StorageError(
                         f"{self.path}: reading failed at byte {position + done} ({error.strerror or error}): "
@@ -116,11 +116,3 @@ def _close(file: PositionedFile) -> None:
     descriptor = _open.pop(file, None)
     if descriptor is not None:
         os.close(descriptor)
-
-
-def _read(descriptor: int, buffer: memoryview, position: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [buffer], position)
-    piece = os.pread(descriptor, buffer.nbytes, position)
-    buffer[: len(piece)] = piece
-    return len(piece)

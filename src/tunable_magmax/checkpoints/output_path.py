@@ -1,4 +1,4 @@
-"""Where an output may go: which places are refused, and what may be replaced there."""
+"""Checks where an output may go, and what it may replace there."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def looks_like_torch(out: Path) -> bool:
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root."""
+    """Returns the path from the root."""
     # The last name is not resolved: replacing a link is not replacing what it points to.
     return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
 
 def refuse_place(out: Path) -> None:
-    """Raise an `InputError` for a place that no output may take, whatever is there."""
+    """Raises an `InputError` for a place that no output may take, whatever is there."""
     here = []
     for place in (Path.cwd, Path.home):
         with suppress(OSError, RuntimeError):  # a removed working directory, a user without a home
@@ -51,10 +51,11 @@ def refuse_place(out: Path) -> None:
         raise InputError(f"{out} is a symbolic link: give the path it points to, or remove the link")
 
 
-def refuse_existing(out: Path, is_file: bool, overwrite: bool) -> None:
-    """Raise an `InputError` for something that is there and may not be replaced."""
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Raises an `InputError` for something that is there and may not be replaced."""
     if not out.exists():
         return
+    is_file = out.name.endswith(".safetensors")
     if is_file and not out.is_file():
         raise InputError(
             f"{out} is a directory, but a name that ends in .safetensors means one file: choose another output"

@@ -1,19 +1,18 @@
-"""The directory of work in progress: who may write there, what it belongs to, what is done, and how it becomes visible.
+"""Keeps work in progress in a directory of its own: locked, resumable, and made visible by renames.
 
 <out>.partial/
-  tmx.lock           held by the process at work; a killed process lets go of it
+  tmx.lock           locked by the process at work; a killed process releases it
   fingerprint.json   options and inputs of the work
   journal.jsonl      one line per finished shard
   output/            what is to become visible, finished files only
   unfinished/        files being written
-  scratch/           whatever the work needs and the output does not
+  scratch/           what the work needs and the output does not
   commit.json        the moves of a commit, while it lasts
   replaced/          the old output, while a commit lasts
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -23,19 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError, StorageError, shortened
-from tunable_magmax.files import acquire_lock, sync_directory, write_atomic
+from tunable_magmax.files import acquire_lock, remedy, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free space"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it writable"),
-}
-
 
 class Partial:
-    """The directory `path` of work in progress whose result goes into the directory that `path` is in."""
+    """A directory of work in progress. Its result goes into the directory that it is in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +50,7 @@ class Partial:
 
     @contextmanager
     def storing(self, path: Path) -> Iterator[None]:
-        """Turn a failure to write `path` into a `StorageError` that says how to go on."""
+        """Turns a failure to write `path` into a `StorageError` that says how to continue."""
         try:
             yield
         except StorageError:
@@ -67,14 +61,13 @@ class Partial:
                     f"{self.path}: cannot be created ({error.strerror or error}): "
                     f"make sure that {self.path.parent} can be written to, or choose another output"
                 ) from error
-            todo = _REMEDIES.get(error.errno or 0, "put that right")
             raise StorageError(
                 f"{path}: writing failed ({error.strerror or error}). Finished shards are kept in {self.path}: "
-                f"{todo} and run the same command again to continue"
+                f"{remedy(error)} and run the same command again to continue"
             ) from error
 
     def lock(self) -> None:
-        """Create the directory if need be and make sure that no other process works in it."""
+        """Creates the directory if need be, and locks it against other processes."""
         refusal = (
             f"another process is writing this output (it works in {self.path}): wait until it is done, or choose "
             "another output"
@@ -89,19 +82,18 @@ class Partial:
                 self._lock = acquire_lock(self._lock_file, refusal)
 
     def check(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
-        """Raise what `lock` and `start` would say of what is there, without touching it; but not who is at work."""
+        """Raises what `lock` and `start` would, but for another process at work, without touching anything."""
         if self.path.is_file():
             raise self._no_directory()
         with suppress(FileNotFoundError):  # there is none, or its owner has just removed it
             self._refuse_strange()
         self._refuse_other(json.loads(json.dumps(fingerprint)), fresh)
 
-    def held(self) -> int:
-        """Bytes of finished files, and those on disk that the next run frees."""
+    def bytes_on_disk(self) -> int:
+        """Returns the bytes of finished files, and of those that the next run removes."""
         finished = sum(status.st_size for status in _statuses(self.output))
         # These may have holes, which take no room.
-        freed = sum(512 * status.st_blocks for place in (self.unfinished, self.scratch) for status in _statuses(place))
-        return finished + freed
+        return finished + sum(512 * s.st_blocks for s in (*_statuses(self.unfinished), *_statuses(self.scratch)))
 
     def _no_directory(self) -> InputError:
         return InputError(f"{self.path} is a file, but the work in progress goes there: move it away")
@@ -119,13 +111,13 @@ class Partial:
             )
 
     def release(self) -> None:
-        """Let others in; what is in the directory stays."""
+        """Releases the lock; what is in the directory stays."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def leave(self) -> None:
-        """Let go of the lock, and of the directory too if there is no work in it."""
+        """Releases the lock, and removes the directory if there is no work in it."""
         try:
             if self.locked and self.stored_fingerprint() is None:
                 self.remove()
@@ -133,13 +125,13 @@ class Partial:
             self.release()
 
     def start(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
-        """Begin or continue the work of this fingerprint. Work of another one is an error unless `fresh`."""
+        """Begins or continues the work of this fingerprint. Work of another one is an error unless `fresh`."""
         wanted = json.loads(json.dumps(fingerprint))
         self._refuse_other(wanted, fresh)
         if fresh or self.stored_fingerprint() is None:
             self._clear()
             write_atomic(self._fingerprint, json.dumps(wanted, indent=2).encode())
-        shutil.rmtree(self.unfinished, ignore_errors=True)  # what a killed process was at
+        shutil.rmtree(self.unfinished, ignore_errors=True)  # what a killed process was writing
         for folder in (self.output, self.unfinished, self.scratch):
             folder.mkdir(exist_ok=True)
         sync_directory(self.path)
@@ -147,17 +139,17 @@ class Partial:
 
     def stored_fingerprint(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._fingerprint.read_bytes())
+            content = json.loads(self._fingerprint.read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return content if isinstance(content, dict) else None
 
     def record(self, name: str, size: int, sha256: str) -> None:
-        """Note, so that it outlives a crash, that the shard `name` is finished."""
-        entry = {"name": name, "size": size, "sha256": sha256}
+        """Records durably that the shard `name` is finished."""
+        entry = {"size": size, "sha256": sha256}
         with open(self._journal_file, "ab") as file:
             # The leading newline ends a line that a crash cut short.
-            file.write(b"\n" + json.dumps(entry).encode() + b"\n")
+            file.write(b"\n" + json.dumps({"name": name, **entry}).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self.journal[name] = entry
@@ -172,16 +164,16 @@ class Partial:
         return journal
 
     def publish(self, moves: Sequence[tuple[Path, Path]]) -> None:
-        """Rename each source in here to its target beside this directory; the last rename is the commit.
+        """Renames each source in here to its target beside this directory; the last rename is the commit.
 
-        Before it nothing counts: `settle`, here or in the next process, undoes all of it. After it all counts.
+        Until then, `settle`, here or in the next process, undoes all of it.
         """
         old = [target.name for _, target in moves if target.exists()]
         plan = {"moves": [[str(s.relative_to(self.path)), t.name] for s, t in moves], "old": old}
         write_atomic(self._marker, json.dumps(plan).encode())
         try:
             self._replaced.mkdir()
-            for name in reversed(old):  # the decisive one first: while it is visible, so are the others
+            for name in reversed(old):  # the model first: while it is visible, so are the others
                 (self.path.parent / name).rename(self._replaced / name)
             for source, target in moves:
                 source.rename(target)
@@ -192,7 +184,7 @@ class Partial:
             raise
 
     def settle(self) -> None:
-        """Bring a commit that was interrupted to an end: forward if its last rename was done, else back."""
+        """Ends a commit that was interrupted: completes it if its last rename was done, else undoes it."""
         try:
             plan = json.loads(self._marker.read_bytes())
         except FileNotFoundError:
@@ -213,7 +205,7 @@ class Partial:
         sync_directory(self.path.parent)
 
     def remove(self) -> None:
-        """Remove the directory with all that is in it, and let go of the lock."""
+        """Removes the directory with all that is in it, and releases the lock."""
         if not self.locked:
             return
         try:
@@ -225,7 +217,7 @@ class Partial:
             self.release()
 
     def _clear(self) -> None:
-        # First, so that a half-cleared directory is never taken for good: without a fingerprint nothing in it counts.
+        # First, so that a half-cleared directory is never continued: without a fingerprint nothing in it counts.
         self._fingerprint.unlink(missing_ok=True)
         for item in self.path.iterdir():
             if item.is_dir() and not item.is_symlink():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.files import is_plain_name, read_json
 
 __all__ = ["ADAPTER_WEIGHTS", "Checkpoint", "as_checkpoint", "holds_adapter", "open_checkpoint", "open_file"]
 
@@ -48,8 +48,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             return _open_directory(path)
         if not path.exists():
             raise InputError(
-                f"{path} does not exist: give a checkpoint file or a directory that holds one (nothing is fetched from "
-                "a hub)"
+                f"{path} does not exist: give a checkpoint file or a directory that holds one (nothing is downloaded)"
             )
     except StorageError:
         raise
@@ -147,10 +146,10 @@ class _Directory(Checkpoint):
 
 
 def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
-    """The shards of an index in order of their names, or one error that tells all that is wrong with them."""
-    listed = _weight_map(index)
-    names = sorted(set(listed.values()))
-    outside = [name for name in names if "/" in name or "\\" in name or name in ("", ".", "..")]
+    """Opens the shards of an index in order of their names, or raises one error with all that is wrong with them."""
+    weight_map = _weight_map(index)
+    names = sorted(set(weight_map.values()))
+    outside = [name for name in names if "\\" in name or not is_plain_name(name)]
     if outside:
         raise InputError(
             f"{index}: shards must be plain names of files beside the index, found "
@@ -168,7 +167,7 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
             except InputError as error:
                 problems.append(str(error))
         for name, part in parts.items():
-            problems += _disagreements(name, part, listed)
+            problems += _disagreements(name, part, weight_map)
         if problems:
             raise InputError(
                 f"{index} and its shards do not fit: {'; '.join(problems)}. Get the missing or right files again"
@@ -181,25 +180,19 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        content = json.loads(index.read_bytes())
-    except OSError as error:
-        raise InputError(f"{index} cannot be read ({error.strerror}): check its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{index} is not JSON ({error}): download or save it again") from None
-    found = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise InputError(
             f"{index}: expected a 'weight_map' from tensor names to shard names: download or save it again"
         )
-    return found
+    return weight_map
 
 
-def _disagreements(shard: str, part: Checkpoint, listed: Mapping[str, str]) -> list[str]:
-    held = {*part.tensors, *part.aliases}
-    absent = [name for name, at in listed.items() if at == shard and name not in held]
-    unlisted = [name for name in part.tensors if name not in listed]
-    misplaced = [name for name in part.tensors if listed.get(name, shard) != shard]
+def _disagreements(shard: str, part: Checkpoint, weight_map: Mapping[str, str]) -> list[str]:
+    names = {*part.tensors, *part.aliases}
+    absent = [name for name, at in weight_map.items() if at == shard and name not in names]
+    unlisted = [name for name in part.tensors if name not in weight_map]
+    misplaced = [name for name in part.tensors if weight_map.get(name, shard) != shard]
     groups = (
         (absent, "should hold by the index but does not"),
         (unlisted, "holds but the index does not list"),

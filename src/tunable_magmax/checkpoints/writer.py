@@ -1,4 +1,4 @@
-"""Write a checkpoint so that it is there entirely or not at all, and so that interrupted work is continued."""
+"""Writes a checkpoint that appears whole or not at all, and continues interrupted work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunable_magmax.checkpoints.output_path import absolute, refuse_existing, re
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.errors import ExactnessError, InputError, StorageError
-from tunable_magmax.files import sync_directory
+from tunable_magmax.files import is_plain_name, sync_directory
 
 _BLOCK = 1 << 20
 
@@ -57,7 +57,7 @@ class Output:
                     # An interrupted commit may have left the old output aside: without this it would seem not to exist.
                     self._partial.lock()
                     self._partial.settle()
-                refuse_existing(self.out, self._is_file, overwrite)
+                refuse_existing(self.out, overwrite)
                 self._create_parent()
                 self._partial.lock()
                 self._partial.start(fingerprint, fresh)
@@ -68,55 +68,47 @@ class Output:
 
     @staticmethod
     def check(out: str | Path, overwrite: bool = False) -> None:
-        """Raise what the constructor would say of this place, without touching it."""
+        """Raises what the constructor would about this place, without touching it."""
         place = absolute(Path(out))
         refuse_place(place)
-        refuse_existing(place, place.name.endswith(".safetensors"), overwrite)
+        refuse_existing(place, overwrite)
 
     @staticmethod
     def check_unfinished(out: str | Path, fingerprint: Mapping[str, object], fresh: bool = False) -> None:
-        """Raise what the constructor would say of unfinished work beside this place, without touching it."""
+        """Raises what the constructor would about unfinished work beside this place, without touching it."""
         _partial_of(absolute(Path(out))).check(fingerprint, fresh)
 
     @staticmethod
     def unfinished_bytes(out: str | Path) -> int:
-        """Bytes of unfinished work beside this place, for which the next run needs no more room."""
-        return _partial_of(absolute(Path(out))).held()
+        """Returns the bytes of unfinished work beside this place, for which the next run needs no more room."""
+        return _partial_of(absolute(Path(out))).bytes_on_disk()
 
     @property
     def partial(self) -> Path:
         """The directory of the work in progress."""
         return self._partial.path
 
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier run left finished shards or this one has made some."""
-        return bool(self._partial.journal)
-
     def finished(self, shard: Shard) -> str | None:
-        """The sha256 of a shard that was completed before, or None if it has to be written (again)."""
+        """Returns the sha256 of a shard that was completed before, or None if it has to be written (again)."""
         self._check_shard(shard.name)
         entry = self._partial.journal.get(shard.name)
-        path = self._partial.output / shard.name
-        if entry is None or entry["size"] != shard.size:
+        if entry is None:
             return None
         try:
-            if path.stat().st_size != shard.size:
-                return None
-            with open(path, "rb") as file:
+            with open(self._partial.output / shard.name, "rb") as file:
                 if file.read(len(shard.header)) != shard.header:
                     return None
                 file.seek(0)
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
             return None
-        if sha256 != entry["sha256"]:
+        if entry != {"size": shard.size, "sha256": sha256}:
             return None
         self._shards[shard.name] = sha256
         return sha256
 
     def write_shard(self, shard: Shard, chunks: Iterable[memoryview | bytes]) -> str:
-        """Write a shard from its data in order, in pieces of any size, and return the sha256 of the file.
+        """Writes a shard from its data in order, in chunks of any size, and returns the sha256 of the file.
 
         A number of bytes that is not exactly `shard.data_size` is an `ExactnessError`, and the shard is not kept.
         """
@@ -128,7 +120,7 @@ class Output:
         return sha256
 
     def begin_shard(self, shard: Shard, attempt: str) -> Path:
-        """A file of the shard's size with its header, for other processes to write the data into.
+        """Makes a file of the shard's size with its header, for other processes to write the data into.
 
         `attempt` is in its name: what a process of an earlier attempt may still write goes to another file.
         """
@@ -142,7 +134,7 @@ class Output:
         return path
 
     def finish_shard(self, shard: Shard, path: Path, sha256: str) -> None:
-        """Keep a file of `begin_shard` whose data is complete and on disk."""
+        """Keeps a file of `begin_shard` whose data is complete and on disk."""
         self._check_shard(shard.name)
         with self._partial.storing(path):
             path.replace(self._partial.output / shard.name)
@@ -151,7 +143,7 @@ class Output:
         self._shards[shard.name] = sha256
 
     def write_file(self, name: str, data: bytes) -> str:
-        """Put a file beside the shards (beside a single output file as `<stem>.<name>`) and return its sha256.
+        """Puts a file beside the shards (beside a single output file as `<stem>.<name>`) and returns its sha256.
 
         In a directory, `folder/file` is a name as well.
         """
@@ -166,24 +158,24 @@ class Output:
         return self._sidecars[name]
 
     def scratch(self, name: str) -> Path:
-        """A path for a file that the work needs and the output does not; it lasts until the commit."""
+        """Returns a path for a file that the work needs and the output does not; it lasts until the commit."""
         self._check_name(name)
         return self._partial.scratch / name
 
     def commit(self) -> None:
-        """Make the output visible. A kill at any moment leaves all of it or nothing of it."""
+        """Makes the output visible. A process killed at any moment leaves all of it or nothing of it."""
         if not self._shards:
             raise ExactnessError(f"{self.out}: nothing was written, so there is nothing to commit")
         with self._partial.storing(self.out):
             self._remove_unknown()
             sync_directory(self._partial.output)
-            refuse_existing(self.out, self._is_file, self.overwrite)  # it may have appeared meanwhile
+            refuse_existing(self.out, self.overwrite)  # it may have appeared meanwhile
             self._partial.publish(self._moves())
         with suppress(OSError):  # the output is complete; the next run removes what is left
             self._partial.remove()
 
     def _remove_unknown(self) -> None:
-        """What an earlier run left that this one has not made."""
+        """Removes what an earlier run left that this one has not made."""
         known = {*self._shards, *self._sidecars}
         folders = {name.partition("/")[0] for name in known if "/" in name}
         for item in self._partial.output.iterdir():
@@ -199,7 +191,7 @@ class Output:
                 sync_directory(item)
 
     def discard(self) -> None:
-        """Remove all work in progress, for input that proved bad."""
+        """Removes all work in progress, for input that proved bad."""
         with self._partial.storing(self._partial.path):
             self._partial.remove()
 
@@ -216,7 +208,7 @@ class Output:
             raise InputError(f"{self.out}: {self.out.parent} is not a directory: choose another output") from None
 
     def _moves(self) -> list[tuple[Path, Path]]:
-        """Sources and targets of the renames that make the output visible, the decisive one last."""
+        """Returns sources and targets of the renames that make the output visible, the model last."""
         if not self._is_file:
             return [(self._partial.output, self.out)]
         [model] = self._shards
@@ -228,7 +220,7 @@ class Output:
 
     def _check_name(self, name: str, depth: int = 1) -> None:
         if not self._partial.locked:
-            raise ValueError(f"{self.out}: the output is committed, discarded or left")
+            raise ValueError(f"{self.out}: the output is already committed or discarded")
         if not is_plain_name(name, depth):
             raise InputError(f"{name!r} cannot be the name of an output file: expected a plain file name")
 
@@ -238,7 +230,7 @@ class Output:
             raise InputError(f"{self.out} is one file and cannot hold several shards: plan it without a shard size")
 
     def check_sidecar(self, name: str) -> None:
-        """Raise what `write_file` would say of this name, before work is spent on it."""
+        """Raises what `write_file` would about this name, before work is spent on it."""
         self._check_name(name, depth=1 if self._is_file else 2)
         if name in self._shards:
             raise InputError(f"{name!r} is the name of a shard and cannot be that of another output file")
@@ -247,7 +239,8 @@ class Output:
                 f"{self._beside(name)} already exists: move it away, or pass overwrite (--overwrite) to replace it"
             )
 
-    def _store(self, name: str, pieces: Iterable[memoryview | bytes]) -> str:
+    def _store(self, name: str, chunks: Iterable[memoryview | bytes]) -> str:
+        """Writes a file to the output, once it is complete, and returns its sha256."""
         unfinished, finished = self._partial.unfinished / name, self._partial.output / name
         digest = hashlib.sha256()
         try:
@@ -256,8 +249,8 @@ class Output:
                     folder.mkdir(exist_ok=True)
                 file = open(unfinished, "wb", buffering=0)  # noqa: SIM115 - closed below, where errors are told apart
             with file, ThreadPoolExecutor(1) as hasher:
-                for piece in pieces:  # may itself fail, which is not about this file
-                    data = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")
+                for chunk in chunks:  # may itself fail, which is not about this file
+                    data = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
                     hashing = hasher.submit(digest.update, data)
                     with self._partial.storing(finished):
                         _write_all(file.fileno(), data)
@@ -274,32 +267,23 @@ class Output:
         return digest.hexdigest()
 
 
-def is_plain_name(name: str, depth: int = 1) -> bool:
-    """Whether this names a file in a directory, at most `depth` deep, and nothing outside of it.
-
-    >>> is_plain_name("config.json"), is_plain_name("1_Pooling/config.json"), is_plain_name("../config.json", depth=2)
-    (True, False, False)
-    """
-    parts = name.split("/")
-    return len(parts) <= depth and "\0" not in name and not {"", ".", ".."} & set(parts)
-
-
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _exactly(shard: Shard, chunks: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    """Yields a shard's header and data; another number of bytes than its tensors have is an error."""
     yield shard.header
-    given = 0
+    size = 0
     for chunk in chunks:
-        given += memoryview(chunk).nbytes
-        if given > shard.data_size:
+        size += memoryview(chunk).nbytes
+        if size > shard.data_size:
             break
         yield chunk
-    if given != shard.data_size:
-        found = f"more than {shard.data_size}" if given > shard.data_size else str(given)
-        raise ExactnessError(f"{shard.name}: {found} bytes of data were made, but its tensors have {shard.data_size}")
+    if size != shard.data_size:
+        made = f"more than {shard.data_size}" if size > shard.data_size else str(size)
+        raise ExactnessError(f"{shard.name}: {made} bytes of data were made, but its tensors have {shard.data_size}")
 
 
 def _content(source: Path) -> Iterator[bytes]:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.checkpoints.writer import is_plain_name
 from tunable_magmax.errors import InputError, StorageError, some_of
-from tunable_magmax.files import Progress, parse_size
+from tunable_magmax.files import Progress, is_plain_name, parse_size
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows.inspect import read_report
 

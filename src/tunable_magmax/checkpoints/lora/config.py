@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunable_magmax.errors import InputError, shortened
+from tunable_magmax.files import read_json
 
 _N = TypeVar("_N", int, float)
 
@@ -106,16 +106,9 @@ def _matching(patterns: Mapping[str, _N], module: str, default: _N) -> _N:
 
 def read_adapter_config(path: Path) -> AdapterConfig:
     """Read a configuration; everything in it that cannot be honoured is named in one `InputError`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing, and without it the scaling is not known: put it back") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}): download or save it again") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected an object, found a {type(found).__name__}: download or save it again")
+    if not path.exists():
+        raise InputError(f"{path} is missing, and without it the scaling is not known: put it back")
+    found = read_json(path)
     if found.get("peft_type") != "LORA":
         raise InputError(
             f"{path}: peft_type is {found.get('peft_type')!r}, and only 'LORA' can be merged as it is: {MERGE_FIRST}"

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from vit import next_task, random_base
 
 from tunable_magmax.engines import cluster
-from tunable_magmax.engines.crew import Call, Crew
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.workers import Call, RayWorkers
 
 PHASES = {"look": "survey", "floor": "auction", "auctions": "auction", "settle": "auction", "write": "write"}
 SHOWN = ("survey", "auction", "measure", "write")
@@ -33,7 +33,7 @@ seconds: Counter[str] = Counter()
 travelled: Counter[str] = Counter()
 
 
-class Measured(Crew):
+class Measured(RayWorkers):
     """Keeps the time and the bytes of calls."""
 
     def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of a worker")
     parser.add_argument("--repeat", type=int, default=2)
     options = parser.parse_args()
-    cluster.Crew = Measured  # type: ignore[misc]
+    cluster.RayWorkers = Measured  # type: ignore[misc]
     folder = Path(tempfile.mkdtemp())
     try:
         paths = [folder / f"theta-{t}.safetensors" for t in range(options.tasks + 1)]

@@ -152,7 +152,7 @@ def test_a_dry_run_tells_points_sizes_and_memory(tmx, sequence, tmp_path):
 def test_reports_only(tmx, sequence, tmp_path):
     out = tmp_path / "out"
     assert tmx("sweep", *sequence.arguments, *LINE, "--steps", 2, "-o", out, "--reports-only").code == 0
-    names = ["step-00.report.json", "step-01.report.json", "sweep.json", "sweep.state.json"]
+    names = ["step-00.report.json", "step-01.report.json", "sweep.json", "sweep.log"]
     assert sorted(path.name for path in out.iterdir()) == names
 
 

@@ -23,9 +23,10 @@ from torch import Tensor
 from tunable_magmax.checkpoints.lora.adapter import LowRank, open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.cli.app import main
-from tunable_magmax.engines import adapter_values, calibration
-from tunable_magmax.engines.inputs import FileVectors, Inputs
+from tunable_magmax.engines import cost, vectors
+from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.options import Options
@@ -172,15 +173,15 @@ def test_every_way_of_running(files, tmp_path, monkeypatch) -> None:
             same(f"chunk-{chunk}", threads=2)
     for tile, sums in ((100, 333), (1 << 9, 1 << 9), (1 << 9, 1 << 20)):
         with monkeypatch.context() as patch:
-            patch.setattr(adapter_values, "TILE", tile)
-            patch.setattr(adapter_values, "SUMS", sums)
+            patch.setattr(vectors, "TILE", tile)
+            patch.setattr(vectors, "SUMS", sums)
             patch.setattr(NativeKernels, "chunk", 1 << 14)
             same(f"tile-{tile}-{sums}")
     with monkeypatch.context() as patch:
-        patch.setattr(adapter_values, "find_spec", lambda name: None)
-        adapter_values.fastest_loops.cache_clear()
+        patch.setattr(vectors, "find_spec", lambda name: None)
+        vectors.fastest_loops.cache_clear()
         same("without-numba")
-    adapter_values.fastest_loops.cache_clear()
+    vectors.fastest_loops.cache_clear()
 
 
 @settings(max_examples=60, deadline=None)
@@ -200,13 +201,13 @@ def test_any_cut_of_any_product(tmp_path_factory, data) -> None:
     room = data.draw(st.sampled_from([0, 8 * rank * max(out, inner)]))
     cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=4))})
     with pytest.MonkeyPatch.context() as patch, open_checkpoint(folder / "x.safetensors") as stored:
-        patch.setattr(adapter_values, "TILE", data.draw(st.integers(1, 40)))
-        patch.setattr(adapter_values, "SUMS", data.draw(st.integers(1, 40)))
+        patch.setattr(vectors, "TILE", data.draw(st.integers(1, 40)))
+        patch.setattr(vectors, "SUMS", data.draw(st.integers(1, 40)))
         low = LowRank(stored.tensors["a"], stored.tensors["b"], scaling, transposed)
-        for loops in (adapter_values.fastest_loops(), adapter_values.PORTABLE):
-            patch.setattr(adapter_values, "fastest_loops", lambda loops=loops: loops)
+        for loops in (vectors.fastest_loops(), vectors.PORTABLE):
+            patch.setattr(vectors, "fastest_loops", lambda loops=loops: loops)
             found = origin.clone().flatten()
-            products = adapter_values.Products(room)
+            products = vectors.Products(room)
             for start, stop in pairwise(cuts):
                 products.add((1, "w"), stored, low, start, stop, found[start:stop])
             assert raw({"w": found.reshape(origin.shape)}) == raw({"w": wanted})
@@ -215,7 +216,7 @@ def test_any_cut_of_any_product(tmp_path_factory, data) -> None:
 def test_products_that_overflow_are_the_same_in_both_kernels() -> None:
     left, right = np.array([[1e308, -1e308, 1.0]]), np.array([[10.0, 1.0], [10.0, 2.0], [3.0, 1e300]])
     found = []
-    for loops in (adapter_values.fastest_loops(), adapter_values.PORTABLE):
+    for loops in (vectors.fastest_loops(), vectors.PORTABLE):
         sums, out = np.zeros((1, 2)), np.ones(2, np.float32)
         loops.accumulate(left, 0, right, 0, sums)
         loops.add_scaled(sums, 2.0, out, 0, 2)
@@ -373,20 +374,20 @@ def test_an_estimate_does_not_time_the_compiler(files, monkeypatch) -> None:
     """Every adapter has been multiplied before the clock of reading starts; all that files hold is read, once."""
     base, tasks, _ = files
     early: set[int] = set()
-    add, measured = adapter_values.Products.add, calibration._read
+    add, measured = vectors.Products.add, cost._read
 
-    def noted(self: adapter_values.Products, key: tuple[int, str], *rest: Any) -> None:
+    def noted(self: vectors.Products, key: tuple[int, str], *rest: Any) -> None:
         early.add(key[0])
         add(self, key, *rest)
 
     def timed(inputs: Inputs, sample: Any, *rest: Any) -> Any:
         assert early == {k for k, adapter in inputs.adapters.items() if adapter.products}
         held = sum(inputs.bytes_of(tensor, k) for tensor in inputs.layout.mergeable for k in range(len(inputs.labels)))
-        assert sum(calibration._bytes(inputs, part) for part in sample) == held
+        assert sum(cost._bytes(inputs, part) for part in sample) == held
         return measured(inputs, sample, *rest)
 
-    monkeypatch.setattr(adapter_values.Products, "add", noted)
-    monkeypatch.setattr(calibration, "_read", timed)
+    monkeypatch.setattr(vectors.Products, "add", noted)
+    monkeypatch.setattr(cost, "_read", timed)
     plan = plan_merge(base, tasks, estimate=True)
     assert plan.time is not None
 

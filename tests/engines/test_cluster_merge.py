@@ -15,24 +15,23 @@ from typing import Any
 
 import pytest
 import torch
-from crewless import Dying, merge_crewless
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import LARGE, SMALL, TYPES, save_sequence, sequence
 from test_same_bytes import CASES, label, weighted
+from workers_here import Dying, merge_by_workers_here
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines import local as local_module
 from tunable_magmax.engines import worker as worker_module
-from tunable_magmax.engines.cluster_field import ClusterGroupPlanes
-from tunable_magmax.engines.cluster_merge import merge_by
-from tunable_magmax.engines.crew import Call, Room, find_room
-from tunable_magmax.engines.inputs import FileVectors, Inputs
+from tunable_magmax.engines.cluster import ClusterGroupPlanes, merge_by
+from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
-from tunable_magmax.engines.parts import divide
-from tunable_magmax.engines.place import Errand
-from tunable_magmax.engines.worker import Worker
+from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.weight_files import Job
+from tunable_magmax.engines.worker import Worker, divide
+from tunable_magmax.engines.workers import Call, Room, find_room
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
@@ -58,7 +57,9 @@ def weights_of(out: Path) -> dict[str, bytes]:
 def same(paths, tmp_path: Path, workers: int, options: dict, shard_size: int | None = 2000) -> None:
     """Merge here and by workers, and compare files and reports."""
     local, wanted = merged_here(paths, tmp_path, options, shard_size)
-    found, _ = merge_crewless(paths, tmp_path / "cluster" / local.name, workers, shard_size=shard_size, **options)
+    found, _ = merge_by_workers_here(
+        paths, tmp_path / "cluster" / local.name, workers, shard_size=shard_size, **options
+    )
     compare(tmp_path / "cluster" / local.name, found, local, wanted)
 
 
@@ -144,22 +145,22 @@ DEADLY = [
 def test_a_death_at_every_call(files, tmp_path, options) -> None:
     local = merged_here(files, tmp_path, options)
     out = tmp_path / "out"
-    calls = merge_crewless(files, out, 2, shard_size=2000, **options)[1].calls
+    calls = merge_by_workers_here(files, out, 2, shard_size=2000, **options)[1].calls
     assert calls > 10
     for deadly in range(1, calls + 1):
         shutil.rmtree(out)
         dies = lambda number, call, n=deadly: number == n  # noqa: E731
-        found, crew = merge_crewless(files, out, 2, shard_size=2000, dies=dies, **options)
+        found, workers = merge_by_workers_here(files, out, 2, shard_size=2000, dies=dies, **options)
         compare(out, found, *local)
-        assert crew.deaths == 1
+        assert workers.deaths == 1
 
 
 def test_everybody_dies_all_the_time(files, tmp_path) -> None:
     local = merged_here(files, tmp_path, DEADLY[0])
     dies = lambda number, call: True  # noqa: E731
-    found, crew = merge_crewless(files, tmp_path / "out", 3, shard_size=2000, dies=dies, **DEADLY[0])
+    found, workers = merge_by_workers_here(files, tmp_path / "out", 3, shard_size=2000, dies=dies, **DEADLY[0])
     compare(tmp_path / "out", found, *local)
-    assert crew.deaths == crew.calls
+    assert workers.deaths == workers.calls
 
 
 @pytest.mark.parametrize("types", ["f32", "f64", "bf16"])
@@ -173,9 +174,9 @@ def test_magnitudes_that_are_too_many_to_list(tmp_path, monkeypatch, types, room
             for every in (10**9, 4):
                 out = tmp_path / f"out-{k}-{every}"
                 dies = lambda number, call, n=every: number % n == n - 1  # noqa: E731
-                found, crew = merge_crewless(paths, out, 3, shard_size=2000, dies=dies, **options)
+                found, workers = merge_by_workers_here(paths, out, 3, shard_size=2000, dies=dies, **options)
                 compare(out, found, *local)
-                assert bool(crew.deaths) == (every == 4)
+                assert bool(workers.deaths) == (every == 4)
 
 
 def test_a_successor_does_not_share_its_planes_with_a_worker_that_is_only_out_of_reach(
@@ -198,19 +199,19 @@ def test_a_successor_does_not_share_its_planes_with_a_worker_that_is_only_out_of
                 scribbled += 1
         return number % 5 == 0
 
-    found, crew = merge_crewless(files, tmp_path / "out", 2, shard_size=2000, dies=dies, **DEADLY[0])
+    found, workers = merge_by_workers_here(files, tmp_path / "out", 2, shard_size=2000, dies=dies, **DEADLY[0])
     for worker in lost:
         close(worker)
     compare(tmp_path / "out", found, *local)
-    assert crew.deaths
+    assert workers.deaths
     assert scribbled
 
 
 def test_only_counts_and_numbers_travel(tmp_path) -> None:
     """For the decisions of a merge, a small part of its bit planes and nothing of its values."""
     paths = save_sequence(tmp_path / "in", *sequence(4, {"a": (3_000_000,)}))
-    _, crew = merge_crewless(paths, tmp_path / "out", 2, weights=[1, 2, 3, 4])
-    assert crew.travelled < 4 * 3_000_000 / 8 / 4
+    _, workers = merge_by_workers_here(paths, tmp_path / "out", 2, weights=[1, 2, 3, 4])
+    assert workers.travelled < 4 * 3_000_000 / 8 / 4
 
 
 def test_what_travels_of_magnitudes_is_bounded(tmp_path, monkeypatch) -> None:
@@ -218,8 +219,8 @@ def test_what_travels_of_magnitudes_is_bounded(tmp_path, monkeypatch) -> None:
     paths = save_sequence(tmp_path / "in", *sequence(2, {"a": (300_000,)}))
     for room in (0, LEAST_ROOM):
         monkeypatch.setattr(ClusterGroupPlanes, "room", room)
-        _, crew = merge_crewless(paths, tmp_path / f"out-{room}", 2, method="ties", density=0.5)
-        assert crew.travelled < 2 * (2 * 2 * (8 << 16) + 16 * room) + (1 << 17)
+        _, workers = merge_by_workers_here(paths, tmp_path / f"out-{room}", 2, method="ties", density=0.5)
+        assert workers.travelled < 2 * (2 * 2 * (8 << 16) + 16 * room) + (1 << 17)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_values_that_cannot_be_merged_are_counted_over_all_workers(tmp_path) -> 
     told = []
     for merge in (
         lambda: merge_checkpoints(*paths, tmp_path / "local"),
-        lambda: merge_crewless(paths, tmp_path / "cluster", 4),
+        lambda: merge_by_workers_here(paths, tmp_path / "cluster", 4),
     ):
         with pytest.raises(InputError) as error:
             merge()
@@ -259,18 +260,18 @@ def test_nothing_to_merge(tmp_path) -> None:
 
 def test_a_budget_that_does_not_fit(files, tmp_path) -> None:
     with pytest.raises(InputError, match="the budget sums to 15, but"):
-        merge_crewless(files, tmp_path / "out", 2, budget=[1, 2, 3, 4, 5])
+        merge_by_workers_here(files, tmp_path / "out", 2, budget=[1, 2, 3, 4, 5])
 
 
 def test_a_worker_that_sees_other_files(files, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(worker_module, "Inputs", lambda base, tasks, options: Inputs(tmp_path / "x", tasks, options))
     with pytest.raises(ClusterError, match=r"a worker can't read what the driver can: .*x.* file system that all"):
-        merge_crewless(files, tmp_path / "out", 2)
+        merge_by_workers_here(files, tmp_path / "out", 2)
     monkeypatch.setattr(
         worker_module, "Inputs", lambda base, tasks, options: Inputs(tasks[0], [*tasks[1:], base], options)
     )
     with pytest.raises(ClusterError, match="other checkpoints than the driver at the same paths"):
-        merge_crewless(files, tmp_path / "out", 2)
+        merge_by_workers_here(files, tmp_path / "out", 2)
 
 
 def test_a_successor_that_cannot_read_costs_no_finished_shard(files, tmp_path, monkeypatch) -> None:
@@ -278,14 +279,14 @@ def test_a_successor_that_cannot_read_costs_no_finished_shard(files, tmp_path, m
     local, _ = merged_here(files, tmp_path, DEADLY[0])
     out = tmp_path / "out"
 
-    class Crewless:
+    class WorkersHere:
         def check(self, *given: object) -> int:
             return 0
 
-        def merge(self, errand: Errand) -> MergeReport:
-            shares = divide(errand.inputs.layout, errand.options.out_dtype, 2)
-            crew = Dying(2, lambda number, call: call.name == "digest" and blind(call))
-            return merge_by(crew, shares, errand, 1)
+        def merge(self, job: Job) -> MergeReport:
+            shares = divide(job.inputs.layout, job.options.out_dtype, 2)
+            workers = Dying(2, lambda number, call: call.name == "digest" and blind(call))
+            return merge_by(workers, shares, job, 1)
 
     seen: list[Call] = []
 
@@ -296,7 +297,7 @@ def test_a_successor_that_cannot_read_costs_no_finished_shard(files, tmp_path, m
         return len(seen) == 2
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_module, "_place", lambda *given: nullcontext(Crewless()))
+        patch.setattr(local_module, "_engine", lambda *given: nullcontext(WorkersHere()))
         with pytest.raises(ClusterError, match="a worker can't read what the driver can"):
             merge_checkpoints(*files, out, shard_size=2000, **DEADLY[0])
     kept = {path.name: path.stat().st_ino for path in (tmp_path / "out.partial" / "output").iterdir()}
@@ -356,6 +357,6 @@ def test_golden_cases_by_two_workers(tmp_path) -> None:
     found = {}
     for k, (title, options) in enumerate(golden_cases().items()):
         out = tmp_path / f"{k}.safetensors"
-        merge_crewless(paths, out, 2, **options, seed=7)
+        merge_by_workers_here(paths, out, 2, **options, seed=7)
         found[title] = hashlib.sha256(out.read_bytes()).hexdigest()
     assert found == json.loads(GOLDEN.read_text())

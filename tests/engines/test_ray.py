@@ -15,10 +15,10 @@ import torch
 from sequences import digests, save_sequence, sequence
 
 from tunable_magmax.cli.app import main
-from tunable_magmax.engines import crew as crews
 from tunable_magmax.engines import ray_session
-from tunable_magmax.engines.crew import Call, Crew
+from tunable_magmax.engines import workers as workers_module
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.workers import Call, RayWorkers
 from tunable_magmax.errors import ClusterError, InputError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
@@ -77,28 +77,28 @@ def test_the_same_bytes(cluster, files, wanted, tmp_path, workers, name) -> None
 
 
 def at_call(monkeypatch: pytest.MonkeyPatch, name: str, strike: Any, times: int = 1) -> list[int]:
-    """Have `strike(crew, worker)` happen while a worker is at its call of this name; the list tells of whom."""
+    """Have `strike(workers, worker)` happen while a worker is at its call of this name; the list tells of whom."""
     struck: list[int] = []
-    send = Crew._send
+    send = RayWorkers._send
 
-    def sending(self: Crew, call: Call) -> Any:
+    def sending(self: RayWorkers, call: Call) -> Any:
         answer = send(self, call)
         if call.name == name and len(struck) < times:
             struck.append(call.worker)
             strike(self, call.worker)
         return answer
 
-    monkeypatch.setattr(Crew, "_send", sending)
+    monkeypatch.setattr(RayWorkers, "_send", sending)
     return struck
 
 
-def kill_actor(crew: Crew, worker: int) -> None:
-    ray.kill(crew._members[worker])
+def kill_actor(workers: RayWorkers, worker: int) -> None:
+    ray.kill(workers._actors[worker])
 
 
-def kill_process(crew: Crew, worker: int) -> None:
-    member = crew._members[worker]
-    os.kill(ray.get(member.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+def kill_process(workers: RayWorkers, worker: int) -> None:
+    actor = workers._actors[worker]
+    os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("phase", "strike"), [("floor", kill_process), ("write", kill_actor)])
@@ -111,7 +111,7 @@ def test_a_worker_dies(cluster, files, wanted, tmp_path, monkeypatch, phase, str
 
 def test_a_worker_dies_too_often_and_the_merge_goes_on_later(cluster, files, wanted, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(crews, "RETRIES", 0)
+        patch.setattr(workers_module, "RETRIES", 0)
         at_call(patch, "digest", kill_actor)
         with pytest.raises(ClusterError) as told:
             merge(files, tmp_path / "out", "tensor", 1)
@@ -127,9 +127,9 @@ def test_a_successor_that_cannot_read_the_inputs(cluster, wanted, tmp_path, monk
     paths = save_sequence(tmp_path / "in", *sequence(5))
     away = tmp_path / "away"
 
-    def strike(crew: Crew, worker: int) -> None:
+    def strike(workers: RayWorkers, worker: int) -> None:
         paths[0].rename(away)
-        kill_actor(crew, worker)
+        kill_actor(workers, worker)
 
     with monkeypatch.context() as patch:
         at_call(patch, "digest", strike)
@@ -243,7 +243,7 @@ def test_options_of_the_other_engine(files, tmp_path) -> None:
 
 
 def test_progress_over_the_cluster(cluster, files, wanted, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(crews, "WATCH_EVERY", 0.01)
+    monkeypatch.setattr(workers_module, "WATCH_EVERY", 0.01)
     seen: list[tuple[str, int, int]] = []
     merge(files, tmp_path / "out", "average", 2, progress=lambda *step: seen.append(step))
     assert digests(tmp_path / "out") == wanted["average"]
@@ -258,11 +258,11 @@ def test_progress_over_the_cluster(cluster, files, wanted, tmp_path, monkeypatch
 
 def test_a_node_is_removed_while_merging(cluster, files, wanted, tmp_path, monkeypatch) -> None:
     """The last test of the cluster: what is left of it has no CPUs for another worker, and must do."""
-    monkeypatch.setattr(crews, "PATIENCE", 2.0)
-    seen: list[Crew] = []
+    monkeypatch.setattr(workers_module, "PATIENCE", 2.0)
+    seen: list[RayWorkers] = []
 
-    def remove(crew: Crew, worker: int) -> None:
-        seen.append(crew)
+    def remove(workers: RayWorkers, worker: int) -> None:
+        seen.append(workers)
         cluster.remove_node(cluster.pair[0], allow_graceful=False)
         until = time.monotonic() + 60
         while alive() > 1 and time.monotonic() < until:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import LARGE, digests, save_sequence, sequence
 
-from tunable_magmax.engines.inputs import FileVectors
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import StorageError
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.reading import widen

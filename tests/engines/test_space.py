@@ -14,8 +14,8 @@ from sequences import digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import local
-from tunable_magmax.engines.inputs import FileVectors
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.merging import stream
 from tunable_magmax.workflows import plan

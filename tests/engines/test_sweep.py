@@ -17,15 +17,14 @@ from sequences import SMALL, TYPES, digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
+from tunable_magmax.engines import local
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows import sweep as engine
-from tunable_magmax.workflows import sweep_plan
 from tunable_magmax.workflows.points import Point, grid, line, listed
-from tunable_magmax.workflows.sweep import sweep_checkpoints
-from tunable_magmax.workflows.sweep_plan import plan_sweep
+from tunable_magmax.workflows.sweep import plan_sweep, sweep_checkpoints
 
 SHARD = 4_000
 POINTS = line([1, 0, 0], [0, 1, 3], 4)
@@ -47,7 +46,7 @@ def files(tmp_path_factory) -> tuple[Path, list[Path]]:
 
 def made(out: Path) -> dict[str, str]:
     """All that a sweep wrote and that must not depend on how it came about, by path."""
-    return {name: sha for name, sha in digests(out).items() if name not in ("sweep.log", "sweep.state.json")}
+    return {name: sha for name, sha in digests(out).items() if name != "sweep.log"}
 
 
 # -- the same bytes ---------------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ def test_too_little_memory_is_said_before_anything_is_read(files, tmp_path, monk
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"needs .* MiB, more than the 1.0 MiB it may use: give a larger --memory"):
         sweep_checkpoints(base, tasks, out, POINTS, memory="1MiB")
-    monkeypatch.setattr(sweep_plan, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(engine, "available_memory", lambda: 1 << 20)
     with pytest.raises(InputError, match=r"needs .* MiB, but 1.0 MiB are free: merge fewer tensors"):
         sweep_checkpoints(base, tasks, out, POINTS)
     plan = plan_sweep(base, tasks, out, POINTS)
@@ -225,7 +224,7 @@ def test_a_point_that_lost_a_file_is_made_again(files, tmp_path) -> None:
 def test_shards_of_a_point_are_not_written_twice(files, tmp_path, monkeypatch) -> None:
     base, tasks = files
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "write_sidecars", lambda *given: (_ for _ in ()).throw(Stopped))
+        patch.setattr(local, "write_sidecars", lambda *given: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, shard_size=SHARD)
     with monkeypatch.context() as patch:
@@ -264,7 +263,7 @@ def test_another_sweep_is_replaced_only_when_asked(files, tmp_path, monkeypatch)
         with pytest.raises(Stopped):
             sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1, overwrite=True)
     assert (out / "step-03").exists()  # it goes when its successors are complete
-    assert sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1).skipped == ("step-00",)
+    assert sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1, overwrite=True).skipped == ("step-00",)
     assert not (out / "step-03").exists()
     assert (out / "mine").exists()
     (out / "mine").rmdir()
@@ -295,10 +294,28 @@ def test_what_others_have_written_is_not_replaced(files, tmp_path) -> None:
         sweep_checkpoints(base, tasks, out, POINTS)
     assert digests(out) == before
     sweep_checkpoints(base, tasks, out, POINTS, overwrite=True)
-    (out / "sweep.state.json").unlink()
-    with pytest.raises(InputError, match=r"without its sweep.state.json"):
+    (out / "sweep.log").unlink()  # without it, a point can't be recognised
+    with pytest.raises(InputError, match="step-00 already exists"):
         sweep_checkpoints(base, tasks, out, POINTS)
     sweep_checkpoints(base, tasks, out, POINTS, overwrite=True)
+
+
+def test_a_state_file_of_an_earlier_version_is_ignored(files, tmp_path) -> None:
+    base, tasks = files
+    (tmp_path / "out").mkdir()
+    state = {"fingerprint": {"seed": "3"}, "points": ["step-00"], "done": {"step-00": "step-00/tmx-report.json"}}
+    (tmp_path / "out" / "sweep.state.json").write_text(json.dumps(state))
+    assert sweep_checkpoints(base, tasks, tmp_path / "out", POINTS).skipped == ()
+    assert len(sweep_checkpoints(base, tasks, tmp_path / "out", POINTS).skipped) == 4
+
+
+def test_more_points_are_added_to_those_that_are_there(files, tmp_path) -> None:
+    base, tasks = files
+    few, more = listed({"a": [1, 0, 0]}), listed({"a": [1, 0, 0], "b": [1, 2, 3]})
+    sweep_checkpoints(base, tasks, tmp_path / "out", few)
+    assert sweep_checkpoints(base, tasks, tmp_path / "out", more).skipped == ("00-a",)
+    with pytest.raises(InputError, match=r"holds another sweep \(different: points\)"):
+        sweep_checkpoints(base, tasks, tmp_path / "out", few)
 
 
 def test_bad_values_leave_nothing_in_the_way(tmp_path) -> None:

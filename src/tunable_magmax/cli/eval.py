@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.merge_options import What, recipe_of
+from tunable_magmax.cli.merge_options import What, read_what
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
@@ -123,7 +123,7 @@ def eval(
             record, shown = several.to_dict(), run_lines(several, confusion, per_class)
             number = list(several.accuracies.values())[-1].overall.value
         else:
-            subject = model if model is not None and kind == "checkpoint" else recipe_of(model, what)
+            subject = model if model is not None and kind == "checkpoint" else read_what(model, what)
             measured = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
             record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class)
             number = measured.accuracy.overall.value

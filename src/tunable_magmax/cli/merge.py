@@ -5,27 +5,28 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import Loose
 from tunable_magmax.cli.merge_options import (
     HOW,
     WHAT,
     WHERE,
     How,
     Json,
+    Loose,
     Quiet,
     What,
     Where,
-    recipe_of,
+    read_what,
     refuse_words,
     settings_of,
+    warn,
 )
-from tunable_magmax.cli.plan import tell_plan
+from tunable_magmax.cli.plan import show_plan
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
 
@@ -52,7 +53,7 @@ def merge(
     tmx merge RUN_DIR --preference site.json -o OUT
     tmx merge config.yml -o OUT
 
-    An interrupted merge goes on when the same command is run again.
+    An interrupted merge continues when the same command is run again.
 
     Parameters
     ----------
@@ -64,64 +65,46 @@ def merge(
         Read headers only and say what would be done.
     """
     refuse_words("merge", loose, source, what)
-    recipe = recipe_of(source, what)
+    recipe = read_what(source, what)
     if dry_run:
-        return tell_plan(recipe, out, how, as_json, where=where)
+        return show_plan(recipe, out, how, as_json, where=where)
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    from tunable_magmax.checkpoints.card import MODEL_CONFIG, without_config
-    from tunable_magmax.checkpoints.output_path import is_one_file
-    from tunable_magmax.engines.local import merge_checkpoints
-
-    notes: list[str] = []
+    from tunable_magmax.workflows.merge import merge_recipe
 
     def notify(note: str) -> None:
-        notes.append(note)
         if not quiet:
             sys.stderr.write(f"note: {note}\n")
 
-    # Ray prints what it has to say of dying nodes to stdout, where the result goes.
+    # Ray prints messages about dying nodes to stdout, where the result goes.
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the report, and shown below
-        report = merge_checkpoints(
-            recipe.base,
-            recipe.tasks,
-            out,
-            **settings_of(recipe, how),
-            digest_inputs=how.digest_inputs,
-            engine=where.engine,
-            device=where.device,
-            workers=where.workers,
-            ray_address=where.ray_address,
-            progress=progress,
-            notify=notify,
-        )
-    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
-    lacking = [without_config(recipe.base, out, "give --base")] if incomplete else []
+        result = merge_recipe(recipe, out, notify, progress=progress, **settings_of(how), **asdict(where))
+    report = result.report
     for warning in report.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
+        warn(warning)
     if as_json:
-        # Not in the report beside the weights: notes name paths, and equal merges must give equal bytes.
-        sys.stdout.write(replace(report, warnings=(*report.warnings, *notes, *lacking)).to_json())
+        # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
+        sys.stdout.write(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
     elif not quiet:
-        sys.stdout.write(summary(report, out, recipe))
-        sys.stdout.write("".join(f"note: {note}\n" for note in lacking))
+        sys.stdout.write(_summary(report, out, recipe))
+        sys.stdout.write("".join(f"note: {note}\n" for note in result.lacking))
     return 0
 
 
-def summary(report: MergeReport, out: Path, recipe: Recipe) -> str:
-    """The result for a person: one line for the merge and one for each task, under its name or path."""
+def _summary(report: MergeReport, out: Path, recipe: Recipe) -> str:
+    """Returns one line for the merge and one for each task, under its name or path."""
     lines = [
         f"{out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g}, seed {report.seed}"
     ]
+    total = max(report.elements, 1)
     if report.counts is not None:
         width = max(len(f"{count:,}") for count in report.counts)
-        total = max(report.elements, 1)
         names = recipe.names or [str(path) for path in recipe.tasks]
         lines += [
             f"  task {t:<3} {n:>{width},} elements {n / total:7.2%}  {name}"
             for t, (n, name) in enumerate(zip(report.counts, names, strict=True), start=1)
         ]
     if report.leftovers:
-        lines.append(f"  {report.leftovers:,} of them ({report.leftovers / max(report.elements, 1):.2%}) by lottery")
+        lines.append(f"  {report.leftovers:,} of them ({report.leftovers / total:.2%}) by lottery")
     return "".join(f"{line}\n" for line in lines)

@@ -1,20 +1,24 @@
-"""What `tmx merge`, `plan` and other commands that merge are given, and the recipe that it makes."""
+"""Options that `tmx merge`, `plan`, `sweep` and `eval` share, and what they make of them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import is_number, refuse_loose
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
+
+Loose = Annotated[str, Parameter(show=False)]
+"""Takes words that belong to no option, so that the command can say what was probably meant."""
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="Print no progress bars and no summary.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON on stdout.")]
 
 
 @Parameter(name="*", group="What is merged, and how")
@@ -110,78 +114,35 @@ class Where:
     ] = None
 
 
-Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress bars, no summary.")]
-Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON on stdout.")]
 WHAT, HOW, WHERE = What(), How(), Where()
-"""Nothing of it said."""
+"""No option was given."""
 
 
-def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
-    """Refuse words that belong to no option, with what was probably meant."""
-    chosen = what.base is not None or bool(what.task)
-    hint = "; put --task before each task checkpoint" if chosen else ""
-    lists = {"--weights": what.weights, "--budget": what.budget}
-    refuse_loose(command, loose, lists, source=source, chosen=chosen, hint=hint)
+def warn(text: str) -> None:
+    sys.stderr.write(f"warning: {text}\n")
 
 
-def recipe_of(source: Path | None, what: What) -> Recipe:
-    """What is to be merged: as options say, on top of a run directory or a YAML if there is one."""
-    from tunable_magmax.runs.recipe import Recipe, read_recipe
+def read_what(source: Path | None, what: What) -> Recipe:
+    """Returns what to merge: the options on top of a run directory or a YAML, if there is one."""
+    from tunable_magmax.workflows.merge import recipe_of
 
-    if source is None:
-        if what.base is None or not what.task:
-            raise InputError(
-                "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
-            )
-        recipe = Recipe(what.base, tuple(what.task))
-    elif what.base is not None or what.task:
-        raise InputError(
-            f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
-            "says itself which checkpoints to merge, leave out --base and --task"
-        )
-    else:
-        recipe = read_recipe(source)
-    if what.preference is not None and (what.weights is not None or what.budget is not None):
-        raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
-    return recipe.with_options(
-        weights=weights_of(what, recipe),
-        budget=numbers(what.budget, "--budget"),
-        method=what.method,
-        scale=what.scale,
-        scope=what.scope,
-        compare=what.compare,
-        keep=what.keep,
-        density=what.density,
-        seed=what.seed,
-        out_dtype=what.dtype,
-        include=what.include,
-        exclude=what.exclude,
-    )
+    options = asdict(what)
+    base, tasks, preference = (options.pop(name) for name in ("base", "task", "preference"))
+    options["out_dtype"] = options.pop("dtype")
+    for name in ("weights", "budget"):
+        options[name] = numbers(options[name], f"--{name}")
+    return recipe_of(source, base, tasks, preference, options, warn)
 
 
-def weights_of(what: What, recipe: Recipe) -> list[Any] | None:
-    """The weights of --weights or of a preference, which must be about the recipe's tasks."""
-    if what.preference is None:
-        return numbers(what.weights, "--weights")
-    from tunable_magmax.preference.preference import Preference
-
-    preference = Preference.load(what.preference)
-    if recipe.names is not None and preference.tasks is not None and preference.tasks != recipe.names:
-        raise InputError(
-            f"{what.preference} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
-            f"the run has {', '.join(recipe.names)}"
-        )
-    if recipe.names is None and preference.tasks is not None:
-        given = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
-        order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in given)
-        sys.stderr.write(
-            f"warning: checkpoints given by --task have no names, so the weights go by position: {order}\n"
-        )
-    return list(preference.weights)
+def settings_of(how: How) -> dict[str, Any]:
+    """Returns the arguments of `merge_checkpoints` that the options are."""
+    settings = asdict(how)
+    settings["base_model"] = settings.pop("base_name")
+    return settings
 
 
-def numbers(text: str | None, option: str) -> list[Any] | None:
-    """Numbers with commas between them, as they were written."""
+def numbers(text: str | None, option: str) -> list[str] | None:
+    """Splits numbers with commas between them; they stay text, which is exact."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -192,15 +153,50 @@ def numbers(text: str | None, option: str) -> list[Any] | None:
     return parts
 
 
-def settings_of(recipe: Recipe, how: How) -> dict[str, Any]:
-    """What a merge and its plan are called with alike."""
-    return {
-        **recipe.options,
-        "memory": how.memory,
-        "shard_size": how.shard_size,
-        "threads": how.threads,
-        "overwrite": how.overwrite,
-        "fresh": how.fresh,
-        "base_model": how.base_name,
-        "names": recipe.names,
-    }
+def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
+    """Refuses words that belong to no option, with what was probably meant."""
+    chosen = what.base is not None or bool(what.task)
+    hint = "; put --task before each task checkpoint" if chosen else ""
+    lists = {"--weights": what.weights, "--budget": what.budget}
+    refuse_loose(command, loose, lists, source=source, chosen=chosen, hint=hint)
+
+
+def refuse_loose(
+    command: str,
+    loose: Sequence[str],
+    lists: Mapping[str, str | None],
+    *,
+    source: Path | None = None,
+    chosen: bool = False,
+    hint: str = "",
+) -> None:
+    """Refuses words that belong to no option. Numbers among them are those of a list that was written with spaces.
+
+    `lists` are the options that take numbers with commas, and their values. A list written with spaces may have put a
+    number where `source` belongs: `chosen` says that other options name what to work on, so there should be no source.
+    """
+    astray = [] if source is None or source.exists() else [str(source)]
+    words = [word for word in (*astray, *loose) if is_number(word)]
+    lists_set = {option: value for option, value in lists.items() if value is not None}
+    if lists_set and words and (loose or chosen):
+        option, value = next(iter(lists_set.items()))
+        meant = ",".join(word.strip(",") for word in (value, *words)) if len(lists_set) == 1 else "3,1,0"
+        raise InputError(
+            f"{' '.join(words)} belongs to no option: numbers of {' and '.join(lists_set)} have commas between them "
+            f"and no spaces, as {option} {meant}"
+        )
+    if loose:
+        raise InputError(f"{', '.join(map(repr, loose))} belongs to no option{hint}. See tmx {command} --help.")
+
+
+def is_number(word: str) -> bool:
+    """Returns whether a word is a number, a fraction, or several with commas between them.
+
+    >>> is_number("1/3"), is_number("3 1")
+    (True, False)
+    """
+    try:
+        [float(part) for part in word.strip(",").replace("/", ",").split(",")]
+    except ValueError:
+        return False
+    return True

@@ -5,32 +5,38 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import Loose
 from tunable_magmax.cli.merge_options import (
     HOW,
     WHAT,
     WHERE,
     How,
     Json,
+    Loose,
     What,
     Where,
-    recipe_of,
+    read_what,
     refuse_words,
     settings_of,
 )
-from tunable_magmax.cli.plan_time import time_lines
 from tunable_magmax.cli.tables import number
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
-    from tunable_magmax.workflows.plan import MergePlan
+    from tunable_magmax.workflows.plan import ClusterTime, MergePlan
+
+LEAST = 0.1
+"""Seconds below which a number would promise more than an estimate can know."""
+WORTHWHILE = 1.1
+"""Times faster, below which a cluster is not worth its trouble."""
 
 
 def plan(
@@ -62,10 +68,10 @@ def plan(
     refuse_words("plan", loose, source, what)
     if workers is not None and not estimate:
         raise InputError("--workers is about the time on a cluster: give --estimate as well")
-    return tell_plan(recipe_of(source, what), out, how, as_json, estimate, workers)
+    return show_plan(read_what(source, what), out, how, as_json, estimate, workers)
 
 
-def tell_plan(
+def show_plan(
     recipe: Recipe,
     out: Path | None,
     how: How,
@@ -74,46 +80,81 @@ def tell_plan(
     workers: int | None = None,
     where: Where = WHERE,
 ) -> int:
-    """Say what a merge would do, and what stands in its way; the exit code."""
+    """Prints what a merge would do and what prevents it; returns the exit code."""
     began = time.perf_counter()
-    import torch
+    from tunable_magmax.workflows.plan import plan_elsewhere, plan_merge
 
-    from tunable_magmax.merging.resources import kernels_for
-    from tunable_magmax.workflows.plan import plan_merge, plan_place
-
-    if estimate:
-        kernels_for(torch.device("cpu"))
     start = time.perf_counter() - began  # a merge has the same to import
-    asked: dict[str, Any] = {"estimate": estimate, "workers": workers, "start": start}
-    planned = plan_merge(recipe.base, recipe.tasks, out, **asked, **settings_of(recipe, how))
-    planned = plan_place(planned, where.engine, where.workers, where.ray_address, where.device)
+    settings = {**recipe.options, "names": recipe.names, **settings_of(how)}
+    planned = plan_merge(recipe.base, recipe.tasks, out, estimate=estimate, workers=workers, start=start, **settings)
+    planned = plan_elsewhere(planned, **asdict(where))
     if as_json:
         sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
     else:
-        sys.stdout.write(_plan_text(planned))
+        sys.stdout.write("".join(f"{line}\n" for line in _plan_lines(planned)))
         for problem in planned.problems:
             sys.stderr.write(f"problem: {problem}\n")
     return 2 if planned.problems else 0
 
 
-def _plan_text(planned: MergePlan) -> str:
-    lines = [f"warning: {warning}" for warning in planned.warnings]
-    copied = some_of(planned.copied, limit=3)
+def _plan_lines(planned: MergePlan) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in planned.warnings)
     if planned.elements or planned.copied:
-        lines += [
-            f"method       {planned.method}, {number(planned.tasks, 'task')}",
+        some = some_of(planned.copied, limit=3)
+        yield f"method       {planned.method}, {number(planned.tasks, 'task')}"
+        yield (
             f"merges       {planned.elements:,} elements in {number(len(planned.mergeable), 'tensor')}"
-            " (fewer if no task changed some)",
-            f"copies       {number(len(planned.copied), 'tensor')}{copied and f': {copied}'}",
-        ]
+            " (fewer if no task changed some)"
+        )
+        yield f"copies       {number(len(planned.copied), 'tensor')}{some and f': {some}'}"
         if planned.budget is not None:
-            lines.append("budget       " + ", ".join(f"{n:,}" for n in planned.budget))
-        lines += [
-            f"reads        {show_size(planned.bytes_to_read)} in {number(planned.passes, 'pass', 'passes')}",
-            f"writes       {show_size(planned.bytes_to_write)} in {number(planned.shards, 'file')}",
-            f"memory       {show_size(planned.peak_memory)} beyond the interpreter"
-            + (f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""),
-        ]
-    lines += time_lines(planned)
-    lines += [f"note: {note}" for note in planned.notes]
-    return "".join(f"{line}\n" for line in lines)
+            yield "budget       " + ", ".join(f"{n:,}" for n in planned.budget)
+        yield f"reads        {show_size(planned.bytes_to_read)} in {number(planned.passes, 'pass', 'passes')}"
+        yield f"writes       {show_size(planned.bytes_to_write)} in {number(planned.shards, 'file')}"
+        spilled = f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""
+        yield f"memory       {show_size(planned.peak_memory)} beyond the interpreter{spilled}"
+    yield from time_lines(planned)
+    yield from (f"note: {note}" for note in planned.notes)
+
+
+def time_lines(planned: MergePlan) -> Iterator[str]:
+    """Yields lines on time and its parts; none if the plan has no estimate."""
+    if planned.time is None or planned.speeds is None:
+        return
+    here, speeds = planned.time, planned.speeds
+    if here.seconds < 1:
+        yield "time         about a second or less here"
+    else:
+        long = [phase for phase in here.phases if phase.seconds >= LEAST]
+        rest = [f"the rest {seconds(0)}"] if len(long) < len(here.phases) else []
+        phases = ", ".join([*(f"{phase.name} {seconds(phase.seconds)}" for phase in long), *rest])
+        within = f"{seconds(here.low)} to {seconds(here.high)}"
+        yield f"time         about {seconds(here.seconds)} here ({within}): {phases}"
+    yield f"  reading    {seconds(sum(phase.reading for phase in here.phases))} by itself, {show_size(speeds.read)}/s"
+    yield f"  computing  {seconds(sum(phase.computing for phase in here.phases))} by itself"
+    if speeds.write is not None:
+        writing = seconds(sum(phase.writing for phase in here.phases))
+        yield f"  writing    {writing} by itself, {show_size(speeds.write)}/s"
+    if planned.cluster is not None:
+        yield f"{planned.cluster.workers} workers    {_cluster(planned.cluster)}"
+
+
+def _cluster(cluster: ClusterTime) -> str:
+    """Returns how a cluster compares with this machine."""
+    alone = "if the file system gives each of them what it gives this machine"
+    if cluster.speedup < WORTHWHILE:
+        return f"not worth it: about {seconds(cluster.time.seconds)} even {alone}"
+    return f"about {seconds(cluster.time.seconds)}, {cluster.speedup:.1f} times faster, {alone}"
+
+
+def seconds(amount: float) -> str:
+    """Formats seconds for people.
+
+    >>> seconds(0.0004), seconds(0.34), seconds(12.3), seconds(400), seconds(10_000)
+    ('less than 0.1 s', '0.34 s', '12 s', '6.7 min', '2.8 h')
+    """
+    if amount < LEAST:
+        return f"less than {LEAST} s"
+    if amount < 120:
+        return f"{amount:.2g} s" if amount < 10 else f"{amount:.0f} s"
+    return f"{amount / 60:.1f} min" if amount < 7200 else f"{amount / 3600:.1f} h"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import Loose, refuse_loose
+from tunable_magmax.cli.merge_options import Loose, refuse_loose
 from tunable_magmax.cli.prefer_options import Finding, Reading, Searching, Sources, estimation_of, sources_of
 from tunable_magmax.cli.prefer_output import search_progress, summary, written
 from tunable_magmax.cli.progress import progress_bars

@@ -6,15 +6,14 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.loose import Loose, refuse_loose
-from tunable_magmax.cli.merge_options import Json, Merging, Quiet, What, numbers, recipe_of, weights_of
+from tunable_magmax.cli.merge_options import Json, Loose, Merging, Quiet, What, numbers, read_what, refuse_loose, warn
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
@@ -24,14 +23,13 @@ from tunable_magmax.plots.figure import SUFFIXES
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
     from tunable_magmax.workflows.points import Point
-    from tunable_magmax.workflows.sweep import Sweep
-    from tunable_magmax.workflows.sweep_plan import SweepPlan
+    from tunable_magmax.workflows.sweep import Sweep, SweepPlan
 
 
 @Parameter(name="*", group="The points")
 @dataclass(frozen=True)
 class Route:
-    """Along what the preferences go."""
+    """Which preferences the sweep merges for."""
 
     start: Annotated[
         str | None, Parameter(name="--from", help="A line's first weights, as 1,0,0.", allow_leading_hyphen=True)
@@ -47,7 +45,7 @@ class Route:
 @Parameter(name="*", group="Output and resources")
 @dataclass(frozen=True)
 class Writing:
-    """Where it goes and what it may use."""
+    """Where the output goes and what the sweep may use."""
 
     reports_only: Annotated[bool, Parameter(help="Write no weights: only reports, OUT/NAME.report.json.")] = False
     memory: Annotated[
@@ -84,7 +82,7 @@ def sweep(
     tmx sweep RUN_DIR --preference a.json --preference b.json -o OUT
 
     Each point is a checkpoint in OUT, just as tmx merge makes it; OUT/sweep.json sums them up. An interrupted sweep
-    goes on when the same command is run again.
+    continues when the same command is run again.
 
     Parameters
     ----------
@@ -99,32 +97,29 @@ def sweep(
     """
     chosen = merging.base is not None or bool(merging.task)
     refuse_loose("sweep", loose, {"--from": route.start, "--to": route.stop}, source=source, chosen=chosen)
-    _check_choice(route)
-    recipe = recipe_of(source, What(**{name: getattr(merging, name) for name in Merging.__dataclass_fields__}))
+    _check_route(route)
+    recipe = read_what(source, What(**asdict(merging)))
     options = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
     points = _points(route, recipe, options)
     if out is None:
         raise InputError("where should the results go? Give -o OUT, a directory")
     if plot is not None:
         _check_plot(plot)
-    from tunable_magmax.workflows.sweep import sweep_checkpoints
-    from tunable_magmax.workflows.sweep_plan import plan_sweep
+    from tunable_magmax.workflows.sweep import plan_sweep, sweep_checkpoints
 
-    ways: dict[str, Any] = {
-        name: getattr(writing, name) for name in Writing.__dataclass_fields__ if name != "base_name"
-    }
-    ways |= {"base_model": writing.base_name, "names": recipe.names}
+    options |= {"names": recipe.names, **asdict(writing)}
+    options["base_model"] = options.pop("base_name")
     if dry_run:
-        return _tell_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **ways, **options), as_json)
+        return _show_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **options), as_json)
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the reports, and shown below
-        made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **ways, **options)
+        made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **options)
     if plot is not None:
         from tunable_magmax.plots.sweep import save_sweep_picture
 
         save_sweep_picture(made, plot, "line" if route.start else "grid" if route.grid else "list", recipe.names)
     for warning in made.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
+        warn(warning)
     if as_json:
         sys.stdout.write(made.to_json())
     elif not quiet:
@@ -135,7 +130,7 @@ def sweep(
 # -- the points -------------------------------------------------------------------------------------------------------
 
 
-def _check_choice(route: Route) -> None:
+def _check_route(route: Route) -> None:
     on_line = [("--from", route.start), ("--to", route.stop), ("--steps", route.steps)]
     used = [name for name, value in on_line if value is not None]
     others = [name for name, value in (("--grid", route.grid), ("--preference", route.preference)) if value is not None]
@@ -154,13 +149,14 @@ def _check_choice(route: Route) -> None:
 
 
 def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Point, ...]:
+    from tunable_magmax.workflows.merge import preference_weights
     from tunable_magmax.workflows.points import grid, line, listed
 
     tasks = len(recipe.tasks)
     if route.grid is not None:
         return grid(route.grid, tasks)
     if route.preference is not None:
-        return listed([(file.stem, weights_of(What(preference=file), recipe) or []) for file in route.preference])
+        return listed([(file.stem, preference_weights(file, recipe, warn)) for file in route.preference])
     ends = []
     for name, text in (("--from", route.start), ("--to", route.stop)):
         weights = numbers(text, name) or []
@@ -172,11 +168,11 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
     return line(ends[0], ends[1], steps=5 if route.steps is None else route.steps, normalise=not factors)
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
+# -- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def _check_plot(plot: Path) -> None:
-    """Before the work, not after it."""
+    """Refuses a picture that could not be drawn, before the work."""
     if plot.suffix.lower() not in SUFFIXES:
         raise InputError(f"{plot}: a picture's name must end in one of {', '.join(SUFFIXES)}")
     from importlib.util import find_spec
@@ -208,7 +204,7 @@ def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:
         yield f"picture: {plot}"
 
 
-def _tell_plan(planned: SweepPlan, as_json: bool) -> int:
+def _show_plan(planned: SweepPlan, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
     else:

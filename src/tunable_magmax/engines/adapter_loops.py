@@ -1,4 +1,4 @@
-"""The loops of `adapter_values.Loops`, compiled by numba without fast-math or fused operations."""
+"""The loops of `vectors.Loops`, compiled by numba without fast-math or fused operations."""
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-calls=False, check-untyped-defs=False

@@ -1,30 +1,25 @@
-"""The checkpoints of a merge, opened together, and the engine's view of their values."""
+"""The checkpoints of a merge, opened together."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
-from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, torch_dtype
-from tunable_magmax.engines.adapter_values import Products, factor_bytes, working_bytes
+from tunable_magmax.checkpoints.tensors import Signature
+from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import widen
 
 PathLike = str | Path
 
@@ -37,6 +32,7 @@ class Inputs:
         self.labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
         self.paths = [Path(base), *map(Path, tasks)]
         self._options = options
+        self._digests: dict[str, str] | None = None
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
             self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))
@@ -174,13 +170,14 @@ class Inputs:
         return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every input file, by role."""
-        found = {}
-        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-            for file in checkpoint.files:
-                with open(file, "rb") as stream:
-                    found[f"{label}: {file.name}"] = hashlib.file_digest(stream, "sha256").hexdigest()
-        return found
+        """Returns the SHA-256 of every input file, by role and name; the files are read once."""
+        if self._digests is None:
+            self._digests = {}
+            for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
+                for file in checkpoint.files:
+                    with open(file, "rb") as stream:
+                        self._digests[f"{label}: {file.name}"] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return self._digests
 
     def refuse_as_output(self, out: Path) -> None:
         """An output may not replace an input."""
@@ -204,80 +201,3 @@ def is_legacy_torch(file: Path) -> bool:
     with open(file, "rb") as stream:
         head = stream.read(9)
     return head[:1] == b"\x80" and head[8:] != b"{"  # a pickle, and not by chance the length of a safetensors header
-
-
-def read_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...] | None:
-    """What the tasks are called, one name for each; None if nobody said."""
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"names are {names!r}, expected a list of texts, one for each task")
-    if len(names) != tasks:
-        raise InputError(f"{len(names)} names for {tasks} tasks: give one for each, in training order")
-    return tuple(names)
-
-
-class FileVectors:
-    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ.
-
-    An adapter's values are computed from the base's, which are mostly at hand: a chunk is read from the base first.
-    `room` is how many bytes of factors may be kept for that.
-    """
-
-    borrows = True
-
-    def __init__(self, checkpoints: Sequence[Opened], room: int = 0) -> None:
-        self._checkpoints = checkpoints
-        self._products = Products(room)
-        self._local = threading.local()
-
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        opened = self._checkpoints[source]
-        if isinstance(opened, Adapter):
-            return self.adapted(source, tensor, start, stop, self._read_base(tensor, start, stop, scratch), scratch)
-        assert isinstance(opened, Checkpoint)
-        values = self._fill(opened, tensor.infos[source], start, stop, scratch)
-        if source == 0:
-            self._local.base = (tensor.name, start, stop), values
-        return values
-
-    def adapted(self, source: int, tensor: Mergeable, start: int, stop: int, base: Tensor, scratch: Tensor) -> Tensor:
-        """What an adapter makes of the base's values start:stop: those themselves if it has nothing on the tensor."""
-        adapter = self._checkpoints[source]
-        assert isinstance(adapter, Adapter)
-        part = adapter.parts.get(tensor.infos[source].name)
-        if part is None:
-            return base
-        if part.whole is not None:
-            self._fill(adapter.stored, part.whole, start, stop, scratch)
-        else:
-            scratch.copy_(base)
-        if part.product is not None:
-            self._products.add((source, tensor.name), adapter.stored, part.product, start, stop, scratch)
-        return scratch
-
-    def _read_base(self, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """The base's values as this thread has read them last, or else read to `scratch`."""
-        place, values = getattr(self._local, "base", (None, scratch))
-        if place == (tensor.name, start, stop):
-            return values
-        base = self._checkpoints[0]
-        assert isinstance(base, Checkpoint)
-        return self._fill(base, tensor.infos[0], start, stop, scratch)
-
-    def _fill(self, checkpoint: Checkpoint, info: TensorInfo, start: int, stop: int, scratch: Tensor) -> Tensor:
-        stored = torch_dtype(info.dtype)
-        assert stored is not None
-        if stored == scratch.dtype:
-            checkpoint.read_into(info.name, start * stored.itemsize, scratch.numpy().data)
-            return scratch
-        raw = self._raw((stop - start) * stored.itemsize)
-        checkpoint.read_into(info.name, start * stored.itemsize, raw.numpy().data)
-        return widen(raw.view(stored), scratch)
-
-    def _raw(self, size: int) -> Tensor:
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None or buffer.numel() < size:
-            self._local.buffer = buffer = torch.empty(size, dtype=torch.uint8)
-        assert isinstance(buffer, Tensor)
-        return buffer[:size]

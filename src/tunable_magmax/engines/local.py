@@ -1,4 +1,4 @@
-"""File-to-file merges on this machine: streamed under a memory bound, resumable, committed atomically."""
+"""File-to-file merges: streamed under a memory bound, resumable, committed atomically."""
 
 from __future__ import annotations
 
@@ -8,42 +8,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tunable_magmax.checkpoints.card import retyped_config, tag_along
-from tunable_magmax.checkpoints.output_path import is_one_file
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.choice import check_merge
-from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike, read_names
-from tunable_magmax.engines.place import Errand, Place
-from tunable_magmax.engines.sidecars import log_merge, write_sidecars
-from tunable_magmax.engines.space import check_space
-from tunable_magmax.engines.weight_files import expected_shards, output_tensors, shard_data, write_weights
+from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.resources import OutputSettings, Resources
+from tunable_magmax.engines.sidecars import Log, write_sidecars
+from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.weight_files import Job, check_space, expected_shards, write_weights
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import Progress, parse_size
-from tunable_magmax.merging.kernels import Kernels
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import factor_room, kernels_for, plan_memory, read_threads, working_threads
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
 
-__all__ = [
-    "DEFAULT_MEMORY",
-    "DEFAULT_SHARD_SIZE",
-    "Inputs",
-    "fingerprint_of",
-    "merge_checkpoints",
-    "merge_of",
-    "output_tensors",
-    "resumable",
-    "shard_data",
-]
 
-DEFAULT_MEMORY = 1 << 30
-DEFAULT_SHARD_SIZE = 5_000_000_000
+class Engine(Protocol):
+    """Merges files: in this process, on a GPU or on a cluster."""
+
+    def check(self, inputs: Inputs, options: Options, memory: int) -> int:
+        """Raises an error if the resources do not suffice; returns the bytes needed on disk beside the weights."""
+
+    def merge(self, job: Job) -> MergeReport:
+        """Merges and writes the weights."""
 
 
 def merge_checkpoints(
@@ -78,14 +70,14 @@ def merge_checkpoints(
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> MergeReport:
-    """Merge checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
+    """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
     A task may be a directory with a LoRA adapter (docs/lora.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
-    all; an interrupted merge goes on from `<out>.partial` when called again. The other options are those of
+    all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
-    and `threads` are of each. `notify` is told what the plan notes, such as files that `memory` does not bound.
+    and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -113,45 +105,59 @@ def merge_checkpoints(
         include=include,
         exclude=exclude,
     )
-    called = read_names(names, len(tasks))
-    bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
-    shard = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
-    target = Path(out)
-    single = is_one_file(target)
-    started = time.time()
-    with _place(engine, workers, ray_address, threads, device) as place, Inputs(base, tasks, options) as inputs:
+    resources = Resources(engine, device, memory, threads, workers, ray_address)
+    settings = OutputSettings(shard_size, overwrite, fresh, digest_inputs, base_model, names)
+    target, started = Path(out), time.time()
+    settings.task_names(len(tasks))
+    bound, shard = resources.memory_bytes, settings.shard_bytes(target)
+    with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         for name, path in tag_along(inputs.paths[0]):
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
-        fingerprint = fingerprint_of(inputs, options, 0 if single else shard, base_model, called)
-        # Here, because what is asked for must not cost the finished shards of an earlier run.
-        spilled = place.check(inputs, options, bound)
-        shards = expected_shards(inputs.layout, options.out_dtype, None if single else shard)
+        fingerprint = fingerprint_of(inputs, options, settings, target)
+        # Checked here, so that too few resources do not cost the finished shards of an earlier run.
+        spilled = runs_on.check(inputs, options, bound)
+        shards = expected_shards(inputs.layout, options.out_dtype, shard)
         check_space(target, sum(file.size for file in shards) + spilled)
         if notify is not None:
             for note in inputs.notes():
                 notify(note)
-        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output, resumable(output):
-            try:
-                if single:
-                    output.check_sidecar("report.json")
-                report = place.merge(Errand(inputs, options, output, None if single else shard, bound, progress))
-                digests = inputs.digests() if digest_inputs else {}
-                report = replace(report, inputs=digests, names=called, adapters=inputs.described())
-                report = write_sidecars(report, inputs, output, base_model)
-            except InputError:
-                output.discard()
-                raise
-            output.commit()
-        log_merge(target.with_name(f"{target.name}.log"), target, inputs, report, started)
+        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
+            job = Job(inputs, options, output, shard, bound, progress)
+            log = Log(target.with_name(f"{target.name}.log"), target, started)
+            report = write_output(job, settings, lambda: runs_on.merge(job), log)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
 
 
+def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
+    """Has `merge` write the weights, writes the other files of the output, and commits it; returns the full report."""
+    inputs, output = job.inputs, job.output
+    with resumable(output):
+        try:
+            if job.shard_size is None:
+                output.check_sidecar("report.json")
+            report = completed(merge(), inputs, settings)
+            report = write_sidecars(report, inputs, output, settings.base_model)
+        except InputError:
+            output.discard()
+            raise
+        # Before the commit: a sweep must recognise every point that is there.
+        log.write(inputs, report)
+        output.commit()
+    return report
+
+
+def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
+    """Returns a report with what is known of its inputs: their digests if asked for, names, and adapters."""
+    digests = inputs.digests() if settings.digest_inputs else {}
+    return replace(report, inputs=digests, names=settings.task_names(report.tasks), adapters=inputs.described())
+
+
 @dataclass(frozen=True, slots=True)
-class Here:
-    """This process."""
+class ThisProcess:
+    """The engine that merges in this process on the CPU."""
 
     threads: int | None
 
@@ -160,43 +166,41 @@ class Here:
         plan = plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
         return plan.planes if plan.spill else 0
 
-    def merge(self, errand: Errand) -> MergeReport:
-        kernels, spill = kernels_for(torch.device("cpu")), errand.output.scratch("planes")
-        how = self.threads, errand.memory, spill, errand.progress
-        with merge_of(errand.inputs, errand.options, kernels, *how) as merge:
+    def merge(self, job: Job) -> MergeReport:
+        resources, spill = Resources(memory=job.memory, threads=self.threads), job.output.scratch("planes")
+        with merge_of(job.inputs, job.options, resources, spill, job.progress) as merge:
             merge.survey()
             merge.decide()
-            return write_weights(merge, errand.inputs, errand.output, errand.shard_size)
+            return write_weights(merge, job.inputs, job.output, job.shard_size)
 
 
 @contextmanager
-def _place(
-    engine: str, workers: int | None, address: str | None, threads: int | None, device: str | None
-) -> Iterator[Place]:
-    check_merge(engine, workers, address, device)
-    if engine == "local":
-        if device is None or device == "cpu":
-            yield Here(threads)
-            return
+def _engine(resources: Resources) -> Iterator[Engine]:
+    """Yields the engine that the resources name, ready to merge."""
+    resources.check()
+    threads = resources.threads
+    if resources.engine == "ray":
+        from tunable_magmax.engines.cluster import join_cluster
+
+        each = None if threads is None else read_threads(threads)
+        with join_cluster(resources.ray_address, resources.workers, each) as cluster:
+            yield cluster
+    elif resources.on_cpu:
+        yield ThisProcess(threads)
+    else:
         from tunable_magmax.engines.on_device import OnDevice, open_device
 
-        yield OnDevice(open_device(device), threads)
-        return
-    from tunable_magmax.engines.cluster import join_cluster
-
-    with join_cluster(address, workers, None if threads is None else read_threads(threads)) as cluster:
-        yield cluster
+        yield OnDevice(open_device(str(resources.device)), threads)
 
 
-def fingerprint_of(
-    inputs: Inputs, options: Options, shard_size: int, base_model: str | None, names: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """What an interrupted merge is recognised by, as JSON."""
+def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, out: Path) -> dict[str, Any]:
+    """Returns what an interrupted merge is recognised by, as JSON."""
+    names = settings.task_names(len(inputs.paths) - 1)
     return {
         "version": __version__,
         **{name: _plain(getattr(options, name)) for name in Options.__slots__},
-        "shard_size": shard_size,
-        "base_model": base_model,
+        "shard_size": settings.shard_bytes(out) or 0,
+        "base_model": settings.base_model,
         **({} if names is None else {"names": list(names)}),
         "inputs": inputs.identity(),
     }
@@ -208,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def resumable(output: Output) -> Iterator[None]:
-    """Failures to read or write, whatever raised them, are `StorageError`s that say where the finished work is kept."""
+    """Turns failures to read or write into a `StorageError` that says where the finished work is kept."""
     try:
         yield
     except OSError as error:
@@ -221,22 +225,17 @@ def resumable(output: Output) -> Iterator[None]:
 
 
 def merge_of(
-    inputs: Inputs,
-    options: Options,
-    kernels: Kernels,
-    threads: int | None,
-    memory: int,
-    spill: Path | None,
-    progress: Progress | None,
+    inputs: Inputs, options: Options, resources: Resources, spill: Path | None, progress: Progress | None
 ) -> Merge:
-    """The engine over opened checkpoints."""
+    """Returns the merge of opened checkpoints on this machine's CPU; `spill` is where planes go that need disk."""
+    memory = resources.memory_bytes
     return Merge(
         inputs.layout,
         FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory)),
         options,
-        kernels,
+        kernels_for(torch.device("cpu")),
         labels=inputs.labels,
-        threads=threads,
+        threads=resources.threads,
         memory=memory,
         spill=spill,
         progress=progress,

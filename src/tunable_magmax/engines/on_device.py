@@ -16,9 +16,9 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.lora.adapter import Adapter
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.engines.inputs import FileVectors, Inputs
-from tunable_magmax.engines.place import Errand
-from tunable_magmax.engines.weight_files import write_weights
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.weight_files import Job, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import show_size
 from tunable_magmax.merging.auction import TensorPlace, TensorRange, split_ranges
@@ -76,8 +76,8 @@ class OnDevice:
         kernels_on(self.device)  # compiles, if it can
         return 0
 
-    def merge(self, errand: Errand) -> MergeReport:
-        inputs, options, memory = errand.inputs, errand.options, errand.memory
+    def merge(self, job: Job) -> MergeReport:
+        inputs, options, memory = job.inputs, job.options, job.memory
         try:
             block, resident, stash = self._room(inputs, options, memory)
         except InputError as error:  # others have taken the device's memory since the check
@@ -90,14 +90,14 @@ class OnDevice:
                 options,
                 kernels_on(self.device),
                 labels=inputs.labels,
-                progress=errand.progress,
+                progress=job.progress,
                 notes=tuple(inputs.warnings()),
                 stash=stash,
             )
             with torch.no_grad(), merge:
                 merge.survey()
                 merge.decide()
-                return write_weights(merge, inputs, errand.output, errand.shard_size)
+                return write_weights(merge, inputs, job.output, job.shard_size)
 
     def _room(self, inputs: Inputs, options: Options, memory: int) -> tuple[int, bool, bool]:
         """Bytes of one source in a block, whether all values fit on the device, and whether the merged vector does."""

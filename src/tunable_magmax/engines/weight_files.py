@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import torch
@@ -15,12 +17,60 @@ from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.auction import TensorRange
+from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
 
+
+def check_space(out: Path, needed: int) -> None:
+    """Refuse to write so many bytes where they do not fit, less what an interrupted run has left beside `out`.
+
+    >>> check_space(Path("merged"), 1 << 80)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    tunable_magmax.errors.InputError: ... would be written, but only ... are free at ...
+    """
+    if problem := space_problem(out.absolute().parent, needed - Output.unfinished_bytes(out)):
+        raise InputError(problem)
+
+
+def space_problem(folder: Path, needed: int) -> str | None:
+    """What is wrong with writing so many bytes into a folder that need not exist yet; None if they fit."""
+    place = existing_folder(folder)
+    usage = shutil.disk_usage(place)
+    # Some network file systems do not tell, and say 0 of everything.
+    if not usage.total or needed <= usage.free:
+        return None
+    return (
+        f"{show_size(needed)} would be written, but only {show_size(usage.free)} are free at {place}: "
+        "free space, or choose another output"
+    )
+
+
+def existing_folder(folder: Path) -> Path:
+    """A folder, or what exists of the way to there."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 COPY_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A merge of opened inputs into an output. `memory` bounds a process; None as shard size means one file."""
+
+    inputs: Inputs
+    options: Options
+    output: Output
+    shard_size: int | None
+    memory: int
+    progress: Progress | None
 
 
 def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | None) -> list[TensorInfo]:

@@ -1,38 +1,45 @@
-"""Many merges of one sequence, each a checkpoint of its own: the inputs are read into memory once."""
+"""Merges one sequence for many preferences, each into a checkpoint of its own; the inputs are read into memory once."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.layout import Mergeable
-from tunable_magmax.checkpoints.tensors import torch_dtype
+from tunable_magmax.checkpoints.card import REPORT, is_module_folder
+from tunable_magmax.checkpoints.output_path import looks_like_torch
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.inputs import FileVectors, Inputs, PathLike
-from tunable_magmax.engines.local import fingerprint_of, resumable
-from tunable_magmax.engines.sidecars import log_merge, write_sidecars
-from tunable_magmax.engines.weight_files import write_weights
+from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.local import completed, fingerprint_of, write_output
+from tunable_magmax.engines.resources import OutputSettings, Resources
+from tunable_magmax.engines.sidecars import Log
+from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
+from tunable_magmax.engines.weight_files import Job, expected_shards, space_problem, write_weights
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, write_atomic
+from tunable_magmax.files import Progress, show_size, write_atomic
+from tunable_magmax.merging.budget import read_weights
+from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import kernels_for, read_threads
+from tunable_magmax.merging.resources import available_memory, kernels_for, plan_memory, read_threads, working_threads
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
-from tunable_magmax.workflows.sweep_plan import Job, at_point, looked_at, method_of, problems_of, tensors_to_read
 
 VERSION = 1
-LOG = "sweep.log"
+SUMMARY, LOG = "sweep.json", "sweep.log"
+REPORT_ONLY = ".report.json"
+"""How the name of a report without weights ends, after the point's name."""
+SPARE = 16 << 20
+"""Bytes for the auction's short lists and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class SweepPoint:
     weights: tuple[str, ...]
     """One for each task, as text that reads back exactly: 1/3 is one third."""
     report: str
-    """Where the merge's report is, from the sweep's folder."""
+    """The path of the merge's report, from the sweep's folder."""
     scale: float
     merged_length: float
     leftovers: int | None
@@ -52,7 +59,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep made; `to_json` is the file sweep.json."""
+    """The result of a sweep; `to_json` is the file sweep.json."""
 
     method: str
     tasks: int
@@ -66,9 +73,35 @@ class Sweep:
     """Points that an earlier call had finished. It says nothing about the sweep, so it is not in the file."""
 
     def to_json(self) -> str:
-        """JSON text with stable order: equal sweeps give equal bytes, however often they were interrupted."""
+        """Returns JSON text with stable order: equal sweeps give equal bytes, however often they were interrupted."""
         record = {key: value for key, value in asdict(self).items() if key != "skipped"}
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep would do, from headers alone. Sizes in bytes; `available` is None where the system can't tell."""
+
+    method: str
+    tasks: int
+    elements: int
+    points: tuple[tuple[str, tuple[str, ...], tuple[int, ...] | None], ...]
+    """Name, weights and budget of each."""
+    finished: tuple[str, ...]
+    files_each: int
+    bytes_each: int
+    bytes_to_write: int
+    memory: int
+    available: int | None
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What the numbers above leave out."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan for JSON."""
+        points = [{"name": n, "weights": w, "budget": b} for n, w, b in self.points]
+        return {**asdict(self), "points": points}
 
 
 def sweep_checkpoints(
@@ -78,22 +111,15 @@ def sweep_checkpoints(
     points: Sequence[Point],
     *,
     reports_only: bool = False,
-    memory: int | str | None = None,
-    shard_size: int | str | None = None,
-    threads: int | None = None,
-    overwrite: bool = False,
-    fresh: bool = False,
-    digest_inputs: bool = False,
-    base_model: str | None = None,
-    names: Sequence[str] | None = None,
     progress: Progress | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Sweep:
-    """Merge for each of `points` (`line`, `grid` or `listed` make them) into `out/NAME`, reading the inputs once.
+    """Merges for each of `points` (`line`, `grid` or `listed` make them) into `out/NAME`, reading the inputs once.
 
-    Every output equals that of `merge_checkpoints` with the point's weights, to the byte; so do the options in
-    `given`. With `reports_only` there are only reports, `out/NAME.report.json`. Called again, finished points are
-    skipped. All inputs are in memory at a time: more than `memory`, or than there is, is refused beforehand.
+    Every output equals that of `merge_checkpoints` with the point's weights, to the byte. The options are those of
+    `merge_checkpoints`, less weights, budget, engine and device. With `reports_only` there are only reports,
+    `out/NAME.report.json`. Called again, it skips finished points. All inputs are in memory at a time: a sweep that
+    needs more than `memory`, or than is free, is refused beforehand.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
@@ -109,137 +135,309 @@ def sweep_checkpoints(
     >>> sorted(path.name for path in (folder / "sweep").iterdir() if path.is_dir())
     ['step-00', 'step-01', 'step-02']
     """
-    job_of = looked_at(
-        base,
-        tasks,
-        out,
-        points,
-        reports_only=reports_only,
-        memory=memory,
-        shard_size=shard_size,
-        threads=threads,
-        overwrite=overwrite,
-        fresh=fresh,
-        digest_inputs=digest_inputs,
-        base_model=base_model,
-        names=names,
-        **given,
-    )
-    with job_of as job:
-        for problem in problems_of(job, reports_only):
+    folder = Path(out)
+    with _opened(base, tasks, folder, points, reports_only, options) as opened:
+        for problem in opened.problems():
             raise InputError(problem)
-        reports = dict(job.finished)
-        if job.todo:
-            digests = job.inputs.digests() if digest_inputs else {}
-            with _surveyed(job, threads, progress) as merge:
-                job.ledger.begin()
-                for point in job.todo:
-                    options = at_point(job.options, point)
-                    merge.restart(options, method_of(options, len(tasks)), mark=_marks_differ(options))
-                    if reports_only:
-                        reports[point.name] = _write_report(merge, job, point, digests)
-                    else:
-                        reports[point.name] = _write_point(merge, job, point, digests, base_model)
-                    job.ledger.note(point.name, reports_only)
+        reports = dict(opened.finished)
+        if opened.todo:
+            with _surveyed(opened, progress) as merge:
+                (folder / SUMMARY).unlink(missing_ok=True)
+                for point in opened.todo:
+                    own = _at_point(opened.options, point)
+                    merge.restart(own, _method_of(own, len(tasks)), mark=_marks_differ(own))
+                    reports[point.name] = _write_point(merge, opened, point)
                     if progress is not None:
-                        progress("points", len(reports), len(job.points))
-        sweep = _summary(job, reports)
-        job.ledger.finish(sweep.to_json().encode())
+                        progress("points", len(reports), len(points))
+        sweep = _summary(opened, reports)
+        write_atomic(folder / SUMMARY, sweep.to_json().encode())
+        for name in opened.replaced:
+            _remove(folder, name)
     if not sweep.elements:
         warnings.warn(sweep.warnings[-1], stacklevel=2)
     return sweep
 
 
-class LoadedVectors:
-    """`Vectors` over opened checkpoints, read into memory at once, each tensor in the type that it is stored in.
+def plan_sweep(
+    base: PathLike,
+    tasks: Sequence[PathLike],
+    out: PathLike,
+    points: Sequence[Point],
+    *,
+    reports_only: bool = False,
+    **options: Any,
+) -> SweepPlan:
+    """Returns what `sweep_checkpoints` would do and what prevents it; reads no values and writes nothing."""
+    with _opened(base, tasks, Path(out), points, reports_only, options) as opened:
+        layout = opened.inputs.layout
+        sizes = opened.file_sizes()
+        return SweepPlan(
+            method=opened.options.method,
+            tasks=len(tasks),
+            elements=layout.elements,
+            points=tuple(
+                (
+                    point.name,
+                    tuple(map(str, point.weights)),
+                    _method_of(_at_point(opened.options, point), len(tasks)).expected_budget(layout.elements),
+                )
+                for point in points
+            ),
+            finished=tuple(opened.finished),
+            files_each=len(sizes),
+            bytes_each=sum(sizes),
+            bytes_to_write=sum(sizes) * len(opened.todo),
+            memory=opened.memory_needed(),
+            available=available_memory(),
+            problems=tuple(opened.problems()),
+            warnings=(*opened.inputs.warnings(), *layout.warnings),
+            notes=tuple(opened.inputs.notes()),
+        )
 
-    Adapters stay where they are: their values are computed from the base's when asked for.
-    """
 
-    borrows = False
+# -- before anything is read ------------------------------------------------------------------------------------------
 
-    def __init__(self, inputs: Inputs, threads: int, progress: Progress | None) -> None:
-        self._derived = inputs.layout.derived
-        self._files = FileVectors(inputs.checkpoints, inputs.layout.factor_bytes)
-        wanted = tensors_to_read(inputs.layout)
-        total, done = sum(info.nbytes for info in wanted.values()), 0
 
-        def load(place: tuple[int, str]) -> Tensor:
-            info = wanted[place]
-            raw = torch.empty(info.nbytes, dtype=torch.uint8)
-            checkpoint = inputs.checkpoints[place[0]]
-            assert isinstance(checkpoint, Checkpoint)
-            checkpoint.read_into(info.name, 0, raw.numpy().data)
-            stored = torch_dtype(info.dtype)
-            assert stored is not None
-            return raw.view(stored)
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A sweep whose inputs are open and whose folder was looked at; nothing is written yet."""
 
-        self._flat: dict[tuple[int, str], Tensor] = {}
-        with ThreadPoolExecutor(threads) as pool:
-            for place, values in zip(wanted, pool.map(load, wanted), strict=True):
-                self._flat[place] = values
-                done += values.nbytes
-                if progress is not None:
-                    progress("survey", done, total)
+    inputs: Inputs
+    options: Options
+    """Of all merges; without weights."""
+    points: Sequence[Point]
+    folder: Path
+    reports_only: bool
+    settings: OutputSettings
+    resources: Resources
+    finished: Mapping[str, MergeReport]
+    replaced: Set[str]
+    """Points of another sweep in the folder, which this one removes."""
 
-    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        if source in self._derived:
-            base = self.read(0, tensor, start, stop, scratch)
-            return self._files.adapted(source, tensor, start, stop, base, scratch)
-        values = self._flat[source, tensor.infos[source].name][start:stop]
-        return values if values.dtype == scratch.dtype else scratch.copy_(values)
+    @property
+    def todo(self) -> list[Point]:
+        return [point for point in self.points if point.name not in self.finished]
+
+    def file_sizes(self) -> list[int]:
+        """Returns the size of each weight file of one point."""
+        shards = expected_shards(self.inputs.layout, self.options.out_dtype, self.settings.shard_bytes(self.folder))
+        return [] if self.reports_only else [shard.size for shard in shards]
+
+    def memory_needed(self) -> int:
+        """Returns bytes beyond the interpreter: inputs, bit planes, the merged vector for a matched scale, buffers."""
+        layout, kernels = self.inputs.layout, kernels_for(torch.device("cpu"))
+        threads = working_threads(kernels, self.resources.threads)
+        plan = plan_memory(layout, self.options, kernels, threads, None, borrows=False)
+        width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
+        each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16) + layout.working_bytes
+        loaded = sum(info.nbytes for info in tensors_to_load(layout).values())
+        return loaded + plan.planes + plan.stash + SPARE + threads * each + layout.factor_bytes
+
+    def problems(self) -> Iterator[str]:
+        """Yields what prevents the sweep: too little memory, or too little space on disk."""
+        if not self.todo:
+            return
+        needed, available = self.memory_needed(), available_memory()
+        need = f"the inputs are held in memory, and this sweep needs {show_size(needed)}"
+        instead = "merge fewer tensors, or merge point by point with tmx merge, which streams"
+        if self.resources.memory is not None and needed > self.resources.memory_bytes:
+            allowed = show_size(self.resources.memory_bytes)
+            yield f"{need}, more than the {allowed} it may use: give a larger --memory, {instead}"
+        elif self.resources.memory is None and available is not None and needed > available:
+            yield f"{need}, but {show_size(available)} are free: {instead}"
+        if problem := space_problem(self.folder, sum(self.file_sizes()) * len(self.todo)):
+            yield problem
+
+    def fingerprint(self, point: Point) -> dict[str, Any]:
+        """Returns what a finished point is recognised by, as JSON."""
+        options = _at_point(self.options, point)
+        merge = fingerprint_of(self.inputs, options, self.settings, self.folder / point.name)
+        return {**merge, "digest_inputs": self.settings.digest_inputs}
 
 
 @contextmanager
-def _surveyed(job: Job, threads: int | None, progress: Progress | None) -> Iterator[Merge]:
-    """The engine over loaded inputs, after its walk over all of them."""
-    inputs, options = job.inputs, job.options
-    vectors = LoadedVectors(inputs, read_threads(threads), progress)
-    kernels = kernels_for(torch.device("cpu"))
-    notes = tuple(inputs.warnings())
-    method = method_of(options, len(inputs.labels) - 1)
+def _opened(
+    base: PathLike,
+    tasks: Sequence[PathLike],
+    folder: Path,
+    points: Sequence[Point],
+    reports_only: bool,
+    given: Mapping[str, Any],
+) -> Iterator[_Opened]:
+    """Opens the inputs and checks everything that can be checked before values are read."""
+    rest = dict(given)
+    settings = OutputSettings.take(rest)
+    resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
+    options = _read_options(len(tasks), points, rest)
+    settings.task_names(len(tasks))
+    _refuse_folder(folder)
+    with Inputs(base, tasks, options) as inputs:
+        recorded = _recorded(folder)
+        replaced = recorded.keys() - {point.name for point in points}
+        opened = _Opened(inputs, options, points, folder, reports_only, settings, resources, {}, replaced)
+        finished: dict[str, MergeReport] = {}
+        different: dict[str, None] = {}
+        for point in points:
+            inputs.refuse_as_output(folder / point.name)
+            old, new = recorded.get(point.name), opened.fingerprint(point)
+            if old is not None and old != new:
+                different |= dict.fromkeys(key for key in {**old, **new} if old.get(key) != new.get(key))
+            elif old and not settings.fresh and (report := _finished_report(folder, point.name, reports_only)):
+                finished[point.name] = report
+        _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
+        for point in points:
+            if point.name not in finished and not reports_only:
+                target, replaces = folder / point.name, settings.overwrite or point.name in recorded
+                Output.check(target, replaces)
+                merge = fingerprint_of(inputs, _at_point(options, point), settings, target)
+                Output.check_unfinished(target, merge, settings.fresh or settings.overwrite)
+        yield replace(opened, finished=finished)
+
+
+def _read_options(tasks: int, points: Sequence[Point], given: Mapping[str, Any]) -> Options:
+    """Reads the options that all points share, and checks every point's weights."""
+    if given.keys() & {"weights", "budget"}:
+        raise InputError("the points of a sweep are its weights: leave out weights and budget")
+    options = Options.read(tasks, **given)
+    if METHODS[options.method].weights == "refused":
+        usable = ", ".join(name for name, method in METHODS.items() if method.weights != "refused")
+        raise InputError(f"method {options.method!r} takes no weights, so there is nothing to sweep; use {usable}")
+    if not points:
+        raise InputError("a sweep needs points: make some with line, grid or listed")
+    names = [point.name for point in points]
+    for point in points:
+        if names.count(point.name) > 1:
+            raise InputError(f"{point.name!r} names two points of the sweep: their outputs would be in the same place")
+        try:
+            read_weights(point.weights, tasks)
+        except InputError as error:
+            raise InputError(f"point {point.name}: {error}") from None
+    return options
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_folder(folder: Path) -> None:
+    if folder.name.endswith(".safetensors") or looks_like_torch(folder):
+        raise InputError(
+            f"{folder}: a sweep's output is a directory with one checkpoint for each point: give -o "
+            f"{folder.with_suffix('')}, for instance"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, but a sweep's output is a directory: choose another output")
+
+
+def _refuse_other(folder: Path, different: Sequence[str], settings: OutputSettings) -> None:
+    """Raises an `InputError` if the folder holds points of another sweep that may not be replaced."""
+    complete = (folder / SUMMARY).exists()
+    if not different or settings.overwrite or (settings.fresh and not complete):
+        return
+    what = "another sweep" if complete else "unfinished work of another sweep"
+    instead = "pass overwrite (--overwrite) to replace it" if complete else "discard it with fresh (--fresh)"
+    words = ", ".join(key.replace("_", " ") for key in different)
+    raise InputError(f"{folder} holds {what} (different: {words}): choose another output, or {instead}")
+
+
+def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the fingerprint of each point that a sweep has written to the folder and that is still there, by name."""
+    recorded = {}
+    with suppress(OSError, UnicodeDecodeError):
+        for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # a line cut short by a kill, or one without fingerprint
+                entry = json.loads(line)
+                recorded[Path(entry["out"]).name] = dict(entry["fingerprint"])
+    places = {name: (folder / name, folder / f"{name}{REPORT_ONLY}") for name in recorded}
+    return {name: recorded[name] for name in recorded if any(path.exists() for path in places[name])}
+
+
+def _finished_report(folder: Path, name: str, reports_only: bool) -> MergeReport | None:
+    """Returns the report of a point with all its files; None if it has to be made."""
+    for where in [f"{name}/{REPORT}", *([f"{name}{REPORT_ONLY}"] if reports_only else [])]:
+        with suppress(OSError, UnicodeDecodeError, InputError):
+            report = MergeReport.from_json((folder / where).read_text(encoding="utf-8"))
+            if all((folder / name / file).is_file() for file in report.files):
+                return report
+    return None
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Removes a point of another sweep, unless it holds something that no merge writes."""
+    point, partial = folder / name, Partial(folder / f"{name}.partial")
+    if (point / REPORT).is_file() and all(item.is_file() or is_module_folder(item) for item in point.iterdir()):
+        shutil.rmtree(point)
+    if partial.path.exists():
+        with suppress(InputError):
+            partial.lock()
+            partial.remove()
+    (folder / f"{name}{REPORT_ONLY}").unlink(missing_ok=True)
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _surveyed(opened: _Opened, progress: Progress | None) -> Iterator[Merge]:
+    """Loads the inputs and yields the merge of them, surveyed."""
+    inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
     with Merge(
-        inputs.layout, vectors, options, kernels, labels=inputs.labels, threads=threads, notes=notes, method=method
+        inputs.layout,
+        LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress),
+        options,
+        kernels_for(torch.device("cpu")),
+        labels=inputs.labels,
+        threads=threads,
+        notes=tuple(inputs.warnings()),
+        method=_method_of(options, len(inputs.paths) - 1),
     ) as merge:
         merge.survey()
         yield merge
 
 
+def _at_point(options: Options, point: Point) -> Options:
+    return replace(options, weights=read_weights(point.weights, len(point.weights)))
+
+
+def _method_of(options: Options, tasks: int) -> Method:
+    # Without weights it has the most rows of planes that it can have, so that every point's method fits into them.
+    if options.method == "tunable_magmax":
+        return TunableMagmax(options, tasks, reusable=True)
+    return METHODS[options.method](options, tasks)
+
+
 def _marks_differ(options: Options) -> bool:
-    """Whether candidates depend on the point: only if tasks without a budget are not compared."""
+    """Returns whether candidates depend on the point: only if tasks without a budget are not compared."""
     return options.method == "tunable_magmax" and options.compare == "active"
 
 
-def _write_point(
-    merge: Merge, job: Job, point: Point, digests: Mapping[str, str], base_model: str | None
-) -> MergeReport:
-    started, target = time.time(), job.ledger.folder / point.name
-    fingerprint = fingerprint_of(job.inputs, merge.options, job.shard, base_model, job.names)
-    replaces, fresh = job.ledger.may_replace(point.name), job.ledger.fresh
-    with Output(target, fingerprint, overwrite=replaces, fresh=fresh) as output, resumable(output):
-        try:
+def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
+    """Writes the checkpoint of a point, or its report alone."""
+    inputs, settings, target = opened.inputs, opened.settings, opened.folder / point.name
+    log = Log(opened.folder / LOG, target, time.time(), opened.fingerprint(point))
+    report_only = opened.folder / f"{point.name}{REPORT_ONLY}"
+    if opened.reports_only:
+        merge.decide()
+        merge.measure(merge.places)
+        report = completed(merge.report(), inputs, settings)
+        write_atomic(report_only, report.to_json().encode())
+        log.write(inputs, report)
+        return report
+    fingerprint = fingerprint_of(inputs, merge.options, settings, target)
+    # It was checked that what is there may be replaced.
+    with Output(target, fingerprint, overwrite=True, fresh=settings.fresh or settings.overwrite) as output:
+        job = Job(inputs, merge.options, output, settings.shard_bytes(target), 0, None)
+
+        def write() -> MergeReport:
             merge.decide()
-            report = write_weights(merge, job.inputs, output, job.shard)
-        except InputError:
-            output.discard()
-            raise
-        report = replace(report, inputs=digests, names=job.names, adapters=job.inputs.described())
-        report = write_sidecars(report, job.inputs, output, base_model)
-        output.commit()
-    log_merge(job.ledger.folder / LOG, target, job.inputs, report, started)
+            return write_weights(merge, inputs, output, job.shard_size)
+
+        report = write_output(job, settings, write, log)
+    report_only.unlink(missing_ok=True)
     return report
 
 
-def _write_report(merge: Merge, job: Job, point: Point, digests: Mapping[str, str]) -> MergeReport:
-    merge.decide()
-    merge.measure(merge.places)
-    report = replace(merge.report(), inputs=digests, names=job.names, adapters=job.inputs.described())
-    write_atomic(job.ledger.folder / job.ledger.report_only(point.name), report.to_json().encode())
-    return report
-
-
-def _summary(job: Job, reports: Mapping[str, MergeReport]) -> Sweep:
-    ordered = [reports[point.name] for point in job.points]
+def _summary(opened: _Opened, reports: Mapping[str, MergeReport]) -> Sweep:
+    ordered = [reports[point.name] for point in opened.points]
     first = ordered[0]
     return Sweep(
         method=first.method,
@@ -251,14 +449,14 @@ def _summary(job: Job, reports: Mapping[str, MergeReport]) -> Sweep:
             SweepPoint(
                 name=point.name,
                 weights=tuple(report.options["weights"]),
-                report=job.ledger.where(point.name),
+                report=f"{point.name}/{REPORT}" if report.files else f"{point.name}{REPORT_ONLY}",
                 scale=report.scale,
                 merged_length=report.merged_length,
                 leftovers=report.leftovers,
                 counts=report.counts,
             )
-            for point, report in zip(job.points, ordered, strict=True)
+            for point, report in zip(opened.points, ordered, strict=True)
         ),
         warnings=tuple(dict.fromkeys(warning for report in ordered for warning in report.warnings)),
-        skipped=tuple(job.finished),
+        skipped=tuple(opened.finished),
     )

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.engines.resources import Resources
 from tunable_magmax.errors import InputError, StorageError, some_of
-from tunable_magmax.files import Progress, is_plain_name, parse_size
+from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.workflows.inspect import read_report
 
 if TYPE_CHECKING:
-    from tunable_magmax.engines.local import Inputs
+    from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.merging.options import Options
     from tunable_magmax.merging.stream import Merge
-
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 _BLOCK = 1 << 22
@@ -97,7 +97,7 @@ def verify_checkpoint(
     with checkpoint:
         checks += _tensors(checkpoint, report)
         if base is not None and tasks:
-            checks += _rederive(checkpoint, report, base, tasks, memory, threads, progress)
+            checks += _rederive(checkpoint, report, base, tasks, Resources(memory=memory, threads=threads), progress)
     return Verification(str(path), tuple(checks), base is not None)
 
 
@@ -190,17 +190,13 @@ def _rederive(
     report: MergeReport,
     base: str | Path,
     tasks: Sequence[str | Path],
-    memory: int | str | None,
-    threads: int | None,
+    resources: Resources,
     progress: Progress | None,
 ) -> list[Check]:
-    import torch
-
-    from tunable_magmax.engines.local import DEFAULT_MEMORY, Inputs, merge_of
-    from tunable_magmax.merging.resources import kernels_for
+    from tunable_magmax.engines.inputs import Inputs
+    from tunable_magmax.engines.local import merge_of
 
     options = _options(report)
-    bound = DEFAULT_MEMORY if memory is None else parse_size(memory, "memory")
     checks = []
     with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, Inputs(base, tasks, options) as inputs:
         if report.inputs:
@@ -208,8 +204,7 @@ def _rederive(
             wrong = [f"{name} differs" for name in sorted(report.inputs) if found.get(name) != report.inputs[name]]
             checks.append(_none("SHA-256 of the inputs", wrong, f"{len(found)} as reported"))
         spill = Path(folder) / "planes"
-        kernels = kernels_for(torch.device("cpu"))
-        with merge_of(inputs, options, kernels, threads, bound, spill, progress) as merge:
+        with merge_of(inputs, options, resources, spill, progress) as merge:
             merge.survey()
             merge.decide()
             checks.append(_values(merge, inputs, checkpoint, report))
@@ -248,7 +243,7 @@ def _options(report: MergeReport) -> Options:
 def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
     """Compare all values, merged and copied, with the checkpoint's. All are rendered: owners are counted on the way."""
     from tunable_magmax.checkpoints.shards import plan_shards
-    from tunable_magmax.engines.local import output_tensors, shard_data
+    from tunable_magmax.engines.weight_files import output_tensors, shard_data
 
     layout = merge.layout
     merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.places}

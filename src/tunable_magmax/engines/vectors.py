@@ -1,9 +1,13 @@
-"""Values of the model that an adapter makes of its base, for any range of a tensor: the product is never whole."""
+"""Values of opened checkpoints and adapters, for any range of a tensor: read when needed, or all read at once.
+
+The product of an adapter's two factors is computed range by range and is never whole in memory.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
@@ -13,9 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
+from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.files import Progress
+from tunable_magmax.merging.reading import widen
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -34,6 +41,123 @@ def working_bytes(adapter: Adapter) -> int:
 def factor_bytes(adapter: Adapter) -> int:
     """The largest right factor in float64, as it is kept while a tensor is walked over if there is room."""
     return max((8 * product.rank * product.columns for product in adapter.products), default=0)
+
+
+class FileVectors:
+    """`Vectors` over opened checkpoints: bytes go straight to the scratch, or through a raw buffer if types differ.
+
+    An adapter's values are computed from the base's, which are mostly at hand: a chunk is read from the base first.
+    `room` is how many bytes of factors may be kept for that.
+    """
+
+    borrows = True
+
+    def __init__(self, checkpoints: Sequence[Opened], room: int = 0) -> None:
+        self._checkpoints = checkpoints
+        self._products = Products(room)
+        self._local = threading.local()
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        opened = self._checkpoints[source]
+        if isinstance(opened, Adapter):
+            return self.adapted(source, tensor, start, stop, self._read_base(tensor, start, stop, scratch), scratch)
+        assert isinstance(opened, Checkpoint)
+        values = self._fill(opened, tensor.infos[source], start, stop, scratch)
+        if source == 0:
+            self._local.base = (tensor.name, start, stop), values
+        return values
+
+    def adapted(self, source: int, tensor: Mergeable, start: int, stop: int, base: Tensor, scratch: Tensor) -> Tensor:
+        """What an adapter makes of the base's values start:stop: those themselves if it has nothing on the tensor."""
+        adapter = self._checkpoints[source]
+        assert isinstance(adapter, Adapter)
+        part = adapter.parts.get(tensor.infos[source].name)
+        if part is None:
+            return base
+        if part.whole is not None:
+            self._fill(adapter.stored, part.whole, start, stop, scratch)
+        else:
+            scratch.copy_(base)
+        if part.product is not None:
+            self._products.add((source, tensor.name), adapter.stored, part.product, start, stop, scratch)
+        return scratch
+
+    def _read_base(self, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """The base's values as this thread has read them last, or else read to `scratch`."""
+        place, values = getattr(self._local, "base", (None, scratch))
+        if place == (tensor.name, start, stop):
+            return values
+        base = self._checkpoints[0]
+        assert isinstance(base, Checkpoint)
+        return self._fill(base, tensor.infos[0], start, stop, scratch)
+
+    def _fill(self, checkpoint: Checkpoint, info: TensorInfo, start: int, stop: int, scratch: Tensor) -> Tensor:
+        stored = torch_dtype(info.dtype)
+        assert stored is not None
+        if stored == scratch.dtype:
+            checkpoint.read_into(info.name, start * stored.itemsize, scratch.numpy().data)
+            return scratch
+        raw = self._raw((stop - start) * stored.itemsize)
+        checkpoint.read_into(info.name, start * stored.itemsize, raw.numpy().data)
+        return widen(raw.view(stored), scratch)
+
+    def _raw(self, size: int) -> Tensor:
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or buffer.numel() < size:
+            self._local.buffer = buffer = torch.empty(size, dtype=torch.uint8)
+        assert isinstance(buffer, Tensor)
+        return buffer[:size]
+
+
+class LoadedVectors:
+    """`Vectors` over opened checkpoints, all read into memory at once, each tensor in the type that it is stored in.
+
+    Adapters are not read: their values are computed from the base's when asked for.
+    """
+
+    borrows = False
+
+    def __init__(
+        self, checkpoints: Sequence[Opened], layout: Layout, threads: int, progress: Progress | None = None
+    ) -> None:
+        self._derived = layout.derived
+        self._files = FileVectors(checkpoints, layout.factor_bytes)
+        wanted = tensors_to_load(layout)
+        total, done = sum(info.nbytes for info in wanted.values()), 0
+
+        def load(place: tuple[int, str]) -> Tensor:
+            info, checkpoint = wanted[place], checkpoints[place[0]]
+            stored = torch_dtype(info.dtype)
+            assert isinstance(checkpoint, Checkpoint)
+            assert stored is not None
+            raw = torch.empty(info.nbytes, dtype=torch.uint8)
+            checkpoint.read_into(info.name, 0, raw.numpy().data)
+            return raw.view(stored)
+
+        self._flat: dict[tuple[int, str], Tensor] = {}
+        with ThreadPoolExecutor(threads) as pool:
+            for place, values in zip(wanted, pool.map(load, wanted), strict=True):
+                self._flat[place] = values
+                done += values.nbytes
+                if progress is not None:
+                    progress("survey", done, total)
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        if source in self._derived:
+            base = self.read(0, tensor, start, stop, scratch)
+            return self._files.adapted(source, tensor, start, stop, base, scratch)
+        values = self._flat[source, tensor.infos[source].name][start:stop]
+        return values if values.dtype == scratch.dtype else scratch.copy_(values)
+
+
+def tensors_to_load(layout: Layout) -> dict[tuple[int, str], TensorInfo]:
+    """Returns the tensors to read of each source, each once even if other sources hold it under two names."""
+    return {
+        (k, info.name): info
+        for tensor in layout.mergeable
+        for k, info in enumerate(tensor.infos)
+        if k not in layout.derived
+    }
 
 
 class Products:

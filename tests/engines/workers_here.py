@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.cluster_merge import merge_by
-from tunable_magmax.engines.crew import Call
+from tunable_magmax.engines.cluster import merge_by
 from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.engines.parts import divide
-from tunable_magmax.engines.place import Errand
-from tunable_magmax.engines.worker import Worker
+from tunable_magmax.engines.weight_files import Job
+from tunable_magmax.engines.worker import Worker, divide
+from tunable_magmax.engines.workers import Call
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 
@@ -58,7 +57,7 @@ class Dying:
             worker.close()
 
 
-def merge_crewless(
+def merge_by_workers_here(
     paths: tuple[Path, list[Path]],
     out: Path,
     workers: int,
@@ -72,10 +71,10 @@ def merge_crewless(
     options = Options.read(len(paths[1]), **given)
     with Inputs(*paths, options) as inputs, Output(out, {}) as output:
         shares = divide(inputs.layout, options.out_dtype, workers)
-        crew = Dying(len(shares), dies)
+        started = Dying(len(shares), dies)
         try:
-            report = merge_by(crew, shares, Errand(inputs, options, output, shard_size, memory, None), 1)
+            report = merge_by(started, shares, Job(inputs, options, output, shard_size, memory, None), 1)
         finally:
-            crew.close()
+            started.close()
         output.commit()
-    return report, crew
+    return report, started

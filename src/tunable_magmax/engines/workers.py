@@ -1,7 +1,7 @@
-"""The workers of a merge as Ray actors: where they run, calls to them, and others in place of those that die.
+"""The workers of a merge as Ray actors: starts them, sends calls to them, and replaces those that die.
 
-A call that changes a worker's state is kept. A new worker is given all of its predecessor's, which takes it to the
-same state, and then what its predecessor has not answered.
+A call that changes a worker's state is kept. A replacement first gets all calls that were kept for its predecessor,
+which take it to the same state, and then the calls that its predecessor has not answered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
@@ -32,18 +32,25 @@ WATCH_EVERY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A worker's method to call."""
+    """A call of a worker's method."""
 
     worker: int
     name: str
     arguments: tuple[Any, ...] = ()
     replay: tuple[Any, ...] | None = None
-    """Arguments of the call that takes a successor to the state in which this one leaves the worker; None: no call."""
+    """Arguments with which a replacement repeats the call to reach the same state; None if it need not."""
 
     @classmethod
     def lasting(cls, worker: int, name: str, *arguments: Any) -> Call:
-        """A call on which later ones build."""
+        """Returns a call that a replacement repeats with the same arguments."""
         return cls(worker, name, arguments, arguments)
+
+
+class Workers(Protocol):
+    """Sends calls to the workers and replaces workers that die."""
+
+    def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
+        """Sends all calls, also those added meanwhile; yields each with its result as it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Room:
 
 
 def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) -> Room:
-    """Divide nodes of the given numbers of CPUs: by default a worker on each, otherwise as many CPUs as all can have.
+    """Divides nodes with these numbers of CPUs: by default one worker on each, else as many CPUs as all can have.
 
     >>> find_room([16, 16], None, None), find_room([16, 16], 3, None), find_room([2], 2, 1)
     (Room(workers=2, cpus=16), Room(workers=3, cpus=8), Room(workers=2, cpus=1))
@@ -72,8 +79,8 @@ def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) 
     )
 
 
-class Crew:
-    """Workers at their places, known by number. A context manager: leaving it ends them."""
+class RayWorkers:
+    """Workers as Ray actors, known by number. A context manager: leaving it ends them."""
 
     def __init__(self, ray: Any, room: Room, watch: Callable[[dict[str, tuple[int, int]]], None] | None = None) -> None:
         self._ray, self._room, self._watch = ray, room, watch
@@ -81,25 +88,22 @@ class Crew:
         self._deaths = [0] * room.workers
         self._nodes = ["a node not known yet"] * room.workers
         self._watched = time.monotonic()
-        self._actor = ray.remote(concurrency_groups={"watch": 1}, max_restarts=0)(Member)
-        self._members = [self._create(room.cpus) for _ in range(room.workers)]
+        self._actor_class = ray.remote(concurrency_groups={"watch": 1}, max_restarts=0)(RayWorker)
+        self._actors = [self._create(room.cpus) for _ in range(room.workers)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RayWorkers:
         try:
-            self._await_all()
+            self._wait_for_all()
         except BaseException:
-            self._dismiss()
+            self._end_all()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._dismiss()
+        self._end_all()
 
     def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        """Make all calls, those to one worker in order; yields each with its result as it is answered.
-
-        Calls that are added meanwhile are made as well.
-        """
+        """Sends all calls, also those added meanwhile, in order to each worker; yields each with its result."""
         pending: dict[Any, Call] = {}
         while calls or pending:
             while calls:
@@ -109,7 +113,7 @@ class Crew:
                 call = pending[answer]
                 try:
                     result = self._result(answer)
-                except self._losses as error:
+                except self._lost_errors as error:
                     self._replace(call.worker, error)
                     # Whatever else was asked of it is lost as well.
                     for lost, again in [(a, c) for a, c in pending.items() if c.worker == call.worker]:
@@ -122,39 +126,39 @@ class Crew:
                 yield call, result
 
     def _answered(self, pending: list[Any]) -> list[Any]:
-        """The first answer, once there is one."""
+        """Waits for the first answers."""
         while True:
             ready: list[Any] = self._ray.wait(pending, timeout=WATCH_EVERY if self._watch else None)[0]
             if self._watch and time.monotonic() - self._watched > WATCH_EVERY:
-                self._look_around()
+                self._report_progress()
                 self._watched = time.monotonic()
             if ready:
                 return ready
 
     @property
-    def _losses(self) -> tuple[type[Exception], ...]:
+    def _lost_errors(self) -> tuple[type[Exception], ...]:
         known = self._ray.exceptions
         # A large answer can be lost with its node after its worker had given it.
         return known.RayActorError, known.ObjectLostError, known.NodeDiedError
 
     def _send(self, call: Call) -> Any:
-        return self._told(call.worker, call.name, call.arguments)
+        return self._request(call.worker, call.name, call.arguments)
 
-    def _told(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._members[worker], name).remote(*arguments)
+    def _request(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._actors[worker], name).remote(*arguments)
 
     def _result(self, answer: Any) -> Any:
-        """What a worker answered; what it raised is raised as if it were here."""
+        """Returns a worker's answer, or raises the error that it raised."""
         try:
             return self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
 
     def _create(self, cpus: int) -> Any:
-        return self._actor.options(num_cpus=cpus, scheduling_strategy="SPREAD").remote()
+        return self._actor_class.options(num_cpus=cpus, scheduling_strategy="SPREAD").remote()
 
-    def _await_all(self) -> None:
-        greetings = [member.hello.remote() for member in self._members]
+    def _wait_for_all(self) -> None:
+        greetings = [actor.hello.remote() for actor in self._actors]
         _, waiting = self._ray.wait(greetings, num_returns=len(greetings), timeout=START_WITHIN)
         if waiting:
             free = self._ray.available_resources().get("CPU", 0)
@@ -165,11 +169,11 @@ class Crew:
             )
         for k, greeting in enumerate(greetings):
             try:
-                self._welcome(k, greeting)
-            except self._losses as error:
+                self._check_version(k, greeting)
+            except self._lost_errors as error:
                 self._replace(k, error)
 
-    def _welcome(self, worker: int, greeting: Any) -> None:
+    def _check_version(self, worker: int, greeting: Any) -> None:
         node, version = self._ray.get(greeting)
         self._nodes[worker] = node
         if version != __version__:
@@ -179,11 +183,11 @@ class Crew:
             )
 
     def _replace(self, worker: int, error: Exception) -> None:
-        """Start another worker in a dead one's place and take it to the same state; it may die as well."""
+        """Replaces a dead worker and repeats the calls that were kept for it; the replacement may die as well."""
         while True:
             self._deaths[worker] += 1
             with suppress(Exception):  # it may be alive and only out of reach
-                self._ray.kill(self._members[worker])
+                self._ray.kill(self._actors[worker])
             if self._deaths[worker] > RETRIES:
                 raise ClusterError(
                     f"worker {worker + 1} of {self._room.workers} died {self._deaths[worker]} times, the last time on "
@@ -191,64 +195,64 @@ class Crew:
                     "smaller --memory or more --workers make a worker smaller"
                 )
             try:
-                self._welcome(worker, self._settle_in(worker))
+                self._check_version(worker, self._start_replacement(worker))
                 for call in self._kept[worker]:
                     assert call.replay is not None
-                    self._result(self._told(worker, call.name, call.replay))
+                    self._result(self._request(worker, call.name, call.replay))
                 return
-            except self._losses as another:
+            except self._lost_errors as another:
                 error = another
 
-    def _settle_in(self, worker: int) -> Any:
-        """A new worker's greeting: with CPUs of its own if there are any, otherwise beside another worker."""
+    def _start_replacement(self, worker: int) -> Any:
+        """Starts a worker, with CPUs of its own if there are any, else beside another worker; returns its greeting."""
         for cpus, seconds in ((self._room.cpus, PATIENCE), (0, START_WITHIN)):
-            self._members[worker] = self._create(cpus)
-            greeting = self._members[worker].hello.remote()
+            self._actors[worker] = self._create(cpus)
+            greeting = self._actors[worker].hello.remote()
             ready, _ = self._ray.wait([greeting], timeout=seconds)
             if ready:
                 return greeting
-            self._ray.kill(self._members[worker])
+            self._ray.kill(self._actors[worker])
         raise ClusterError(
             f"worker {worker + 1} of {self._room.workers} died on node {self._nodes[worker]}, and the cluster has no "
             "room for another one: add a node"
         )
 
-    def _look_around(self) -> None:
-        """Tell the watcher how far all workers are; who does not answer at once is left out this time."""
+    def _report_progress(self) -> None:
+        """Tells the watcher how far all workers are, unless one of them does not answer at once."""
         assert self._watch is not None
-        asked = [member.progress.options(concurrency_group="watch").remote() for member in self._members]
+        asked = [actor.progress.options(concurrency_group="watch").remote() for actor in self._actors]
         ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=WATCH_EVERY)
         if len(ready) < len(asked):
             return
         totals: dict[str, tuple[int, int]] = {}
         for answer in ready:
             try:
-                found = self._ray.get(answer)
-            except self._losses:
+                phases = self._ray.get(answer)
+            except self._lost_errors:
                 return
-            for phase, (done, total) in found.items():
+            for phase, (done, total) in phases.items():
                 before = totals.get(phase, (0, 0))
                 totals[phase] = (before[0] + done, before[1] + total)
         self._watch(totals)
 
-    def _dismiss(self) -> None:
-        """End all workers, and see them ended: one that merely loses its last handle ends in its own time, noisily."""
+    def _end_all(self) -> None:
+        """Ends all workers and waits for it: one that merely loses its last handle ends later and logs an error."""
         with suppress(Exception):
-            leaving = [member.close.remote() for member in self._members]
+            leaving = [actor.close.remote() for actor in self._actors]
             self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
         until = time.monotonic() + LEAVE_WITHIN
-        for member in self._members:
+        for actor in self._actors:
             with suppress(Exception):
-                self._ray.kill(member)
+                self._ray.kill(actor)
                 while time.monotonic() < until:  # until it answers with an error
-                    self._ray.get(member.hello.remote(), timeout=LEAVE_WITHIN)
+                    self._ray.get(actor.hello.remote(), timeout=LEAVE_WITHIN)
 
 
-class Member(Worker):
-    """A worker as an actor: one that says where it is."""
+class RayWorker(Worker):
+    """A worker as a Ray actor, which also says on which node it runs."""
 
     def hello(self) -> tuple[str, str]:
-        """The node's address, and the version of this package there."""
+        """Returns the node's address and the version of this package there."""
         import ray
 
         node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -256,9 +260,9 @@ class Member(Worker):
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what Ray says that is about the case."""
+    """Returns the first line of Ray's message that says why a worker died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next(
+    reason = next(
         (line for line in lines if "dead" in line or "died" in line or "exit" in line), lines[0] if lines else ""
     )
-    return told[:200] or type(error).__name__
+    return reason[:200] or type(error).__name__

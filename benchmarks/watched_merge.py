@@ -16,8 +16,7 @@ import torch
 
 import tunable_magmax as tmx
 from tunable_magmax.checkpoints import descriptors, writer
-from tunable_magmax.engines import inputs as reading_of_files
-from tunable_magmax.engines import local
+from tunable_magmax.engines import local, vectors
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.methods import TunableMagmax
@@ -89,7 +88,7 @@ def main() -> None:
 
         stream.plan_memory = alone
     watch(descriptors, "_read", "read", cpu, time.thread_time)
-    watch(reading_of_files, "widen", "cast", cpu, time.thread_time)
+    watch(vectors, "widen", "cast", cpu, time.thread_time)
     for title, names in KERNELS.items():
         for name in names:
             watch(NativeKernels, name, title, cpu, time.thread_time)

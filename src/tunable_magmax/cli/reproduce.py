@@ -63,7 +63,7 @@ def reproduce(
     as_json
         Print what was written as JSON on stdout.
     """
-    from tunable_magmax.engines.resources import check_jobs
+    from tunable_magmax.engines.settings import check_jobs
     from tunable_magmax.experiments.config import read_experiment
     from tunable_magmax.experiments.reproduce import headlines_of, reproduce_all
 

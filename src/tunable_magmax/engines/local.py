@@ -15,7 +15,7 @@ import torch
 from tunable_magmax.checkpoints.card import retyped_config, tag_along
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, PathLike
-from tunable_magmax.engines.resources import OutputSettings, Resources
+from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.sidecars import Log, write_sidecars
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.weight_files import Job, check_space, expected_shards, write_weights

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE
-from tunable_magmax.engines.resources import check_jobs
+from tunable_magmax.engines.settings import check_jobs
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER

@@ -16,7 +16,7 @@ from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import fingerprint_of
-from tunable_magmax.engines.resources import OutputSettings, Resources, check_workers
+from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
 from tunable_magmax.engines.weight_files import check_space, existing_folder, expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.engines.resources import Resources
+from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.report import MergeReport

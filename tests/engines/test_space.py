@@ -127,11 +127,11 @@ def test_wherever_the_merge_would_be_done(files, tmp_path, monkeypatch, disk) ->
         def check(self, *given: object) -> int:
             return 5
 
-        def merge(self, errand: object) -> None:
+        def merge(self, job: object) -> None:
             pytest.fail("the merge was begun")
 
     merge_checkpoints(*files, tmp_path / "plain", **OPTIONS)
-    monkeypatch.setattr(local, "_place", lambda *given: nullcontext(Elsewhere()))
+    monkeypatch.setattr(local, "_engine", lambda *given: nullcontext(Elsewhere()))
     disk(weights(tmp_path / "plain") + 4)
     with pytest.raises(InputError, match=FULL):
         merge_checkpoints(*files, tmp_path / "out", **OPTIONS)

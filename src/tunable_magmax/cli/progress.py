@@ -1,12 +1,17 @@
-"""Progress bars for long work, on stderr, and only where a person looks."""
+"""Progress bars for long work, on stderr, and only where a person looks; and warnings as plain lines."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.files import Progress
+
+if TYPE_CHECKING:
+    from tunable_magmax.training.trainer import Tick
 
 PHASES = {
     "train": "training",
@@ -20,21 +25,70 @@ PHASES = {
 
 @contextmanager
 def progress_bars(quiet: bool) -> Iterator[Progress | None]:
-    """A callback progress(phase, done, total) that draws one bar a phase; None where nobody watches."""
+    """Yields a callback progress(phase, done, total) that draws one bar for each phase; None where nobody watches."""
+    with _bars(quiet) as bars:
+        yield None if bars is None else _phases(bars)
+
+
+@contextmanager
+def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
+    """Yields such a callback, and one for training that also shows loss and speed; None where nobody watches."""
+    with _bars(quiet) as bars:
+        if bars is None:
+            yield None, None
+            return
+        training = bars.add_task("", total=None, note="", visible=False)
+
+        def watch(tick: Tick) -> None:
+            # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
+            bars.update(
+                training,
+                description=f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}",
+                completed=int(1000 * (tick.task + tick.step / tick.steps)),
+                total=1000 * tick.tasks,
+                note=f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s",
+                visible=True,
+            )
+
+        yield _phases(bars), watch
+
+
+@contextmanager
+def _bars(quiet: bool) -> Iterator[Any]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+    with Bars(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bars:
+        yield bars
 
-        def update(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(PHASES.get(phase, phase), total=total)
-            bars.update(tasks[phase], completed=done)
 
-        yield update
+def _phases(bars: Any) -> Progress:
+    tasks: dict[str, Any] = {}
+
+    def update(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(PHASES.get(phase, phase), total=total, note="")
+        bars.update(tasks[phase], completed=done, total=total)
+
+    return update
+
+
+@contextmanager
+def plain_warnings() -> Iterator[list[str]]:
+    """Prints each warning for the user once, as soon as it comes, in one line; yields the list of them."""
+    texts: list[str] = []
+
+    def show(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, UserWarning) and str(message) not in texts:
+            texts.append(str(message))
+            sys.stderr.write(f"warning: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        warnings.simplefilter("always", UserWarning)
+        yield texts

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from tunable_magmax.cli.progress import plain_warnings, training_bars
 from tunable_magmax.cli.tables import number, table
-from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
     from tunable_magmax.training.plan import TrainingPlan
     from tunable_magmax.training.sequence import TrainedRun
-    from tunable_magmax.training.trainer import Tick
 
 
 def train(
@@ -93,62 +89,6 @@ def train(
         sys.stdout.write(json.dumps(_record(run), indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         sys.stdout.write(_summary(run))
-
-
-@contextmanager
-def plain_warnings() -> Iterator[None]:
-    """Says each warning for the user once, as soon as it comes, in one line."""
-    told: set[str] = set()
-
-    def tell(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
-        if issubclass(category, UserWarning) and str(message) not in told:
-            told.add(str(message))
-            sys.stderr.write(f"warning: {message}\n")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = tell
-        warnings.simplefilter("always", UserWarning)
-        yield
-
-
-@contextmanager
-def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
-    """Bars for reading and for training, with loss, speed and the time that is left; None where nobody watches."""
-    if quiet or not sys.stderr.isatty():
-        yield None, None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description:>24}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        phases: dict[str, TaskID] = {}
-
-        def progress(phase: str, done: int, total: int) -> None:
-            if phase not in phases:
-                phases[phase] = bars.add_task(phase, total=total, note="")
-            bars.update(phases[phase], completed=done, total=total, visible=done < total)
-
-        def watch(tick: Tick) -> None:
-            # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
-            done = int(1000 * (tick.task + tick.step / tick.steps))
-            if "training" not in phases:
-                phases["training"] = bars.add_task("", total=1000 * tick.tasks, note="")
-            bars.update(
-                phases["training"],
-                description=f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}",
-                completed=done,
-                note=f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s",
-            )
-
-        yield progress, watch
 
 
 def _planned(plan: TrainingPlan, place: Path) -> str:

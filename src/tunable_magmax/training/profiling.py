@@ -26,15 +26,13 @@ def make_profile(
     samples: Samples,
     encoder: Encoder,
     *,
-    classes: Sequence[str] | None = None,
     classifier: Classifier | None = None,
     base: Encoder | None = None,
     rows: int = ROWS,
     seed: int = 0,
-    batch: int = BATCH,
     progress: Progress | None = None,
 ) -> Profile:
-    """The profile of a task from its data: of `classes` only, if given; `rows` seeded samples are embedded.
+    """Makes the profile of a task from its data; `rows` seeded samples are embedded.
 
     The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
     cannot be read are left out.
@@ -44,19 +42,18 @@ def make_profile(
             f"{samples.origin} holds no labels, which a profile counts; put images into class folders, or add a column "
             "'label'"
         )
-    positions = samples.positions_of(classes)
-    chosen = [positions[k] for k in choose_rows(len(positions), rows, seed)]
+    chosen = choose_rows(len(samples), rows, seed)
     failed: dict[int, Unreadable] = {}
     embedded: list[NDArray[np.float32]] = []
     by_base: list[NDArray[np.float32]] = []
     shares: list[NDArray[np.float32]] = []
     row_labels: list[int] = []
     done = 0
-    for where, inputs in samples.batches(chosen, batch, failed):
-        embedded.append(encoder.embed(inputs, batch))
+    for where, inputs in samples.batches(chosen, BATCH, failed):
+        embedded.append(encoder.embed(inputs, BATCH))
         row_labels += [samples.labels[position] for position in where]
         if base is not None:
-            by_base.append(base.embed(inputs, batch))
+            by_base.append(base.embed(inputs, BATCH))
         if classifier is not None:
             shared = base is classifier.encoder
             shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
@@ -64,7 +61,7 @@ def make_profile(
         if progress is not None:
             progress("embedding", done, len(chosen))
     warn_unreadable(samples.origin, failed, len(chosen))
-    left = [samples.labels[position] for position in positions if position not in failed]
+    left = [label for position, label in enumerate(samples.labels) if position not in failed]
     profile = assemble_profile(task, samples.classes, left, np.concatenate(embedded), encoder.digest)
     if base is not None:
         profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
@@ -76,7 +73,7 @@ def make_profile(
 def assemble_profile(
     task: str, classes: Sequence[str], labels: Sequence[int], features: NDArray[Any], encoder: str
 ) -> Profile:
-    """A profile from the labels of all the task's samples, which count in `classes`, and features of some of them."""
+    """Returns a profile: the labels of all the task's samples are counted, `features` are of some of them."""
     return Profile(
         task=task,
         classes=tuple(classes),
@@ -90,7 +87,7 @@ def assemble_profile(
 def profile_from_features(
     task: str, features: Any, labels: Sequence[str], encoder: str, *, rows: int = ROWS, seed: int = 0
 ) -> Profile:
-    """The profile of a task from ready features [n, width] and one label for each; `encoder` is its digest."""
+    """Makes the profile of a task from ready features [n, width] and one label for each; `encoder` is its digest."""
     from tunable_magmax.data.tables import indexed
 
     matrix = feature_matrix(features, "features")

@@ -1,0 +1,193 @@
+"""What `tmx profile` does: makes the profiles of a run's tasks, or of one checkpoint, from data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunable_magmax.data.features import read_features
+from tunable_magmax.data.source import open_labels, open_samples
+from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.files import Progress
+from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.head import Classifier, load_head
+from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.preference.profile import ROWS, Profile
+from tunable_magmax.runs.run import Run, is_run
+from tunable_magmax.training.profiling import make_profile, profile_from_features
+
+
+@dataclass(frozen=True)
+class ProfileData:
+    """What profiles are made from: exactly one of `data` (of one task), `data_root` (of all tasks, by name) and
+    `features` (ready embeddings, with `labels`). `classes`: only samples of these classes, as cat,dog or 0,1.
+    """
+
+    task: str | None = None
+    data: Path | None = None
+    data_root: Path | None = None
+    features: Path | None = None
+    labels: Path | None = None
+    classes: str | None = None
+    split: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if sum(source is not None for source in (self.data, self.data_root, self.features)) != 1:
+            raise InputError("what should be profiled? Give exactly one of --data, --data-root and --features")
+        if (self.features is None) != (self.labels is None):
+            raise InputError("--features and --labels belong together: one label for each row")
+        if self.features is not None and self.classes is not None:
+            raise InputError("--classes chooses among the samples of --data; features are taken as they are")
+
+    def of_task(self, name: str) -> Path | None:
+        """Returns where the data of a task is; None with ready features."""
+        return self.data if self.data_root is None else self.data_root / name
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How profiles are made. `classifier`: the head of the fixed classifier; `classifier_checkpoint`: its encoder."""
+
+    classifier: Path | None = None
+    classifier_checkpoint: Path | None = None
+    rows: int = ROWS
+    seed: int = 0
+    device: str | None = None
+
+
+def profile_tasks(
+    source: Path,
+    data: ProfileData,
+    options: ProfileOptions | None = None,
+    *,
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> list[tuple[Path, Profile]]:
+    """Makes the profiles of some tasks of a run and enters them into it, or the profile of a single checkpoint.
+
+    `out` is the file of a single profile; in a run it may be left out. Returns each profile with its file.
+
+    >>> profile_tasks(Path("run"), ProfileData(task="birds", data=Path("birds")))  # doctest: +SKIP
+    """
+    options = options or ProfileOptions()
+    if is_run(source):
+        return _in_run(Run.open(source), data, options, out, progress)
+    if data.task is None or out is None or data.data_root is not None:
+        raise InputError(f"{source} is no run directory: give --task NAME, --data DATA and -o FILE for one profile")
+    _refuse_foreign(out)
+    classifier = _classifier(options.classifier, options.classifier_checkpoint, source, options.device)
+    profile = _Profiler(data, options, classifier, progress=progress).make(data.task, source)
+    profile.save(out)
+    return [(out, profile)]
+
+
+def _in_run(
+    run: Run, data: ProfileData, options: ProfileOptions, out: Path | None, progress: Progress | None
+) -> list[tuple[Path, Profile]]:
+    tasks = _chosen_tasks(run, data)
+    if out is not None and len(tasks) > 1:
+        raise InputError("-o names one file, but there is a profile for each task: leave it out, or name one --task")
+    paths = {t: out or run.profile_path(run.labels[t]) for t in tasks}
+    missing = [path for t in tasks if (path := data.of_task(run.labels[t])) is not None and not path.exists()]
+    if missing:
+        raise InputError(f"{some_of(missing)}: no such data; name each task's data after the task")
+    for path in paths.values():
+        _refuse_foreign(path)
+    head = options.classifier or (None if data.features is not None else run.head)
+    checkpoint = options.classifier_checkpoint or run.classifier_checkpoint or run.base
+    classifier = _classifier(head, checkpoint, run.base, options.device)
+    base = None if data.features is not None else _base(run.base, options.device, classifier)
+    profiler = _Profiler(data, options, classifier, base, run.base, progress)
+    made = []
+    for t, path in paths.items():
+        profile = profiler.make(run.labels[t], run.tasks[t])
+        profile.save(path)
+        made.append((path, profile))
+        # After each, so that what was made is kept if a later one fails.
+        run.register_profiles({t: path}, head, checkpoint)
+    return made
+
+
+@dataclass(frozen=True)
+class _Profiler:
+    """Makes profiles of tasks. `assets`: where checkpoints without a processor or tokenizer find one."""
+
+    data: ProfileData
+    options: ProfileOptions
+    classifier: Classifier | None
+    base: Encoder | None = None
+    assets: Path | None = None
+    progress: Progress | None = None
+
+    def make(self, task: str, checkpoint: Path) -> Profile:
+        data, drawn = self.data, {"rows": self.options.rows, "seed": self.options.seed}
+        if data.features is not None and data.labels is not None:
+            if self.classifier is not None:
+                raise InputError(
+                    "the fixed classifier needs the data itself, not ready features: give --data, or leave out "
+                    "--classifier"
+                )
+            features, digest = read_features(data.features), checkpoint_digest(checkpoint)
+            if features.encoder is not None and features.encoder != digest:
+                raise InputError(
+                    f"{data.features} was made by another encoder: {features.encoder}, but {checkpoint} is {digest}"
+                )
+            labels = open_labels(data.labels, None, data.label_column)
+            return profile_from_features(task, features.values, labels, digest, **drawn)
+        where = data.of_task(task)
+        assert where is not None
+        samples = open_samples(where, data.split, data.text_column, data.label_column)
+        if data.classes is not None:
+            samples = samples.subset(samples.positions_of([name.strip() for name in data.classes.split(",")]))
+        encoder = load_encoder(checkpoint, self.options.device, assets=self.assets)
+        return make_profile(
+            task, samples, encoder, classifier=self.classifier, base=self.base, progress=self.progress, **drawn
+        )
+
+
+def _classifier(head: Path | None, checkpoint: Path | None, assets: Path, device: str | None) -> Classifier | None:
+    if head is None:
+        if checkpoint is not None and checkpoint != assets:
+            raise InputError("--classifier-checkpoint is the encoder of a classifier: give its head with --classifier")
+        return None
+    if checkpoint is None:
+        raise InputError(
+            "a classifier is a head and an encoder that is the same for all tasks: give --classifier-checkpoint"
+        )
+    return Classifier(load_encoder(checkpoint, device, assets=assets), load_head(head))
+
+
+def _base(path: Path, device: str | None, classifier: Classifier | None) -> Encoder | None:
+    """The run's base, loaded once for all tasks. Profiles without its embeddings still serve other methods."""
+    if classifier is not None and classifier.encoder.path.absolute() == path.absolute():
+        return classifier.encoder
+    try:
+        return load_encoder(path, device)
+    except InputError as error:
+        warnings.warn(f"no embeddings by the run's base, which --method probe needs: {error}", stacklevel=2)
+        return None
+
+
+def _chosen_tasks(run: Run, data: ProfileData) -> Sequence[int]:
+    if data.task is None and data.data_root is not None:
+        return range(len(run.tasks))
+    if data.task is None:
+        raise InputError(f"which task's data is it? Give --task NAME, one of {', '.join(run.labels)}")
+    if data.task not in run.labels:
+        hint = closest(data.task, run.labels)
+        raise InputError(f"the run has no task {data.task!r}{hint}; it has {', '.join(run.labels)}")
+    return [run.labels.index(data.task)]
+
+
+def _refuse_foreign(out: Path) -> None:
+    if out.is_dir():
+        raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'profile.safetensors'}")
+    if out.exists():
+        try:
+            Profile.load(out)
+        except InputError:
+            raise InputError(f"{out} exists and is no profile: choose another name") from None

@@ -444,10 +444,10 @@ def test_a_profile_of_another_encoder_or_task_is_refused(tmx, run, site, tmp_pat
 def test_profiles_of_different_classifiers_are_refused(tmx, run, predictions):
     path = run / "profiles" / "cars.safetensors"
     old = Profile.load(path)
-    old.with_predictions("another", CLASSES, [0, 1]).save(path)
+    dataclasses.replace(old, classifier="another").save(path)
     result = tmx("prefer", run, "--predictions", predictions)
     assert result.code == 2
-    assert "hold predictions of different classifiers" in result.err
+    assert "belong to different classifiers" in result.err
 
 
 # -- with encoders ---------------------------------------------------------------------------------------------------

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.features import Method, squared_mmd, weights_from_distances
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.transport import Sinkhorn, sinkhorn
+from tunable_magmax.preference.transport import Sinkhorn, SinkhornResult, _solve
 from tunable_magmax.preference.uncertainty import Resampling, sample_replicates
 
 METHODS: list[Method] = ["ot", "cosine", "mmd"]
+
+
+def sinkhorn(cost: NDArray[np.float64], solver: Sinkhorn = Sinkhorn()) -> SinkhornResult:  # noqa: B008
+    """Transport under a cost matrix, without bootstrap draws."""
+    n, m = cost.shape
+    return _solve(cost[None].copy(), solver, np.empty((0, n)), np.empty((0, m)))[0]
 
 
 def example(seed: int = 0, tasks: int = 4, rows: int = 40, samples: int = 25) -> tuple[list[Any], list[Any]]:

@@ -19,9 +19,7 @@ from tunable_magmax.preference.profile import (
     METADATA,
     Profile,
     choose_rows,
-    histogram,
-    require_one_base,
-    require_one_classifier,
+    require_one,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
@@ -88,13 +86,11 @@ def test_version_2_holds_the_rows_under_the_base(tmp_path: Path) -> None:
 
 
 def test_one_base_for_all() -> None:
-    assert require_one_base([BASED, replace(BASED, task="cars")]) == "sha256:ba5e"
+    require_one([BASED, replace(BASED, task="cars")], "base")
     with pytest.raises(InputError, match="the profile of 'birds' holds no embeddings by the base, which a probe needs"):
-        require_one_base([BASED, EXAMPLE])
-    with pytest.raises(InputError, match="'birds' and 'cars' hold embeddings by different bases; make them again"):
-        require_one_base([BASED, replace(BASED, task="cars", base="x")])
-    with pytest.raises(InputError, match="no profiles: give one per task"):
-        require_one_base([])
+        require_one([BASED, EXAMPLE], "base")
+    with pytest.raises(InputError, match="'birds' and 'cars' belong to different bases; make them again"):
+        require_one([BASED, replace(BASED, task="cars", base="x")], "base")
     BASED.require(base="sha256:ba5e")
     with pytest.raises(InputError, match="belongs to another base: sha256:ba5e, expected x"):
         BASED.require(base="x")
@@ -155,15 +151,11 @@ def test_another_encoder_or_classifier_is_refused() -> None:
 
 
 def test_one_classifier_for_all() -> None:
-    assert require_one_classifier([EXAMPLE, replace(EXAMPLE, task="cars")]) == "sha256:abcd"
-    with pytest.raises(
-        InputError, match="the profiles of tasks 'birds' and 'cars' hold predictions of different classif"
-    ):
-        require_one_classifier([EXAMPLE, replace(EXAMPLE, task="cars", classifier="x")])
-    with pytest.raises(InputError, match="the profile of task 'birds' holds no predictions, which label-shift"):
-        require_one_classifier([BARE])
-    with pytest.raises(InputError, match="no profiles: give one per task"):
-        require_one_classifier([])
+    require_one([EXAMPLE, replace(EXAMPLE, task="cars")], "classifier")
+    with pytest.raises(InputError, match="the profiles of tasks 'birds' and 'cars' belong to different classifiers"):
+        require_one([EXAMPLE, replace(EXAMPLE, task="cars", classifier="x")], "classifier")
+    with pytest.raises(InputError, match="the profile of 'birds' holds no predictions, which label-shift"):
+        require_one([BARE], "classifier")
 
 
 def test_profiles_feed_every_source() -> None:
@@ -176,12 +168,10 @@ def test_profiles_feed_every_source() -> None:
 
 
 def test_predictions_are_counted() -> None:
-    added = BARE.with_predictions("sha256:abcd", ["a", "b", "c"], torch.tensor([2, 2, 0]))
+    shares = np.array([[0.1, 0.1, 0.8], [0.2, 0.2, 0.6], [0.6, 0.3, 0.1]], dtype=np.float32)
+    added = BARE.with_shares("sha256:abcd", ["a", "b", "c"], shares)
     assert added.predicted == (1, 0, 2)
-    assert histogram(iter([1, 1]), 2) == (0, 2)
-    for bad in ([3], [-1], [0.5]):
-        with pytest.raises(InputError, match="predictions must be class indices from 0 to 2"):
-            histogram(bad, 3)  # type: ignore[arg-type]
+    np.testing.assert_allclose(added.posterior, [0.3, 0.2, 0.5], rtol=1e-6)
 
 
 def test_rows_are_a_seeded_draw() -> None:

@@ -40,7 +40,7 @@ class Probe:
 
     @classmethod
     def fit(cls, features: Any, labels: Any, classes: int, seed: int = 0) -> Probe:
-        """From embeddings [rows, width] and their class indices [rows]. One seed, one result.
+        """Fits a probe to embeddings [rows, width] and their class indices [rows]. One seed, one result.
 
         >>> rows = [[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]]
         >>> Probe.fit(rows, [0, 0, 1, 1], 2).posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
@@ -52,23 +52,28 @@ class Probe:
         centre = rows.mean(axis=0)
         rows -= centre
         folds = deal_folds(indices, seed)
-        moments = _Moments.of(rows, indices, folds, classes)
-        parts = [_Part.of(rows, indices, np.flatnonzero(folds == k), moments.without(k), centre) for k in range(FOLDS)]
+        members = [np.flatnonzero(folds == k) for k in range(FOLDS)]
+        totals = [_totals(rows[each], indices[each], classes) for each in members]
+        counts, sums, scatter = (np.stack(part).sum(axis=0) for part in zip(*totals, strict=True))
+        parts = [
+            _Part.of(rows, indices, each, (counts - left_out[0], sums - left_out[1], scatter - left_out[2]), centre)
+            for each, left_out in zip(members, totals, strict=True)
+        ]
         parts = [part for part in parts if len(part.members)]
         shrinkage, temperature, loss = _choose(parts)
         held_out, distances = np.empty((len(rows), classes)), np.empty(len(rows))
         for part in parts:
             held_out[part.members] = part.discriminant.posterior(part.rotated, shrinkage, temperature)
             distances[part.members] = part.discriminant.distances(part.rotated, shrinkage)
-        whole = Discriminant.of(moments.all(), centre)
+        whole = Discriminant.of((counts, sums, scatter), centre)
         return cls(shrinkage, temperature, loss, held_out, distances, whole)
 
     def posterior(self, features: Any) -> Floats:
-        """Class probabilities [n, classes] of embeddings [n, width], with the rows' shares as prior."""
+        """Returns class probabilities [n, classes] of embeddings [n, width], with the rows' shares as prior."""
         return self.discriminant.posterior(self._rotated(features), self.shrinkage, self.temperature)
 
     def distances(self, features: Any) -> Floats:
-        """Squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
+        """Returns squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
         return self.discriminant.distances(self._rotated(features), self.shrinkage)
 
     def _rotated(self, features: Any) -> Floats:
@@ -97,8 +102,8 @@ class Discriminant:
     log_prior: Floats
 
     @classmethod
-    def of(cls, moments: _Totals, centre: Floats) -> Discriminant:
-        counts, sums, scatter = moments
+    def of(cls, totals: _Totals, centre: Floats) -> Discriminant:
+        counts, sums, scatter = totals
         rows, width = counts.sum(), scatter.shape[0]
         present = counts > 0
         means = sums / np.where(present, counts, 1.0)[:, None]
@@ -118,12 +123,12 @@ class Discriminant:
         return cls(centre, axes, spectrum, level, means @ axes, log_prior)
 
     def rotate(self, rows: Floats) -> Floats:
-        """Rows [n, width] about the centre, along the axes."""
+        """Returns rows [n, width] about the centre, along the axes."""
         rotated: Floats = (rows - self.centre) @ self.axes
         return rotated
 
     def scores(self, rotated: Floats, shrinkage: float) -> Floats:
-        """Log densities [n, classes] under the shrunk covariance, up to a constant for each row."""
+        """Returns log densities [n, classes] under the shrunk covariance, up to a constant for each row."""
         scaled = self.means * self._precision(shrinkage)
         found: Floats = rotated @ scaled.T - 0.5 * (self.means * scaled).sum(axis=1)
         return found
@@ -146,7 +151,7 @@ class Discriminant:
 
 
 def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """A fold for each row, dealt inside each class from the first fold on; the lottery shuffles.
+    """Deals each row to a fold, inside each class from the first fold on; the lottery shuffles.
 
     Classes of one size are shuffled alike, so that the order of classes does not matter.
 
@@ -167,41 +172,20 @@ def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 _Totals = tuple[Floats, Floats, Floats]
 
 
-@dataclass(frozen=True, eq=False)
-class _Moments:
-    """What a fit needs of the rows of each fold, so that leaving one out is a subtraction."""
-
-    counts: Floats
-    sums: Floats
-    scatter: Floats
-
-    @classmethod
-    def of(cls, rows: Floats, labels: NDArray[np.int64], folds: NDArray[np.int64], classes: int) -> _Moments:
-        width = rows.shape[1]
-        sums = np.zeros((FOLDS, classes, width))
-        scatter = np.zeros((FOLDS, width, width))
-        for k in range(FOLDS):
-            members = np.flatnonzero(folds == k)
-            members = members[np.argsort(labels[members], kind="stable")]
-            if len(members):
-                part = rows[members]
-                found, starts = np.unique(labels[members], return_index=True)
-                sums[k, found] = np.add.reduceat(part, starts, axis=0)
-                scatter[k] = part.T @ part
-        counts = np.stack([np.bincount(labels[folds == k], minlength=classes) for k in range(FOLDS)])
-        return cls(counts.astype(np.float64), sums, scatter)
-
-    def all(self) -> _Totals:
-        return self.counts.sum(axis=0), self.sums.sum(axis=0), self.scatter.sum(axis=0)
-
-    def without(self, fold: int) -> _Totals:
-        counts, sums, scatter = self.all()
-        return counts - self.counts[fold], sums - self.sums[fold], scatter - self.scatter[fold]
+def _totals(rows: Floats, labels: NDArray[np.int64], classes: int) -> _Totals:
+    """Returns what a fit needs of some rows; of the rows of one fold, so that leaving it out is a subtraction."""
+    order = np.argsort(labels, kind="stable")
+    rows, labels = rows[order], labels[order]
+    sums = np.zeros((classes, rows.shape[1]))
+    if len(rows):
+        present, starts = np.unique(labels, return_index=True)
+        sums[present] = np.add.reduceat(rows, starts, axis=0)
+    return np.bincount(labels, minlength=classes).astype(np.float64), sums, rows.T @ rows
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The rows of a fold, seen by the discriminant of all others. `known`: those whose class it knows."""
+    """The rows of a fold, and the discriminant of all others. `known`: the rows whose class it knows."""
 
     members: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -230,7 +214,7 @@ class _Part:
 
 
 def _choose(parts: list[_Part]) -> tuple[float, float, float | None]:
-    """Shrinkage and temperature with the smallest mean log loss of held-out rows, and that loss."""
+    """Returns shrinkage and temperature with the smallest mean log loss of held-out rows, and that loss."""
     judged = sum(int(part.known.sum()) for part in parts)
     if not judged:
         return SHRINKAGES[-1], 1.0, None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +150,7 @@ class Profile:
         return dict(zip(self.classifier_classes, self.predicted, strict=True))
 
     def require(self, *, encoder: str | None = None, classifier: str | None = None, base: str | None = None) -> None:
-        """Refuse the profile unless it belongs to this encoder, this classifier and this base."""
+        """Refuses the profile unless it belongs to this encoder, this classifier and this base."""
         asked = {"encoder": encoder, "classifier": classifier, "base": base}
         for name, wanted in asked.items():
             found = getattr(self, name)
@@ -163,7 +163,7 @@ class Profile:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """The file's content; equal profiles give equal bytes."""
+        """Returns the file's content; equal profiles give equal bytes."""
         from safetensors.numpy import save
 
         keys = [field.name for field in fields(ProfileFile) if field.name != "version"]
@@ -184,12 +184,12 @@ class Profile:
         return bytes(save(tensors, metadata={METADATA: text}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile to `path`, whole or not at all."""
+        """Writes the profile to `path`, whole or not at all."""
         write_atomic(Path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a profile of this version or an older one, and check it."""
+        """Reads a profile of this version or an older one, and checks it."""
         from safetensors import SafetensorError, safe_open
 
         file = Path(path)
@@ -234,31 +234,23 @@ class Profile:
         counts = {name: tuple(tensors[name].tolist()) for name in ("label_counts", "predicted") if name in tensors}
         return cls(**{**facts, **tensors, **counts})
 
-    def with_predictions(
-        self, classifier: str, classes: Sequence[str], predictions: Iterable[int], posterior: Any = None
-    ) -> Profile:
-        """The profile with the fixed classifier's predicted class indices for this task's own sample, counted."""
-        names = tuple(classes)
-        return replace(
-            self,
-            classifier=classifier,
-            classifier_classes=names,
-            predicted=histogram(predictions, len(names)),
-            posterior=posterior,
-        )
-
     def with_base(self, base: str, features: Any, labels: Any) -> Profile:
-        """The profile with the base's embeddings of its rows, and with the rows' class indices."""
+        """Returns the profile with the base's embeddings of its rows, and with the rows' class indices."""
         return replace(self, base=base, base_features=features, row_labels=labels)
 
     def with_shares(self, classifier: str, classes: Sequence[str], shares: NDArray[Any]) -> Profile:
-        """The profile with the fixed classifier's class probabilities [n, classes] for this task's own sample."""
-        mean = shares.astype(np.float64).mean(axis=0).clip(0, 1)
-        return self.with_predictions(classifier, classes, shares.argmax(axis=1), mean)
+        """Returns the profile with the fixed classifier's class probabilities [n, classes] for the task's sample."""
+        return replace(
+            self,
+            classifier=classifier,
+            classifier_classes=tuple(classes),
+            predicted=tuple(np.bincount(shares.argmax(axis=1), minlength=len(classes)).tolist()),
+            posterior=shares.astype(np.float64).mean(axis=0).clip(0, 1),
+        )
 
 
 def choose_rows(samples: int, rows: int = ROWS, seed: int = 0) -> list[int]:
-    """Which of a task's samples go into its profile: a seeded draw in ascending order, all if there are few.
+    """Returns which of a task's samples go into its profile: a seeded draw in ascending order, all if there are few.
 
     >>> choose_rows(3), len(choose_rows(10_000))
     ([0, 1, 2], 500)
@@ -271,54 +263,24 @@ def choose_rows(samples: int, rows: int = ROWS, seed: int = 0) -> list[int]:
     return drawn
 
 
-def histogram(predictions: Iterable[int], classes: int) -> tuple[int, ...]:
-    """How often each class index was predicted.
-
-    >>> histogram([0, 2, 2], 3)
-    (1, 0, 2)
-    """
-    indices = as_numpy(predictions if hasattr(predictions, "__len__") else list(predictions), "predictions").ravel()
-    if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= classes):
-        raise InputError(f"predictions must be class indices from 0 to {classes - 1}")
-    return tuple(np.bincount(indices.astype(np.int64), minlength=classes).tolist())
-
-
-def require_one_classifier(profiles: Sequence[Profile]) -> str:
-    """The digest of the classifier that all profiles share, or an error that names the one that differs."""
-    if not profiles:
-        raise InputError("no profiles: give one per task")
-    first = profiles[0]
-    if first.classifier is None:
-        first.predicted_table  # noqa: B018  (raises: no predictions)
-    for profile in profiles:
-        profile.predicted_table  # noqa: B018
-        if profile.classifier != first.classifier or profile.classifier_classes != first.classifier_classes:
-            raise InputError(
-                f"the profiles of tasks {first.task!r} and {profile.task!r} hold predictions of different classifiers; "
-                "make them again with one"
-            )
-    return str(first.classifier)
-
-
-def require_one_base(profiles: Sequence[Profile]) -> str:
-    """The digest of the base that embedded the rows of all profiles, or an error that names one without, or another."""
-    lacking = [profile.task for profile in profiles if profile.base is None]
-    if lacking or not profiles:
-        shown = some_of(lacking, show=repr)
+def require_one(profiles: Sequence[Profile], kind: Literal["classifier", "base"]) -> None:
+    """Refuses profiles that do not all belong to one fixed classifier, or to one base."""
+    parts, purpose = {
+        "classifier": ("predictions", "label-shift estimation"),
+        "base": ("embeddings by the base", "a probe"),
+    }[kind]
+    missing = [profile.task for profile in profiles if getattr(profile, kind) is None]
+    if missing:
         raise InputError(
-            f"the profile of {shown} holds no embeddings by the base, which a probe needs; make it again with "
-            "`tmx profile RUN_DIR`, or use another method"
-            if lacking
-            else "no profiles: give one per task"
+            f"the profile of {some_of(missing, show=repr)} holds no {parts}, which {purpose} needs; make it again with "
+            f"`tmx profile RUN_DIR{' --classifier HEAD' if kind == 'classifier' else ''}`, or use another method"
         )
-    first = profiles[0]
     for profile in profiles:
-        if profile.base != first.base:
+        if getattr(profile, kind) != getattr(profiles[0], kind):
             raise InputError(
-                f"the profiles of tasks {first.task!r} and {profile.task!r} hold embeddings by different bases; "
-                "make them again with one"
+                f"the profiles of tasks {profiles[0].task!r} and {profile.task!r} belong to different {kind}s; make "
+                "them again with one"
             )
-    return str(first.base)
 
 
 def _embeddings(value: Any, where: str) -> NDArray[np.float32]:

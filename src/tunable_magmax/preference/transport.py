@@ -18,7 +18,7 @@ CACHE = 1 << 22
 # Scalings beyond e^60 are absorbed into the potentials. An entry of the kernel that underflowed (below e^-708) is then
 # still below e^-580 of its row's sum, so nothing is lost against doing every step by logsumexp.
 DRIFT = math.exp(60)
-# Bootstrap draws of more samples than this are not solved but foreseen to first order, which is then good enough.
+# Bootstrap draws of more samples than this are not solved but estimated to first order, which is then good enough.
 SOLVED_DRAWS = 1000
 REDRAWS = 20
 REDRAWN = 1e-4
@@ -27,7 +27,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True)
 class SinkhornResult:
-    """What the solver found, and how well. `cost` is <P, C>, without the entropy term.
+    """The result of the solver, and how good it is. `cost` is <P, C>, without the entropy term.
 
     `residual`: L1 distance of the plan's row sums from the uniform marginal (its column sums are exact).
     `draws`: the cost for each given draw of the target's samples.
@@ -63,20 +63,6 @@ class Sinkhorn:
 DEFAULT = Sinkhorn()
 
 
-def sinkhorn(cost: Floats, solver: Sinkhorn = DEFAULT) -> SinkhornResult:
-    """Transport between uniform marginals under the cost matrix `cost` [n, m].
-
-    >>> result = sinkhorn(np.array([[0.0, 1.0], [1.0, 0.0]]), Sinkhorn(regularisation=1e-3))
-    >>> round(result.cost, 6), result.converged
-    (0.0, True)
-    """
-    matrix = np.array(cost, dtype=np.float64)
-    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
-        raise InputError(f"the cost must be a finite, non-empty matrix; found shape {list(matrix.shape)}")
-    n, m = matrix.shape
-    return _solve(matrix[None], solver, np.empty((0, n)), np.empty((0, m)))[0]
-
-
 def transports(
     sources: Sequence[Matrix],
     targets: Sequence[Matrix],
@@ -85,7 +71,7 @@ def transports(
     debias: bool = False,
     draws: Floats | None = None,
 ) -> list[SinkhornResult]:
-    """Transport between sources[t] [n, width] and targets[t] [m, width] for every t.
+    """Solves the transport between sources[t] [n, width] and targets[t] [m, width] for every t.
 
     The cost is the squared Euclidean distance divided by its own maximum. Problems of equal shape are solved together;
     one whose matrices exceed the solver's memory is solved in blocks, recomputing its costs in every iteration. With
@@ -101,19 +87,19 @@ def transports(
     groups: dict[tuple[int, int], list[int]] = {}
     for t, (x, y) in enumerate(zip(sources, targets, strict=True)):
         groups.setdefault((len(x), len(y)), []).append(t)
-    found: dict[int, SinkhornResult] = {}
+    results: dict[int, SinkhornResult] = {}
     for (n, m), members in groups.items():
         together = max(1, CACHE // (n * m * 8))
         for start in range(0, len(members), together):
             batch = members[start : start + together]
             pairs = [rescaled(sources[t], targets[t]) for t in batch]
             shares = np.empty((0, m)) if draws is None else draws / draws.sum(axis=1, keepdims=True)
-            found.update(zip(batch, _transport_batch(pairs, solver, debias, shares), strict=True))
-    return [found[t] for t in range(len(sources))]
+            results.update(zip(batch, _transport_batch(pairs, solver, debias, shares), strict=True))
+    return [results[t] for t in range(len(sources))]
 
 
 def warn_unconverged(results: Sequence[SinkhornResult], solver: Sinkhorn) -> None:
-    """One warning for all transports that did not converge, naming the worst residual and the remedy."""
+    """Warns once of all transports that did not converge, with the worst residual and the remedy."""
     failed = [result for result in results if not result.converged]
     if failed:
         warnings.warn(
@@ -153,7 +139,7 @@ def _solve_pairs(
     source_draws: Floats,
     target_draws: Floats,
 ) -> tuple[list[SinkhornResult], list[float]]:
-    """Solve problems of one shape with costs divided by `scales`, by default their maxima; also returns the scales."""
+    """Solves problems of one shape with costs divided by `scales`, by default their maxima; also returns the scales."""
     n, m = len(pairs[0][0]), len(pairs[0][1])
     if 2 * n * m * 8 > solver.memory:
         scales = scales or [_maximum(x, y, solver) or 1.0 for x, y in pairs]
@@ -172,7 +158,7 @@ def _solve_pairs(
 def _results(
     costs: Floats, residuals: Floats, iterations: NDArray[np.int64], draws: Floats, solver: Sinkhorn
 ) -> list[SinkhornResult]:
-    """One result per problem; costs come in units of the regularisation."""
+    """Makes one result per problem; costs come in units of the regularisation."""
     return [
         SinkhornResult(
             cost=float(cost) * solver.regularisation,
@@ -186,7 +172,7 @@ def _results(
 
 
 def _solve(cost: Floats, solver: Sinkhorn, source_draws: Floats, target_draws: Floats) -> list[SinkhornResult]:
-    """Sinkhorn on a batch of costs [B, n, m], which is overwritten; then, from its plans, on draws [k, n], [k, m]."""
+    """Solves a batch of costs [B, n, m], which is overwritten; then, from its plans, draws [k, n] and [k, m]."""
     batch, n, m = cost.shape
     cost /= solver.regularisation
     log_a, log_b = -math.log(n), -math.log(m)
@@ -231,14 +217,14 @@ def _solve(cost: Floats, solver: Sinkhorn, source_draws: Floats, target_draws: F
 
 
 def _gibbs(f: Floats, g: Floats, cost: Floats, out: Floats) -> None:
-    """out = exp(f + g - cost), in place: the matrices are the largest arrays there are."""
+    """Computes out = exp(f + g - cost) in place, because the matrices are the largest arrays."""
     np.add(f[:, :, None], g[:, None, :], out=out)
     out -= cost
     np.exp(out, out=out)
 
 
 def _redraw(plan: Floats, work: Floats, a: Floats, b: Floats, solver: Sinkhorn) -> Floats:
-    """Costs [k] for marginals a [k, n] and b [k, m], from a plan [n, m] for others and its products with the cost."""
+    """Returns costs [k] for marginals a [k, n], b [k, m], from a plan [n, m] and its products with the cost."""
     u, v = np.ones_like(a), np.ones_like(b)
     for _ in range(min(solver.iterations, REDRAWS) if len(a) else 0):
         # A draw may leave out all that a row or column of the plan holds; then its scaling does not matter.
@@ -252,7 +238,7 @@ def _redraw(plan: Floats, work: Floats, a: Floats, b: Floats, solver: Sinkhorn) 
 
 
 def _tangent(total: float, f: Floats, g: Floats, a: Floats, b: Floats) -> Floats:
-    """Costs [k] for marginals a [k, n] and b [k, m], to first order: the potentials are the value's derivatives."""
+    """Returns costs [k] for marginals a [k, n], b [k, m] to first order: the potentials are the value's derivatives."""
     costs: Floats = total + a @ (f - f.mean()) + b @ (g - g.mean())
     return costs
 
@@ -260,7 +246,7 @@ def _tangent(total: float, f: Floats, g: Floats, a: Floats, b: Floats) -> Floats
 def _solve_blocks(
     x: Floats, y: Floats, scale: float, solver: Sinkhorn, source_draws: Floats, target_draws: Floats
 ) -> list[SinkhornResult]:
-    """The same iterations by logsumexp, over blocks of target samples whose costs are recomputed when needed."""
+    """Runs the same iterations by logsumexp, over blocks of target samples whose costs are recomputed when needed."""
     n, m = len(x), len(y)
     rows = _block_rows(n, solver)
     log_a, log_b = -math.log(n), -math.log(m)
@@ -290,7 +276,7 @@ def _solve_blocks(
 
 
 def _logsumexp(values: Floats, axis: int) -> Floats:
-    """log(sum(exp(values))) over `axis`; `values` is overwritten."""
+    """Returns log(sum(exp(values))) over `axis`; `values` is overwritten."""
     largest = values.max(axis=axis, keepdims=True)
     values -= largest
     total: Floats = np.log(np.exp(values, out=values).sum(axis=axis)) + largest.squeeze(axis)
@@ -298,7 +284,7 @@ def _logsumexp(values: Floats, axis: int) -> Floats:
 
 
 def _block_rows(n: int, solver: Sinkhorn) -> int:
-    """How many target samples a block may hold: a block needs its costs and two arrays of their size."""
+    """Returns how many target samples a block may hold: it needs its costs and two arrays of their size."""
     return max(1, solver.memory // (3 * 8 * n))
 
 

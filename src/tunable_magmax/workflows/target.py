@@ -24,7 +24,7 @@ from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.profile import Profile, choose_rows, require_one_base, require_one_classifier
+from tunable_magmax.preference.profile import Profile, choose_rows, require_one
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Target:
     def predictions(self) -> list[str]:
         """The class that the fixed classifier predicts for each of the target's samples."""
         profiles = self.run.require_profiles("label-shift estimation")
-        require_one_classifier(profiles)
+        require_one(profiles, "classifier")
         classes, file = profiles[0].classifier_classes, self.sources.predictions
         if file is not None:
             self.facts["predictions_file"] = file.name
@@ -154,7 +154,7 @@ class Target:
     def base_features(self) -> Any:
         """The target's features under the base."""
         profiles = self.run.require_profiles("a probe")
-        require_one_base(profiles)
+        require_one(profiles, "base")
         if self.sources.inputs is None:
             raise InputError("a probe looks at embeddings: give --inputs, not only --predictions")
         if self._embedded:

@@ -195,7 +195,7 @@ def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool) -> It
 def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iterator[str]:
     """Yields a table overall and by task, the tables that were asked for, and what the numbers mean."""
     known = accuracy.known_by_task
-    interval = _level(accuracy)
+    interval = f"{100 * accuracy.level:g}% interval"
     header = ["", "samples", "accuracy", interval]
     rows = [["all", *_cells(accuracy.overall, accuracy.level)]]
     rows += [[name, *_cells(share, accuracy.level)] for name, share in accuracy.by_task.items()]
@@ -208,11 +208,12 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iter
         yield from _classes(accuracy, interval)
     if confusion:
         yield from _confusion(accuracy)
-    yield from _wrapped(
+    notes = (
         f"accuracy: the largest score among all {number(len(accuracy.classes), 'class', 'classes')} of the head"
         + ("; task known: among those of the sample's own task" if accuracy.known is not None else "")
-        + f"; intervals: Wilson, {_level(accuracy).split()[0]}"
+        + f"; intervals: Wilson, {100 * accuracy.level:g}%"
     )
+    yield from textwrap.wrap(notes, screen_width())
 
 
 def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None) -> Iterator[str]:
@@ -280,13 +281,5 @@ def _cells(share: Share, level: float) -> list[str]:
     return [f"{share.samples:,}", f"{share.value:.1%}", f"{100 * low:.1f} to {100 * high:.1f}%"]
 
 
-def _level(accuracy: Accuracy) -> str:
-    return f"{100 * accuracy.level:g}% interval"
-
-
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1%}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, screen_width())

@@ -14,6 +14,14 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 
 LEVEL = 0.95
+VERSION = 1
+DEFINITIONS = {
+    "accuracy": "share of samples whose class has the largest score among all classes of the head (task unknown)",
+    "known_accuracy": "share of samples whose class has the largest score among the classes of their own task (task "
+    "known); of samples that belong to a task",
+    "interval": "Wilson score interval of the share, at the level given",
+    "confusion": "rows: the task of the sample; columns: the task of the predicted class; counts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +50,6 @@ class Share:
         low = 0.0 if self.right == 0 else max(0.0, centre - half)
         high = 1.0 if self.right == n else min(1.0, centre + half)
         return low, high
-
-
-VERSION = 1
-DEFINITIONS = {
-    "accuracy": "share of samples whose class has the largest score among all classes of the head (task unknown)",
-    "known_accuracy": "share of samples whose class has the largest score among the classes of their own task (task "
-    "known); of samples that belong to a task",
-    "interval": "Wilson score interval of the share, at the level given",
-    "confusion": "rows: the task of the sample; columns: the task of the predicted class; counts",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +136,15 @@ class Accuracy:
             raise InputError(f"the level of intervals is {level}, expected a number between 0 and 1, such as {LEVEL}")
         _require_tasks(tasks or {}, len(classes))
         truth = _indices(labels, len(classes), "labels")
-        guess = _indices(predicted, len(classes), "predictions")
-        if len(guess) != len(truth):
-            raise InputError(f"{len(guess)} predictions for {len(truth)} labels: give one for each")
+        guess = _indices(predicted, len(classes), "predictions", length=len(truth))
         names, members = tuple(tasks or ()), tuple(tuple(sorted(map(int, group))) for group in (tasks or {}).values())
         home = task_of_class(members, len(classes))
-        owner = _owners(truth, home, members, sample_tasks)
+        if sample_tasks is not None:
+            owner = _indices(sample_tasks, len(members), "tasks of samples", -1, len(truth))
+        elif home is not None:
+            owner = home[truth]
+        else:
+            raise InputError("tasks share classes, so a label does not tell its task: give the task of each sample")
         right = guess == truth
         confusion = None
         if home is not None and members:
@@ -153,9 +154,7 @@ class Accuracy:
             confusion = tuple(tuple(row) for row in table.tolist())
         known_right = None
         if known is not None:
-            within = _indices(known, len(classes), "predictions with the task known", least=-1)
-            if len(within) != len(truth):
-                raise InputError(f"{len(within)} predictions with the task known for {len(truth)} labels")
+            within = _indices(known, len(classes), "predictions with the task known", -1, len(truth))
             known_right = _counts(owner[(within == truth) & (owner >= 0)], len(members))
         return cls(
             tuple(classes),
@@ -239,22 +238,6 @@ def task_of_class(members: Sequence[Sequence[int]], classes: int) -> NDArray[np.
     return home
 
 
-def _owners(
-    truth: NDArray[np.int64],
-    home: NDArray[np.int64] | None,
-    members: Sequence[Sequence[int]],
-    sample_tasks: Any,
-) -> NDArray[np.int64]:
-    if sample_tasks is None:
-        if home is None:
-            raise InputError("tasks share classes, so a label does not tell its task: give the task of each sample")
-        return home[truth]
-    owner = _indices(sample_tasks, len(members), "tasks of samples", least=-1)
-    if len(owner) != len(truth):
-        raise InputError(f"{len(owner)} tasks of samples for {len(truth)} labels: give one for each")
-    return owner
-
-
 def _require_tasks(tasks: Mapping[str, Sequence[int]], classes: int) -> None:
     for name, group in tasks.items():
         if not group or len(set(group)) < len(group) or not all(0 <= k < classes for k in group):
@@ -263,7 +246,8 @@ def _require_tasks(tasks: Mapping[str, Sequence[int]], classes: int) -> None:
             )
 
 
-def _indices(values: Any, count: int, what: str, least: int = 0) -> NDArray[np.int64]:
+def _indices(values: Any, count: int, what: str, least: int = 0, length: int | None = None) -> NDArray[np.int64]:
+    """Returns values as an array of indices below `count`; refuses another `length` than the labels'."""
     array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
     if not array.size:
         array = array.astype(np.int64)
@@ -271,6 +255,8 @@ def _indices(values: Any, count: int, what: str, least: int = 0) -> NDArray[np.i
         raise InputError(f"{what} must be a vector of whole numbers, found {array.dtype} {array.shape}")
     if array.size and (array.min() < least or array.max() >= count):
         raise InputError(f"{what} must be from {least} to {count - 1}, found {array.min()} to {array.max()}")
+    if length is not None and len(array) != length:
+        raise InputError(f"{len(array)} {what} for {length} labels: give one for each")
     return array.astype(np.int64)
 
 

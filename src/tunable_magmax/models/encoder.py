@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean"]
 BATCH = 64
 WHOLE = ("clip", "siglip")
+# Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, and small random numbers.
+MARK = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,23 +289,37 @@ def _family(module: Any) -> str:
 
 
 def _tensor(value: Any) -> Tensor:
-    found: Tensor = value
-    return found
-
-
-# Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, and small random numbers.
-MARK = 1000
+    tensor: Tensor = value
+    return tensor
 
 
 class Refill:
     """Puts the tensors of a checkpoint into an encoder's module, which may have other names for them.
 
     Old checkpoints and those with a head have other names than the module; transformers knows all the rules. So it is
-    asked once: it loads a checkpoint whose every tensor is filled with a mark of its own, which tells where each goes.
+    asked once: it loads a checkpoint in which every tensor is filled with its own mark, which shows where each goes.
     """
 
     def __init__(self, encoder: Encoder, state: Mapping[str, Tensor]) -> None:
-        self._places = _places(encoder, state)
+        import torch
+
+        names = [name for name, tensor in state.items() if tensor.is_floating_point()]
+        marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
+        module: Any = encoder.module
+        probe, report = from_state(type(module), module.config, marks)
+        marked = probe.state_dict()
+        self._places: list[tuple[Tensor, str]] = []
+        for name, place in module.state_dict().items():
+            if not place.is_floating_point() or not place.numel() or name in report["missing_keys"]:
+                continue
+            low, high = marked[name].aminmax()
+            if low != high or not MARK <= low < MARK + len(names):
+                raise InputError(
+                    f"{encoder.path}: {name!r} of {type(module).__name__} is not one tensor of the checkpoint as it "
+                    "is, so weights cannot be replaced in memory; save the checkpoints with this version of "
+                    "transformers first"
+                )
+            self._places.append((place, names[int(low) - MARK]))
 
     def __call__(self, state: Mapping[str, Tensor]) -> None:
         """Copies the tensors of `state` into the module."""
@@ -312,26 +328,3 @@ class Refill:
         with torch.no_grad():
             for place, name in self._places:
                 place.copy_(state[name])
-
-
-def _places(encoder: Encoder, state: Mapping[str, Tensor]) -> list[tuple[Tensor, str]]:
-    """Returns the module's tensors, each with the name of the checkpoint's tensor that belongs there."""
-    import torch
-
-    names = [name for name, tensor in state.items() if tensor.is_floating_point()]
-    marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
-    module: Any = encoder.module
-    probe, report = from_state(type(module), module.config, marks)
-    marked = probe.state_dict()
-    places: list[tuple[Tensor, str]] = []
-    for name, place in module.state_dict().items():
-        if not place.is_floating_point() or not place.numel() or name in report["missing_keys"]:
-            continue
-        low, high = marked[name].aminmax()
-        if low != high or not MARK <= low < MARK + len(names):
-            raise InputError(
-                f"{encoder.path}: {name!r} of {type(module).__name__} is not one tensor of the checkpoint as it is, so "
-                "weights cannot be replaced in memory; save the checkpoints with this version of transformers first"
-            )
-        places.append((place, names[int(low) - MARK]))
-    return places

@@ -7,7 +7,7 @@ opened, decoded and resized once; what is left for each batch is to gather rows 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.data.images import in_order
@@ -66,18 +66,12 @@ class Prepared:
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
-        kept = {name: self._chosen(values, index) for name, values in self._named().items()}
-        return Prepared(
-            self.kind,
-            tuple(self.positions[row] for row in index.tolist()),
-            None if self.labels is None else self.labels[index.to(self.labels.device)],
-            kept if isinstance(self.inputs, dict) else kept["pixels"],
-            self.device,
-            self.normalise,
-        )
-
-    def _named(self) -> dict[str, Tensor]:
-        return self.inputs if isinstance(self.inputs, dict) else {"pixels": self.inputs}
+        positions = tuple(self.positions[row] for row in index.tolist())
+        labels = None if self.labels is None else _rows(self.labels, index)
+        if isinstance(self.inputs, dict):
+            tokens = {name: _rows(values, index) for name, values in self.inputs.items()}
+            return replace(self, positions=positions, labels=labels, inputs=tokens, failed=0)
+        return replace(self, positions=positions, labels=labels, inputs=_rows(self.inputs, index), failed=0)
 
     def _tokens(self, inputs: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
         tokens = {name: self._gather(values, index) for name, values in inputs.items()}
@@ -89,11 +83,11 @@ class Prepared:
         return tokens
 
     def _gather(self, values: Tensor, index: Tensor) -> Tensor:
-        return self._chosen(values, index).to(self.device, non_blocking=True)
+        return _rows(values, index).to(self.device, non_blocking=True)
 
-    @staticmethod
-    def _chosen(values: Tensor, index: Tensor) -> Tensor:
-        return values[index.to(values.device, non_blocking=True)]
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    return values[index.to(values.device, non_blocking=True)]
 
 
 def prepare(

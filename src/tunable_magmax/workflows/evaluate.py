@@ -136,7 +136,7 @@ def evaluate_run(
     progress: Progress | None = None,
 ) -> RunEvaluation:
     """Measures a run's checkpoints, given by task name, `base` or `last`; by default all, which gives the matrix R."""
-    from tunable_magmax.models.state import read_state
+    from tunable_magmax.models.state import read_tensors
 
     reading = reading or Reading()
     trained = Run.open(run)
@@ -154,7 +154,7 @@ def evaluate_run(
     with open_checkpoint(trained.base) as base:
         needed = list(base.tensors)
     for name in chosen:
-        state = read_state(places[name])[0]
+        state = read_tensors(places[name])
         lacking = [tensor for tensor in needed if tensor not in state]
         if lacking:
             raise InputError(f"{places[name]} lacks {len(lacking)} tensors of {trained.base}, first {lacking[0]!r}")
@@ -316,11 +316,11 @@ def _evaluator(
 def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor], MergeReport]:
     """Merges a recipe in memory; returns the tensors and the report."""
     from tunable_magmax.merging.state_dicts import merge_state_dicts
-    from tunable_magmax.models.state import read_state
+    from tunable_magmax.models.state import read_tensors
 
     states = []
     for done, path in enumerate((recipe.base, *recipe.tasks), 1):
-        states.append(read_state(path)[0])
+        states.append(read_tensors(path))
         if progress is not None:
             progress("loading", done, 1 + len(recipe.tasks))
     merged = merge_state_dicts(states[0], states[1:], **recipe.options)

@@ -269,15 +269,15 @@ def test_a_configuration_that_is_none(tmp_path, content) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "text"),
     [
-        ("m.q.lora_magnitude_vector", torch.ones(6), "is a magnitude of DoRA"),
-        ("m.q.lora_magnitude_vector.default.weight", torch.ones(6), "is a magnitude of DoRA"),
-        ("m.q.lora_B.bias", torch.ones(6), "is no factor of LoRA"),
-        ("m.q.ia3_l", torch.ones(6), "is no factor of LoRA"),
-        ("m.q.lora_E", torch.ones(6), "is no factor of LoRA"),
-        ("m.e.token_adapter.trainable_tokens_delta", torch.ones(6), "is no factor of LoRA"),
+        ("m.q.lora_magnitude_vector", torch.ones(6), "belongs to DoRA"),
+        ("m.q.lora_magnitude_vector.default.weight", torch.ones(6), "belongs to DoRA"),
+        ("m.q.lora_B.bias", torch.ones(6), "is not a factor of LoRA"),
+        ("m.q.ia3_l", torch.ones(6), "is not a factor of LoRA"),
+        ("m.q.lora_E", torch.ones(6), "is not a factor of LoRA"),
+        ("m.e.token_adapter.trainable_tokens_delta", torch.ones(6), "is not a factor of LoRA"),
         ("m.k.lora_A.weight", torch.ones(2, 4), "'m.k' has no lora_B"),
-        ("m.q.lora_A.other.weight", torch.ones(2, 4), "is there a second time"),
-        ("m.k.lora_A.other.weight", torch.ones(2, 4), "there are several adapters in it"),
+        ("m.q.lora_A.other.weight", torch.ones(2, 4), "is stored twice, also as"),
+        ("m.k.lora_A.other.weight", torch.ones(2, 4), "it holds several adapters"),
         ("m.q.base_layer.weight", torch.ones(4, 6), "has shape [4, 6], but the product of its factors [6, 4]"),
     ],
     ids=str,
@@ -331,7 +331,7 @@ def test_a_quantised_base(tmp_path, base, text) -> None:
 def test_what_is_missing_or_too_much_in_the_directory(tmp_path) -> None:
     configured(tmp_path)
     folder = tmp_path / "adapter"
-    with pytest.raises(InputError, match="is the weights of an adapter alone: give its directory"):
+    with pytest.raises(InputError, match="holds the weights of an adapter alone: give its directory"):
         opened(tmp_path, adapter=folder / "adapter_model.safetensors")
     with pytest.raises(InputError, match="is an adapter, which is a model only together with its base"):
         open_checkpoint(folder)

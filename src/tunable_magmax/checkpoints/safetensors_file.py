@@ -1,7 +1,7 @@
-"""One safetensors file: its header is checked to the letter, its data read by position.
+"""Opens one safetensors file: its header is checked completely, its data is read by position.
 
-No mapping into memory: mapped pages would count as memory of the process, and reading a mapped file that was cut short
-kills the process instead of raising an error.
+Nothing is mapped into memory: mapped pages would count as memory of the process, and reading a mapped file that was cut
+short kills the process instead of raising an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
 from tunable_magmax.errors import InputError, shortened
 
 LARGEST_HEADER = 100_000_000  # as in the format's specification
-_AGAIN = "the file is damaged, download or save it again"
 
 
 class SafetensorsFile(Checkpoint):
@@ -30,14 +29,20 @@ class SafetensorsFile(Checkpoint):
         self.files = (path,)
         self._file = PositionedFile(path)
         try:
-            entries, metadata, self._data_start = _read_header(self._file)
-            self._begins = {
-                info.name: begin for info, begin in _checked(path, entries, self._file.size - self._data_start)
-            }
+            header, self._data_start = _read_header(self._file)
+            metadata = header.pop("__metadata__", {})
+            if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+                raise _DamagedError("'__metadata__' in its header must map names to texts")
+            entries = [_entry(name, value) for name, value in header.items()]
+            ordered = _in_file_order(entries, self._file.size - self._data_start)
+        except _DamagedError as error:
+            self._file.close()
+            raise InputError(f"{path}: {error}") from None
         except BaseException:
             self._file.close()
             raise
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType({name: entries[name][0] for name in self._begins})
+        self._begins = {info.name: begin for info, begin, _ in ordered}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType({info.name: info for info, _, _ in ordered})
         # What `safetensors.torch.save_model` writes for tied tensors: the dropped name, pointing to the one kept.
         self.aliases: Mapping[str, str] = MappingProxyType(
             {
@@ -55,80 +60,73 @@ class SafetensorsFile(Checkpoint):
         self._file.close()
 
 
-def _read_header(file: PositionedFile) -> tuple[dict[str, tuple[TensorInfo, int, int]], dict[str, str], int]:
-    """All tensors with where their data begins and ends, the metadata, and where the data section starts."""
-    path = file.path
+class _DamagedError(Exception):
+    """Says what is wrong with a file, and what to do."""
+
+    def __init__(self, problem: str, advice: str = "the file is damaged, download or save it again") -> None:
+        super().__init__(f"{problem}: {advice}")
+
+
+def _read_header(file: PositionedFile) -> tuple[dict[str, Any], int]:
+    """Returns the header, and where the data section starts."""
     if file.size < 8:
-        raise InputError(f"{path}: a safetensors file has at least 8 bytes, found {file.size}: {_AGAIN}")
+        raise _DamagedError(f"a safetensors file has at least 8 bytes, found {file.size}")
     prefix = bytearray(8)
     file.read_into(0, memoryview(prefix))
     length = int.from_bytes(prefix, "little")
     if length > LARGEST_HEADER:
-        raise InputError(
-            f"{path}: its first 8 bytes announce a header of {length} bytes, but safetensors allows {LARGEST_HEADER}: "
-            f"this is no safetensors file, or {_AGAIN}"
+        raise _DamagedError(
+            f"its first 8 bytes announce a header of {length} bytes, but safetensors allows {LARGEST_HEADER}",
+            "this is not a safetensors file, or it is damaged",
         )
     if 8 + length > file.size:
-        raise InputError(f"{path}: header of {length} bytes announced, but only {file.size - 8} follow: {_AGAIN}")
+        raise _DamagedError(f"header of {length} bytes announced, but only {file.size - 8} follow")
     text = bytearray(length)
     file.read_into(8, memoryview(text))
     if not text.startswith(b"{"):
-        raise InputError(f"{path}: a safetensors header starts with '{{', found {bytes(text[:8])!r}: {_AGAIN}")
+        raise _DamagedError(f"a safetensors header starts with '{{', found {bytes(text[:8])!r}")
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_Unique)
-    except _DuplicateError as error:
-        raise InputError(f"{path}: its header has the name {error.args[0]!r} twice: {_AGAIN}") from None
+        return json.loads(text.decode(), object_pairs_hook=_without_duplicates), 8 + length
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: its header is not JSON ({error}): {_AGAIN}") from None
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InputError(f"{path}: '__metadata__' in its header must map names to texts: {_AGAIN}")
-    return {name: _entry(path, name, value) for name, value in header.items()}, metadata, 8 + length
+        raise _DamagedError(f"its header is not JSON ({error})") from None
 
 
-class _DuplicateError(Exception):
-    pass
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise _DamagedError(f"its header has the name {name!r} twice")
+        content[name] = value
+    return content
 
 
-class _Unique(dict[str, Any]):
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        if len(self) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise _DuplicateError(next(name for name in names if names.count(name) > 1))
-
-
-def _entry(path: Path, name: str, value: object) -> tuple[TensorInfo, int, int]:
-    where = f"{path}: tensor {name!r}"
+def _entry(name: str, value: object) -> tuple[TensorInfo, int, int]:
+    """Returns a tensor of the header, and where its data begins and ends."""
+    where = f"tensor {name!r}"
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{where}: its name is not valid Unicode: {_AGAIN}") from None
+        raise _DamagedError(f"{where}: its name is not valid Unicode") from None
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
-        raise InputError(
-            f"{where}: expected an object with dtype, shape and data_offsets, found {shortened(repr(value))}: {_AGAIN}"
-        )
+        shown = shortened(repr(value))
+        raise _DamagedError(f"{where}: expected an object with dtype, shape and data_offsets, found {shown}")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise InputError(
-            f"{where} has the unknown dtype {shortened(repr(dtype))}; known are {', '.join(BITS)}: "
-            "save it in one of these"
+        shown = shortened(repr(dtype))
+        raise _DamagedError(
+            f"{where} has the unknown dtype {shown}; known are {', '.join(BITS)}", "save it in one of these"
         )
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
-        raise InputError(
-            f"{where}: its shape must be a list of integers >= 0, found {shortened(repr(shape))}: {_AGAIN}"
-        )
+        raise _DamagedError(f"{where}: its shape must be a list of integers >= 0, found {shortened(repr(shape))}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise InputError(f"{where}: data_offsets must be two integers >= 0, found {shortened(repr(offsets))}: {_AGAIN}")
+        raise _DamagedError(f"{where}: data_offsets must be two integers >= 0, found {shortened(repr(offsets))}")
     begin, end = offsets
-    bits = math.prod(shape) * BITS[dtype]
-    if bits % 8:
-        raise InputError(f"{where}: {math.prod(shape)} elements of {dtype} do not fill whole bytes: {_AGAIN}")
-    if end - begin != bits // 8:
-        raise InputError(
-            f"{where}: shape {shape} of {dtype} needs {bits // 8} bytes, but its data_offsets {offsets} span "
-            f"{end - begin}: {_AGAIN}"
-        )
+    size, rest = divmod(math.prod(shape) * BITS[dtype], 8)
+    if rest:
+        raise _DamagedError(f"{where}: {math.prod(shape)} elements of {dtype} do not fill whole bytes")
+    if end - begin != size:
+        span = f"its data_offsets {offsets} span {end - begin}"
+        raise _DamagedError(f"{where}: shape {shape} of {dtype} needs {size} bytes, but {span}")
     return TensorInfo(name, dtype, tuple(shape)), begin, end
 
 
@@ -136,20 +134,19 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _checked(path: Path, entries: Mapping[str, tuple[TensorInfo, int, int]], size: int) -> list[tuple[TensorInfo, int]]:
-    """Tensors and their begins in file order, after checking that they tile the data section of `size` bytes."""
+def _in_file_order(entries: list[tuple[TensorInfo, int, int]], size: int) -> list[tuple[TensorInfo, int, int]]:
+    """Sorts the tensors and checks that they fill the data section of `size` bytes without holes or overlaps."""
     at, before = 0, "the start of the data"
-    ordered = sorted(entries.values(), key=lambda entry: entry[1:])
+    ordered = sorted(entries, key=lambda entry: entry[1:])
     for info, begin, end in ordered:
         if end > size:
-            raise InputError(
-                f"{path}: tensor {info.name!r} ends at byte {end} of the data, but the file has only {size}: "
-                "the file is cut short, download or save it again"
+            raise _DamagedError(
+                f"tensor {info.name!r} ends at byte {end} of the data, but the file has only {size}, so it is cut short"
             )
         if begin != at:
             what = "overlaps with" if begin < at else f"leaves a hole of {begin - at} bytes after"
-            raise InputError(f"{path}: tensor {info.name!r} {what} {before}: {_AGAIN}")
+            raise _DamagedError(f"tensor {info.name!r} {what} {before}")
         at, before = end, f"tensor {info.name!r}"
     if at != size:
-        raise InputError(f"{path}: {size - at} bytes follow after {before}, expected none: {_AGAIN}")
-    return [(info, begin) for info, begin, _ in ordered]
+        raise _DamagedError(f"{size - at} bytes follow after {before}, expected none")
+    return ordered

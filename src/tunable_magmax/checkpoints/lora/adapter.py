@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
@@ -16,115 +17,13 @@ from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, op
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
 from tunable_magmax.errors import InputError, some_of
 
-Shape = tuple[int, ...]
-
-
-class Direction:
-    """What can be known about the direction of square weights, from weights that are not square.
-
-    `adapted` are the factors A [r, in] and B [out, r] of adapted layers, each with the shape of the base's weight.
-    """
-
-    def __init__(self, base: Signature, adapted: Iterable[tuple[tuple[TensorInfo, TensorInfo], Shape]]) -> None:
-        in_base = {
-            info.shape[1:] == bias.shape
-            for name, info in base.tensors.items()
-            if name.endswith(".weight") and _oblong(info.shape)
-            if (bias := base.tensors.get(f"{name.removesuffix('.weight')}.bias")) is not None
-            if bias.shape in (info.shape[:1], info.shape[1:])
-        }
-        in_adapter = {
-            shape != _product(a, b)
-            for (a, b), shape in adapted
-            if _oblong(shape) and shape in (_product(a, b), _product(a, b)[::-1])
-        }
-        self._seen = in_base or in_adapter
-
-    def transposed(self, a: TensorInfo, b: TensorInfo, shape: Shape, configured: bool) -> bool | None:
-        """Whether the base's weight is the transpose of B @ A; None if that cannot be known.
-
-        A square weight is like the base's other weights with a bias, or else like the other adapted ones, or else as
-        the configuration says.
-        """
-        product = _product(a, b)
-        if len(product) != 2 or product[0] != product[1]:
-            return shape != product and shape == product[::-1]
-        seen = self._seen or {configured}
-        return None if len(seen) > 1 else next(iter(seen))
-
-
-def _product(a: TensorInfo, b: TensorInfo) -> Shape:
-    return b.shape[0], *a.shape[1:]
-
-
-def _oblong(shape: Shape) -> bool:
-    return len(shape) == 2 and shape[0] != shape[1]
-
+Shape: TypeAlias = tuple[int, ...]
 
 _PREFIX = "base_model.model."
 _LINEAR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<module>.+)\.lora_embedding_(?P<side>[AB])(\.(?P<adapter>[^.]+))?")
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save\.[^.]+)(?=\.)")
 _FOREIGN = re.compile(r"\.(lora_\w+|trainable_tokens_\w+|ia3_l|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|vera_\w+)(\.|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The stored names of a module's two factors; `embedding` says that they are of an embedding."""
-
-    a: str
-    b: str
-    embedding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What an adapter's file holds: factors by module, whole tensors by the model's name, and what is wrong with it."""
-
-    pairs: Mapping[str, Pair]
-    whole: Mapping[str, str]
-    """The stored name of each tensor that is saved in full: a head, biases, an embedding."""
-    problems: tuple[str, ...]
-
-
-def sort_names(stored: Iterable[str]) -> Contents:
-    """Sort stored names into factors and whole tensors.
-
-    >>> prefix = "base_model.model."
-    >>> found = sort_names([prefix + "q.lora_A.weight", prefix + "q.lora_B.weight", prefix + "head.bias"])
-    >>> list(found.pairs), found.whole
-    (['q'], {'head.bias': 'base_model.model.head.bias'})
-    """
-    sides: dict[tuple[str, bool], dict[str, str]] = {}
-    whole: dict[str, str] = {}
-    adapters: set[str | None] = set()
-    problems: list[str] = []
-    for name in stored:
-        plain = name.removeprefix(_PREFIX)
-        linear, embedding = _LINEAR.fullmatch(plain), _EMBEDDING.fullmatch(plain)
-        if found := linear or embedding:
-            adapters.add(found["adapter"])
-            held = sides.setdefault((found["module"], linear is None), {})
-            if held.setdefault(found["side"], name) != name:
-                problems.append(f"{name!r} is there a second time, as {held[found['side']]!r}")
-        elif "lora_magnitude_vector" in plain:
-            problems.append(f"{name!r} is a magnitude of DoRA")
-        elif _FOREIGN.search(plain):
-            problems.append(f"{name!r} is no factor of LoRA")
-        elif whole.setdefault(_WRAPPERS.sub("", plain), name) != name:
-            problems.append(f"{name!r} is there a second time, as {whole[_WRAPPERS.sub('', plain)]!r}")
-    if len(adapters) > 1:
-        shown = ", ".join(sorted(repr(name) for name in adapters))
-        problems.append(f"there are several adapters in it ({shown}): save one alone")
-    pairs: dict[str, Pair] = {}
-    for (module, embedding_kind), held in sides.items():
-        if missing := {"A", "B"} - held.keys():
-            problems.append(f"{module!r} has no lora_{'embedding_' * embedding_kind}{missing.pop()}")
-        elif module in pairs:
-            problems.append(f"{module!r} has factors both of a layer and of an embedding")
-        else:
-            pairs[module] = Pair(held["A"], held["B"], embedding_kind)
-    return Contents(pairs, whole, tuple(problems))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +42,7 @@ class LowRank:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor that it is added to. A convolution's kernel is a part of A."""
-        plain = (self.b.shape[0], *self.a.shape[1:])
+        plain = _plain_shape(self.a, self.b)
         return plain[::-1] if self.transposed else plain
 
     @property
@@ -154,7 +53,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an adapter has on one tensor: a whole tensor in the base's place, a product to be added, or both."""
+    """What an adapter has for one tensor: a whole tensor in the base's place, a product to be added, or both."""
 
     whole: TensorInfo | None
     product: LowRank | None
@@ -186,7 +85,7 @@ class Adapter(Opened):
         self.aliases = base.aliases
 
     def _matched(self, contents: Contents, config: AdapterConfig, base: Signature) -> dict[str, Part]:
-        """What the adapter has on each tensor, by the base's names."""
+        """Returns what the adapter has for each tensor, by the base's names."""
         factors = {m: (self._stored_info(pair.a), self._stored_info(pair.b)) for m, pair in contents.pairs.items()}
         _refuse(self.path, [fault for m, (a, b) in factors.items() for fault in _mismatches(m, a, b, config)])
         targets = {module: self._target(f"{module}.weight", base) for module in factors}
@@ -201,34 +100,38 @@ class Adapter(Opened):
         parts = {name: Part(info, None) for name, info in whole.items()}
         layers = {m: target for m, target in targets.items() if not contents.pairs[m].embedding}
         shapes = {m: base.tensors[target].shape for m, target in layers.items() if target in base.tensors}
-        direction = Direction(base, [(factors[m], shape) for m, shape in shapes.items()])
+        directions = _directions(base, [(_plain_shape(*factors[m]), shape) for m, shape in shapes.items()])
         for module, target in targets.items():
             a, b = factors[module]
-            transposed: bool | None = module not in layers
+            transposed = module not in layers
             if module in shapes:
-                transposed = direction.transposed(a, b, shapes[module], config.fan_in_fan_out)
-                if transposed is None:
-                    problems.append(f"{module!r} is square, and {_UNCLEAR}")
-            product = LowRank(a, b, config.scaling(module), bool(transposed))
-            if (held := whole.get(target)) is not None and held.shape != product.shape:
+                plain = _plain_shape(a, b)
+                transposed = plain != shapes[module] == plain[::-1]
+                if len(plain) == 2 and plain[0] == plain[1]:
+                    transposed = next(iter(directions), config.fan_in_fan_out)
+                    if len(directions) > 1:
+                        problems.append(f"{module!r} is square, and {_UNCLEAR}")
+            product = LowRank(a, b, config.scaling(module), transposed)
+            if (saved := whole.get(target)) is not None and saved.shape != product.shape:
                 problems.append(
-                    f"{held.name!r} has shape {list(held.shape)}, but the product of its factors {list(product.shape)}"
+                    f"{saved.name!r} has shape {list(saved.shape)}, but the product of its factors "
+                    f"{list(product.shape)}"
                 )
-            parts[target] = Part(held, product)
+            parts[target] = Part(saved, product)
         _refuse(self.path, problems)
         return parts
 
     def _whole(self, names: Mapping[str, str], base: Signature) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for name, stored in names.items():
             target = self._target(name, base)
-            if target in found:
+            if target in tensors:
                 raise InputError(f"{self.path}: {stored!r} and another tensor are both the base's {target!r}: drop one")
-            found[target] = self._stored_info(stored)
-        return found
+            tensors[target] = self._stored_info(stored)
+        return tensors
 
     def _target(self, name: str, base: Signature) -> str:
-        """The base's name for a tensor; a name of the adapter's own where the base has none."""
+        """Returns the base's name for a tensor; the adapter's own where the base has none."""
         return base.name_of(name) or base.name_of(self.renaming(name)) or name
 
     def _stored_info(self, name: str) -> TensorInfo:
@@ -239,7 +142,7 @@ class Adapter(Opened):
         return [part.product for part in self.parts.values() if part.product is not None]
 
     def describe(self) -> str:
-        """What it is, in words: "LoRA adapter (rank 8; 24 tensors by factors, 2 whole)"."""
+        """Returns a description such as "LoRA adapter (rank 8; 24 tensors by factors, 2 whole)"."""
         ranks = sorted({product.rank for product in self.products})
         shown = "no rank" if not ranks else f"rank {'-'.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}"
         whole = sum(part.whole is not None for part in self.parts.values())
@@ -257,7 +160,7 @@ class Adapter(Opened):
 
 
 def open_task(path: str | Path, base: Opened) -> Opened:
-    """Open what a task may be: a checkpoint, or a directory with a LoRA adapter on the base.
+    """Opens what a task may be: a checkpoint, or a directory with a LoRA adapter on the base.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
@@ -272,7 +175,7 @@ def open_task(path: str | Path, base: Opened) -> Opened:
     """
     path = Path(path)
     if path.name in ADAPTER_WEIGHTS and path.is_file():
-        raise InputError(f"{path} is the weights of an adapter alone: give its directory, {path.parent}")
+        raise InputError(f"{path} holds the weights of an adapter alone: give its directory, {path.parent}")
     if holds_adapter(path):
         return Adapter(path, Signature(base.tensors, base.aliases))
     if both := next((name for name in ADAPTER_WEIGHTS if (path / name).exists()), None):
@@ -281,7 +184,7 @@ def open_task(path: str | Path, base: Opened) -> Opened:
 
 
 def open_stored(path: Path) -> Checkpoint:
-    """An adapter's weights as they are stored."""
+    """Opens an adapter's weights as they are stored."""
     for name in ADAPTER_WEIGHTS:
         if (path / name).exists():
             return open_file(path / name)
@@ -332,4 +235,95 @@ _UNCLEAR = "the base has layers of both directions, [out, in] and [in, out], so 
 
 def _refuse(path: Path, problems: Sequence[str]) -> None:
     if problems:
-        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be mended, {MERGE_FIRST}")
+        raise InputError(f"{path}: {some_of(problems, limit=20, joint='; ')}. If this can't be fixed, {MERGE_FIRST}")
+
+
+# -- names in an adapter's file ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The stored names of a module's two factors; `embedding` says that they are of an embedding."""
+
+    a: str
+    b: str
+    embedding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The names in an adapter's file: factors by module, whole tensors by the model's name, and problems."""
+
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, str]
+    """The stored name of each tensor that is saved in full: a head, biases, an embedding."""
+    problems: tuple[str, ...]
+
+
+def sort_names(stored: Iterable[str]) -> Contents:
+    """Sorts stored names into factors and whole tensors.
+
+    >>> prefix = "base_model.model."
+    >>> contents = sort_names([prefix + "q.lora_A.weight", prefix + "q.lora_B.weight", prefix + "head.bias"])
+    >>> list(contents.pairs), contents.whole
+    (['q'], {'head.bias': 'base_model.model.head.bias'})
+    """
+    sides: dict[tuple[str, bool], dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    adapters: set[str | None] = set()
+    problems: list[str] = []
+    for name in stored:
+        plain = name.removeprefix(_PREFIX)
+        linear, embedding = _LINEAR.fullmatch(plain), _EMBEDDING.fullmatch(plain)
+        if factor := linear or embedding:
+            adapters.add(factor["adapter"])
+            both = sides.setdefault((factor["module"], linear is None), {})
+            if both.setdefault(factor["side"], name) != name:
+                problems.append(f"{name!r} is stored twice, also as {both[factor['side']]!r}")
+        elif "lora_magnitude_vector" in plain:
+            problems.append(f"{name!r} belongs to DoRA")
+        elif _FOREIGN.search(plain):
+            problems.append(f"{name!r} is not a factor of LoRA")
+        elif whole.setdefault(_WRAPPERS.sub("", plain), name) != name:
+            problems.append(f"{name!r} is stored twice, also as {whole[_WRAPPERS.sub('', plain)]!r}")
+    if len(adapters) > 1:
+        shown = ", ".join(sorted(repr(name) for name in adapters))
+        problems.append(f"it holds several adapters ({shown}): save one alone")
+    pairs: dict[str, Pair] = {}
+    for (module, is_embedding), both in sides.items():
+        if missing := {"A", "B"} - both.keys():
+            problems.append(f"{module!r} has no lora_{'embedding_' * is_embedding}{missing.pop()}")
+        elif module in pairs:
+            problems.append(f"{module!r} has factors both of a layer and of an embedding")
+        else:
+            pairs[module] = Pair(both["A"], both["B"], is_embedding)
+    return Contents(pairs, whole, tuple(problems))
+
+
+# -- the direction of weights -----------------------------------------------------------------------------------------
+
+
+def _directions(base: Signature, adapted: Iterable[tuple[Shape, Shape]]) -> set[bool]:
+    """Returns whether weights that are not square are [in, out], like GPT-2's Conv1D, or [out, in], like Linear.
+
+    These are the base's weights with a bias; if there are none, those in `adapted`: of each adapted layer the shape of
+    B @ A and of the base's weight. Square weights follow them, and only then the configuration: PEFT goes by the class
+    of each module, and writes down one `fan_in_fan_out` for all, that of the last module it came to.
+    """
+    in_base = {
+        info.shape[1:] == bias.shape
+        for name, info in base.tensors.items()
+        if name.endswith(".weight") and _oblong(info.shape)
+        if (bias := base.tensors.get(f"{name.removesuffix('.weight')}.bias")) is not None
+        if bias.shape in (info.shape[:1], info.shape[1:])
+    }
+    return in_base or {shape != plain for plain, shape in adapted if _oblong(shape) and shape in (plain, plain[::-1])}
+
+
+def _plain_shape(a: TensorInfo, b: TensorInfo) -> Shape:
+    """Returns the shape of B @ A."""
+    return b.shape[0], *a.shape[1:]
+
+
+def _oblong(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[0] != shape[1]

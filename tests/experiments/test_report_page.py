@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from experiments.invented import (
@@ -20,7 +21,7 @@ from experiments.invented import (
 from tunable_magmax.experiments.findings import findings, headlines
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import results_of
-from tunable_magmax.experiments.rows import BASELINES, PREFERENCES, meanings, plan_rows, row_parts
+from tunable_magmax.experiments.rows import BASELINES, Source, meanings, plan_rows, row_parts
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 
@@ -209,7 +210,7 @@ def test_kinds_and_rows_may_be_chosen_and_missing_ones_are_left_out(tmp_path: Pa
 
 
 def test_every_part_of_a_rows_name_is_explained() -> None:
-    for row in plan_rows(BASELINES, PREFERENCES, [0.5, "matched", "best"], [{"compare": "active"}]):
+    for row in plan_rows(BASELINES, get_args(Source), [0.5, "matched", "best"], [{"compare": "active"}]):
         base, preference, scale, _ = row_parts(row.name)
         parts = [base, *([f":{preference}"] if preference else []), *([f"@{scale}"] if scale else [])]
         assert list(meanings([row.name])) == parts

@@ -194,7 +194,7 @@ def test_paths_that_are_typed_count_from_the_current_directory(tmx, tmp_path, mo
 
 @pytest.mark.parametrize("given", ["false", 0, 1, None])
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(tmp_path, given):
-    with pytest.raises(InputError, match=f"order_from_seed is {given!r}: expected true or false"):
+    with pytest.raises(InputError, match=f"order_from_seed is {given!r}: must be true or false"):
         read_experiment(written(tmp_path, order_from_seed=given))
 
 
@@ -231,20 +231,23 @@ def test_all_problems_of_a_configuration_at_once(tmp_path):
         seeds=3,
         search=search,
         environments=environments,
+        kinds=[],
         colour=1,
     )
     with pytest.raises(InputError) as told:
         read_experiment(path)
     text = str(told.value)
     assert "unknown key 'colour'" in text
-    assert "preferences is ['labels']: expected of each in the list one of label, ot," in text
-    assert "(did you mean 'label'?), not 'labels'" in text
-    assert "scales is ['machted']: expected of each in the list matched, best or a number above 0," in text
-    assert "seeds is 3: expected a list of one or more values" in text
-    assert "search.trials is 0.5: expected a whole number of at least 0" in text
-    assert "environments.mixtures is {'D1': [0]}: expected paper or of each in the list a number above 0, not 0" in text
-    assert "environments.size is 'large': expected paper, supply or a whole number of at least 1" in text
+    assert "preferences.0 is 'labels': must be 'label', 'ot'," in text
+    assert "(did you mean 'label'?)" in text
+    assert "scales.0 is 'machted': must be matched, best or a number above 0" in text
+    assert "seeds is 3: must be a list" in text
+    assert "kinds is []: must have at least one value" in text
+    assert "search.trials is 0.5: must be a whole number" in text
+    assert "environments.mixtures is {'D1': [0]}: must be paper, or a mapping of names to lists of numbers" in text
+    assert "environments.size is 'large': must be paper, supply or a whole number of at least 1" in text
     assert "unknown key 'colour' in environments" in text
+    assert text.count("\n") == 9  # each problem once
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.experiments.demo import slug
 
 if TYPE_CHECKING:
-    from tunable_magmax.experiments.demo import Demonstration, Row
+    from tunable_magmax.experiments.demo import Demonstration, Scores
 
 NAMES, SITE, WIDTH = 34, 8, 110  # columns of the names, of a site, and of the text
 
@@ -56,13 +55,15 @@ def _table(found: Demonstration) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, name: str) -> str:
+def _line(row: Scores, name: str) -> str:
     tasks = "".join(f"{100 * score:4.0f}" for score in row.tasks)
     matched, half = ("".join(f"{100 * score:{SITE}.1f}" for score in scores) for scores in (row.sites, row.half))
     return f"{name:<{NAMES}}{tasks}  |{matched}  |{half}"
 
 
 def _story(found: Demonstration, out: Path) -> str:
+    from tunable_magmax.experiments.demo import slug
+
     tasks = ", ".join(f"t{t} {task}" for t, task in enumerate(found.tasks, start=1))
     mixes = [
         f"The {site} sees " + ", ".join(f"{share:.0%} {task}" for task, share in shares.items())

@@ -8,89 +8,53 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+
+from tunable_magmax.data.benchmark import open_benchmark
+from tunable_magmax.data.glyphs import SITE, alphabets, glyph_pictures
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
+from tunable_magmax.experiments.rows import MERGED
+from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
-
-if TYPE_CHECKING:
-    from tunable_magmax.data.samples import Samples
-    from tunable_magmax.evaluation.evaluator import Evaluator
-    from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.runs.run import Run
-
+from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.run import Run
+from tunable_magmax.training.config import TrainConfig
+from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.target import Reading, Sources
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
 EACH = 5
+TRAIN, TEST = 200, 50  # pictures of each character
+OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
 SITES: dict[str, dict[str, float]] = {
     "post office": {"digits-1": 0.25, "cyrillic": 0.5, "digits-2": 0.25},
     "maths class": {"greek-1": 0.3, "signs": 0.4, "greek-2": 0.3},
 }
 KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
-
-
-def slug(name: str) -> str:
-    """A name for folders.
-
-    >>> slug("post office")
-    'post-office'
-    """
-    return name.replace(" ", "-")
-
-
-def characters() -> tuple[str, ...]:
-    """Those of each task."""
-    from tunable_magmax.data.glyphs import alphabets
-
-    drawn = "".join(alphabets()[0].characters)
-    return tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS)))
-
-
-def write_site(place: Path, shares: Mapping[str, float], seed: int, number: int, report: Progress) -> None:
-    """Pictures of a site: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
-    from tunable_magmax.data.glyphs import SITE, glyph_pictures
-
-    draw = random.Random(derived_seed(seed, "site", number))
-    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
-    labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
-    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
-    (place / "inputs").mkdir(parents=True)
-    names = [pictures.classes[label] for label in labels]
-    (place / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
-    for position, picture in enumerate(pictures.load(range(len(labels)))):
-        folder = place / "inputs" if position < KNOWN else place / "test" / names[position]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / f"{position:04}.png")
-        report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
-
-
-def known_pictures(place: Path, classes: tuple[str, ...]) -> Samples:
-    """The pictures that are known of a site, with their labels."""
-    from tunable_magmax.data.samples import Samples
-    from tunable_magmax.data.source import open_samples
-
-    loose = open_samples(place / "inputs")
-    names = (place / "labels.txt").read_text(encoding="utf-8").splitlines()
-    return Samples(loose.origin, "image", len(loose), loose.load, classes, tuple(map(classes.index, names)))
-
-
-TRAIN, TEST = 200, 50  # pictures of each character
-OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
-BASELINES = ("average", "random_mix", "ties", "magmax")
+SHOWN = ("average", "random_mix", "ties", "magmax")
+"""The baselines of the table, as `rows.MERGED` names them, beside the base and the last checkpoint."""
 SOURCES = {"labels": "its labels", "inputs": "its pictures", "inputs-ot": "its pictures, by transport"}
 HALF = 0.5
 CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A model and its accuracy on the test pictures of each task and of each site.
+class Scores:
+    """A model's accuracy on the test pictures of each task and of each site.
 
     Merges have the scale `matched`; `half`: the accuracy on the sites with the paper's 0.5 for the step from the base.
     `own`: the site it was chosen or made for; `tailored`: whether it is a merge by that site's preference.
@@ -106,47 +70,50 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What came out. `weights`: by site and source, one weight for each task; `forgetting` as `tmx eval` defines it."""
+    """What came out. `weights`: by site and source, one weight for each task; `forgetting` as `tmx eval` defines it.
+
+    `characters`: those of each task. `known`: how many pictures of a site its preferences come from. `learnt`: the
+    accuracy on each task just after it was trained.
+    """
 
     tasks: tuple[str, ...]
     characters: tuple[str, ...]
-    """Of each task."""
     sites: Mapping[str, Mapping[str, float]]
     known: int
-    """Pictures of a site that its preferences come from."""
-    rows: tuple[Row, ...]
+    rows: tuple[Scores, ...]
     weights: Mapping[str, Mapping[str, tuple[float, ...]]]
     learnt: tuple[float, ...]
-    """The accuracy on each task just after it was trained."""
     forgetting: float
     picture: str
 
     def to_json(self) -> str:
-        """JSON text."""
+        """Returns JSON text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demonstration:
-    """Train, make two sites, find their preferences, merge and measure; everything is left in `out`.
+    """Trains, makes two sites, finds their preferences, merges and measures; everything is left in `out`.
 
-    Called again, it goes on with the training where that stopped, and makes the rest anew.
+    Called again, it continues the training where that stopped, and makes the rest anew.
     """
     _require_extras()
     from tunable_magmax.models.glyph_encoder import one_thread
-    from tunable_magmax.plots.demo import save_demo_picture
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
     with one_thread():
-        learnt, forgetting = _train(place, seed, report)
+        config = _config(place, seed)
+        learnt, forgetting = _train(config, place / "run", report)
         for folder in ("sites", "models", "preferences"):
             shutil.rmtree(place / folder, ignore_errors=True)
-        for k, (site, shares) in enumerate(SITES.items()):
-            write_site(place / "sites" / slug(site), shares, seed, k, report)
-        rows, weights = _merge_and_measure(place, report)
+        for k in range(len(SITES)):
+            _write_site(place, k, seed, report)
+        weights = _merge(place)
+        rows = _measure(place, config, weights, report)
+    drawn = "".join(alphabets()[0].characters)
     found = Demonstration(
         tasks=TASKS,
-        characters=characters(),
+        characters=tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS))),
         sites=SITES,
         known=KNOWN,
         rows=tuple(rows),
@@ -155,15 +122,25 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
         forgetting=forgetting,
         picture=str(place / PICTURE),
     )
-    save_demo_picture(found, place / PICTURE)
+    _draw(found, place / PICTURE)
     (place / RESULTS).write_text(found.to_json(), encoding="utf-8")
     return found
 
 
-def demo_config(seed: int) -> dict[str, Any]:
-    """The run.yaml of the demonstration."""
-    from tunable_magmax.data.glyphs import alphabets
+def slug(name: str) -> str:
+    """Returns a name for folders.
 
+    >>> slug("post office")
+    'post-office'
+    """
+    return name.replace(" ", "-")
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def demo_config(seed: int) -> dict[str, Any]:
+    """Returns the run.yaml of the demonstration."""
     names = alphabets()[0].first(EACH * len(TASKS)).names
     tasks = {task: list(names[EACH * t : EACH * (t + 1)]) for t, task in enumerate(TASKS)}
     sizes = {"classes": EACH * len(TASKS), "train": TRAIN, "test": TEST, "seed": seed}
@@ -171,139 +148,149 @@ def demo_config(seed: int) -> dict[str, Any]:
     return {"model": "glyphs", "benchmark": benchmark, "train": OPTIMISATION, "seed": seed}
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
-
-
-def _train(place: Path, seed: int, report: Progress) -> tuple[tuple[float, ...], float]:
-    """Train the sequence into `place`/run; what each task's accuracy was when it was new, and what was forgotten."""
-    import yaml
-
-    from tunable_magmax.training.config import TrainConfig
-    from tunable_magmax.training.sequence import train_sequence
-
+def _config(place: Path, seed: int) -> TrainConfig:
+    """Writes run.yaml, and removes the run of another seed or version."""
     file = place / CONFIG
     if place.exists() and not file.exists():
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
     wanted = yaml.safe_dump(demo_config(seed), sort_keys=False, allow_unicode=True)
     if place.exists() and file.read_text(encoding="utf-8") != wanted:
-        shutil.rmtree(place / "run", ignore_errors=True)  # of another seed or version
+        shutil.rmtree(place / "run", ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")
+    return TrainConfig.read(yaml.safe_load(wanted), place, str(file))
+
+
+def _train(config: TrainConfig, run: Path, report: Progress) -> tuple[tuple[float, ...], float]:
+    """Trains the sequence; returns each task's accuracy when it was new, and what was forgotten."""
 
     def watch(tick: Any) -> None:
         report("train", (tick.task - 1) * tick.steps + tick.step, tick.tasks * tick.steps)
 
-    config = TrainConfig.read(yaml.safe_load(wanted), place, str(file))
-    run = train_sequence(config, place / "run", device="cpu", progress=report, watch=watch)
-    assert run.matrix is not None
-    metrics = {metric.name: metric.value for metric in run.matrix.metrics()}
-    assert metrics["forgetting"] is not None
-    return tuple(run.matrix.rows[t][t] for t in range(len(TASKS))), metrics["forgetting"]
+    matrix = train_sequence(config, run, device="cpu", progress=report, watch=watch).matrix
+    assert matrix is not None
+    forgetting = {metric.name: metric.value for metric in matrix.metrics()}["forgetting"]
+    assert forgetting is not None
+    return tuple(matrix.rows[t][t] for t in range(len(TASKS))), forgetting
+
+
+# -- sites ------------------------------------------------------------------------------------------------------------
+
+
+def _site_folder(place: Path, site: str) -> Path:
+    return place / "sites" / slug(site)
+
+
+def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
+    """Writes a site's pictures: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
+    site, shares = list(SITES.items())[number]
+    folder = _site_folder(place, site)
+    draw = random.Random(derived_seed(seed, "site", number))
+    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
+    labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
+    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
+    (folder / "inputs").mkdir(parents=True)
+    names = [pictures.classes[label] for label in labels]
+    (folder / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
+    for position, picture in enumerate(pictures.load(range(len(labels)))):
+        target = folder / "inputs" if position < KNOWN else folder / "test" / names[position]
+        target.mkdir(parents=True, exist_ok=True)
+        picture.save(target / f"{position:04}.png")
+        report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
+
+
+def _known_pictures(folder: Path, classes: tuple[str, ...]) -> Samples:
+    """Returns the pictures that are known of a site, with their labels."""
+    loose = open_samples(folder / "inputs")
+    names = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
+    return Samples(loose.origin, "image", len(loose), loose.load, classes, tuple(map(classes.index, names)))
 
 
 # -- preferences, merges, accuracies ----------------------------------------------------------------------------------
 
 
-def _merge_and_measure(place: Path, report: Progress) -> tuple[list[Row], dict[str, dict[str, tuple[float, ...]]]]:
-    from tunable_magmax.engines.local import merge_checkpoints
-    from tunable_magmax.merging.state_dicts import MergeSession
-    from tunable_magmax.models.state import read_state
-    from tunable_magmax.runs.run import Run
-
+def _merge(place: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Finds the preferences of each site, as files, and merges by them; returns the weights by site and source."""
     run = Run.open(place / "run")
-    base, *tasks = (read_state(path)[0] for path in (run.base, *run.tasks))
-    measure = _Measure(place, run, report)
+    for folder in ("preferences", "models"):
+        (place / folder).mkdir()
     weights: dict[str, dict[str, tuple[float, ...]]] = {}
-    with MergeSession(base, tasks) as session:
-
-        def half(**given: Any) -> Mapping[str, Any]:
-            return session.merge(scale=HALF, **given).state_dict
-
-        rows = [measure("base", base, base), measure("last checkpoint", tasks[-1], half(method="last_task"))]
-        rows += [measure(name, session.merge(method=name).state_dict, half(method=name)) for name in BASELINES]
-        for site in SITES:
-            best = measure.best(site, tasks)
-            alone = [float(t == best) for t in range(len(tasks))]
-            rows.append(measure("best single task", tasks[best], half(weights=alone), site))
-            found = {source: _preference(run, place, site, source) for source in SOURCES}
-            weights[site] = {source: preference.weights for source, preference in found.items()}
-            for source, preference in found.items():
-                preference.save(_made(place / "preferences" / f"{slug(site)}-{source}.json"))
-                model = _made(place / "models" / f"{slug(site)}-{source}")
-                merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
-                states = read_state(model)[0], half(weights=preference.weights)
-                rows.append(measure(f"from {SOURCES[source]}", *states, site, tailored=True))
-    return rows, weights
+    for site in SITES:
+        weights[site] = {}
+        for source in SOURCES:
+            preference = _preference(run, _site_folder(place, site), source)
+            preference.save(place / "preferences" / f"{slug(site)}-{source}.json")
+            model = place / "models" / f"{slug(site)}-{source}"
+            merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
+            weights[site][source] = preference.weights
+    return weights
 
 
-class _Measure:
-    """Accuracies of models on the tasks' test pictures and on both sites'."""
-
-    def __init__(self, place: Path, run: Run, report: Progress) -> None:
-        import yaml
-
-        from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-        from tunable_magmax.data.source import open_samples
-        from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark, label_samples
-        from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import load_head
-
-        assert run.head is not None
-        head, encoder = load_head(run.head), load_encoder(run.base, "cpu")
-        section = yaml.safe_load((place / CONFIG).read_text(encoding="utf-8"))["benchmark"]
-        benchmark = open_benchmark(BenchmarkOptions.read(section, place))
-        self._tasks = Evaluator(encoder, head, label_benchmark(benchmark, head.classes))
-        self._sites: dict[str, Evaluator] = {}
-        self._known: dict[str, Evaluator] = {}
-        for site in SITES:
-            folder = place / "sites" / slug(site)
-            unseen = open_samples(folder / "test")
-            known = known_pictures(folder, head.classes)
-            self._sites[site] = Evaluator(encoder, head, label_samples(unseen, head.classes, {}))
-            self._known[site] = Evaluator(encoder, head, label_samples(known, head.classes, {}))
-        self._report, self._done = report, 0
-
-    def __call__(
-        self,
-        model: str,
-        state: Mapping[str, Any],
-        half: Mapping[str, Any],
-        own: str | None = None,
-        tailored: bool = False,
-    ) -> Row:
-        self._done += 1
-        self._report("measuring", self._done, 2 + len(BASELINES) + len(SITES) * (1 + len(SOURCES)))
-        tasks = tuple(share.value for share in self._tasks.measure(state).by_task.values())
-        return Row(model, tasks, self._on_sites(state), self._on_sites(half), own, tailored)
-
-    def _on_sites(self, state: Mapping[str, Any]) -> tuple[float, ...]:
-        return tuple(self._sites[site].measure(state).overall.value for site in SITES)
-
-    def best(self, site: str, tasks: Sequence[Mapping[str, Any]]) -> int:
-        """The task checkpoint that gets most of the site's labelled pictures right."""
-        scores = [self._known[site].measure(state).overall.right for state in tasks]
-        return scores.index(max(scores))
-
-
-def _preference(run: Run, place: Path, site: str, source: str) -> Preference:
-    """As `tmx prefer` finds it: from labels, from inputs, or from inputs by transport."""
-    from tunable_magmax.workflows.prefer import Estimation, prefer
-    from tunable_magmax.workflows.target import Reading, Sources
-
-    folder = place / "sites" / slug(site)
+def _preference(run: Run, folder: Path, source: str) -> Preference:
+    """Finds a preference as `tmx prefer` does: from labels, from inputs, or from inputs by transport."""
     if source == "labels":
         return prefer(run, Sources(labels=folder / "labels.txt")).preference
     estimation = Estimation(method="ot" if source == "inputs-ot" else "auto")
     return prefer(run, Sources(inputs=folder / "inputs"), estimation, Reading(device="cpu")).preference
 
 
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+def _measure(
+    place: Path, config: TrainConfig, weights: Mapping[str, Mapping[str, tuple[float, ...]]], report: Progress
+) -> list[Scores]:
+    """Measures all models on the tasks' test pictures and on both sites'."""
+    total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
+    rows: list[Scores] = []
+    with Workbench(place / "run", open_benchmark(config.benchmark), device="cpu") as bench:
+
+        def on(samples: Samples) -> Evaluator:
+            return Evaluator(bench.encoder, bench.head, label_samples(samples, bench.head.classes, {}))
+
+        unseen = [on(open_samples(_site_folder(place, site) / "test")) for site in SITES]
+
+        def merged(scale: float | str = "matched", **options: Any) -> State:
+            return bench.merge(scale=scale, **options)[0]
+
+        def add(model: str, state: State, half: State, own: str | None = None, tailored: bool = False) -> None:
+            report("measuring", len(rows) + 1, total)
+            matched, halved = (
+                tuple(site.measure(weights).overall.value for site in unseen) for weights in (state, half)
+            )
+            rows.append(Scores(model, bench.task_accuracies(state), matched, halved, own, tailored))
+
+        add("base", bench.base, bench.base)
+        add("last checkpoint", bench.states[-1], merged(HALF, method=MERGED["sequential"]))
+        for name in SHOWN:
+            add(name, merged(method=MERGED[name]), merged(HALF, method=MERGED[name]))
+        for site in SITES:
+            known = on(_known_pictures(_site_folder(place, site), bench.head.classes))
+            right = [known.measure(state).overall.right for state in bench.states]
+            best = right.index(max(right))
+            alone = [float(t == best) for t in range(len(TASKS))]
+            add("best single task", bench.states[best], merged(HALF, weights=alone), site)
+            for source, shares in weights[site].items():
+                states = merged(weights=shares), merged(HALF, weights=shares)
+                add(f"from {SOURCES[source]}", *states, site, tailored=True)
+    return rows
+
+
+def _draw(found: Demonstration, path: Path) -> None:
+    panels = []
+    for k, (site, shares) in enumerate(found.sites.items()):
+        rows = [row for row in found.rows if row.own in (None, site)]
+        lines = {"true shares": [shares.get(task, 0.0) for task in found.tasks]}
+        lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in found.weights[site].items()}
+        bars = [Bar(row.model, row.sites[k], row.half[k], row.tailored) for row in rows]
+        panels.append(SitePanel(site, bars, lines))
+    title = (
+        f"One encoder, {len(found.tasks)} tasks, {len(found.sites)} sites: merges made for a site, from "
+        f"{found.known} samples of it"
+    )
+    tasks = [f"{task}\n{drawn}" for task, drawn in zip(found.tasks, found.characters, strict=True)]
+    save_demo_picture(title, tasks, panels, path)
 
 
 def _require_extras() -> None:
-    """Before anything is written: what training and drawing need."""
+    """Refuses, before anything is written, if what training and drawing need is not installed."""
     needed = {"transformers": "transformers", "PIL": "pillow", "matplotlib": "matplotlib"}
     missing = [name for module, name in needed.items() if find_spec(module) is None]
     if missing:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 Scale: TypeAlias = float | str
+Baseline: TypeAlias = Literal["zero-shot", "single-best", "sequential", "random_mix", "average", "ties", "magmax"]
+Source: TypeAlias = Literal["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
+"""Where a preference may come from."""
+Option: TypeAlias = Literal["scope", "compare", "keep"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 MERGED = {
     "sequential": "last_task",
     "random_mix": "random_mix",
@@ -15,9 +20,7 @@ MERGED = {
     "magmax": "magmax",
 }
 """Baselines that are merges, by the name they have in tables."""
-BASELINES = ("zero-shot", "single-best", *MERGED)
-PREFERENCES = ("label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search")
-DEFAULTS = {"scope": "model", "compare": "all", "keep": "random"}
+DEFAULTS: Mapping[Option, str] = {"scope": "model", "compare": "all", "keep": "random"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Row:
     method: str | None
     preference: str | None = None
     scale: Scale | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -50,7 +53,7 @@ def plan_rows(
     baselines: Sequence[str],
     preferences: Sequence[str],
     scales: Sequence[Scale],
-    variations: Sequence[Mapping[str, Any]] = (),
+    variations: Sequence[Mapping[Option, str]] = (),
 ) -> list[Row]:
     """All rows: baselines at each scale, sequential fine-tuning also as it is, and preferences at each but `best`."""
     rows: list[Row] = []
@@ -62,7 +65,10 @@ def plan_rows(
             rows.append(Row(name, None))
     own = [scale for scale in scales if scale != "best"]
     rows += [Row("tunable", "tunable_magmax", name, scale) for name in preferences for scale in own]
-    rows += [Row("tunable", "tunable_magmax", "label", "matched", dict(changed)) for changed in variations]
+    rows += [
+        Row("tunable", "tunable_magmax", "label", "matched", {str(key): value for key, value in each.items()})
+        for each in variations
+    ]
     return rows
 
 

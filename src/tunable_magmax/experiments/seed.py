@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.environments import Environment
+from tunable_magmax.experiments.environments import Environment, draw_environments
 from tunable_magmax.experiments.jobs import Job
 from tunable_magmax.experiments.records import Record, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
-from tunable_magmax.experiments.workbench import Count, Workbench, tailored
+from tunable_magmax.experiments.workbench import Count, Workbench, preference_for
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
@@ -48,7 +49,9 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
     """Train what is not trained yet, and make the records of the missing jobs, one after the other."""
     config = work.experiment.training(work.seed)
     train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
-    with Workbench(config, work.place, work.experiment.environments, work.device) as bench:
+    benchmark = open_benchmark(config.benchmark)
+    environments = draw_environments(benchmark, work.experiment.environments)
+    with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device) as bench:
         runner = _Seed(work.experiment, work.seed, bench, work.known, training_seconds(work.place))
         for job in work.jobs:
             yield runner.do(job)
@@ -137,7 +140,7 @@ class _Seed:
         everywhere = self._bench.environments
         if row.preference != "search":
             return everywhere
-        return [found for found in everywhere if found.variant in self._experiment.search_variants]
+        return [found for found in everywhere if found.variant in self._experiment.search.variants]
 
     def _for_all(self, row: Row) -> list[dict[str, Any]]:
         """One model for all environments."""
@@ -165,8 +168,8 @@ class _Seed:
         # One preference serves all scales.
         key = (row.preference, environment.name)
         if key not in self._preferences:
-            trials = self._experiment.search_trials
-            self._preferences[key] = tailored(bench, row.preference, environment, trials=trials)
+            trials = self._experiment.search.trials
+            self._preferences[key] = preference_for(bench, row.preference, environment, trials=trials)
         preference = self._preferences[key]
         state, report = bench.merge(weights=preference.weights, scale=row.scale, **row.options)
         count = bench.count(state, [environment])[0]
@@ -208,7 +211,7 @@ class _Seed:
                     continue
                 order = shuffled(len(environment.meta), derived_seed(environment.variant, environment.mixture, "meta"))
                 meta = sorted(environment.meta[k] for k in order[:size])
-                preference = tailored(bench, source, environment, meta)
+                preference = preference_for(bench, source, environment, meta)
                 state, _ = bench.merge(weights=preference.weights)
                 count = bench.count(state, [environment])[0]
                 shares.append(count.right / count.samples)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.data.benchmark import Benchmark
+from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, label_benchmark, label_samples
-from tunable_magmax.experiments.environments import Environment, EnvironmentSizes, draw_environments
+from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.state_dicts import MergeSession
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
-from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
+from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, search
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.config import TrainConfig
 
 State = Mapping[str, Tensor]
 BATCH = 512
@@ -48,27 +47,33 @@ class Count:
 class Workbench:
     """A run directory with everything that measurements need. A context manager.
 
-    `seconds`: time spent by kind of work.
+    `seconds`: time spent by kind of work. `seed`: that of all merges.
     """
 
-    def __init__(self, config: TrainConfig, run: Path, sizes: EnvironmentSizes, device: str | None = None) -> None:
-        self.benchmark = open_benchmark(config.benchmark)
-        self.environments = draw_environments(self.benchmark, sizes)
+    def __init__(
+        self,
+        run: Path,
+        benchmark: Benchmark,
+        environments: Sequence[Environment] = (),
+        *,
+        seed: int = 0,
+        device: str | None = None,
+    ) -> None:
+        self.benchmark, self.environments, self.seed = benchmark, tuple(environments), seed
         self.run = Run.open(run)
         self.profiles = self.run.require_profiles("an experiment")
         self.encoder = load_encoder(self.run.base, device)
         assert self.run.head is not None
         self.head = load_head(self.run.head)
-        self.seed = config.seed
         self.seconds: dict[str, float] = {}
         everything = label_benchmark(self.benchmark, self.head.classes)
-        self._test = Decoded(self.encoder, self.benchmark.test, everything.positions)
-        self._evaluator = Evaluator(
-            self.encoder, self.head, everything, batch=BATCH, prepared=self._test.take(everything.positions)
-        )
+        self._evaluator = Evaluator(self.encoder, self.head, everything, batch=BATCH)
         self._row = {position: k for k, position in enumerate(self._evaluator.prepared.positions)}
         self._parts: dict[str, Evaluator] = {}
-        self.base, self.states = self._read()
+        with self.timed("read"):
+            # In the memory of the encoder's device: once for all merges.
+            files = (self.run.base, *self.run.tasks)
+            self.base, *self.states = (_moved(read_tensors(path), self.encoder.device) for path in files)
         self.session = MergeSession(self.base, self.states)
 
     def __enter__(self) -> Workbench:
@@ -76,13 +81,6 @@ class Workbench:
 
     def __exit__(self, *error: object) -> None:
         self.session.close()
-
-    def _read(self) -> tuple[State, list[State]]:
-        """Base and tasks in the memory of the encoder's device: once for all merges."""
-        device = self.encoder.device
-        with self.timed("read"):
-            base, *tasks = (_moved(read_tensors(path), device) for path in (self.run.base, *self.run.tasks))
-        return base, tasks
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
@@ -96,7 +94,7 @@ class Workbench:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def merge(self, **options: Any) -> tuple[State, MergeReport]:
-        """One merge; its seed is the training's."""
+        """Merges once, in memory."""
         with self.timed("merge"):
             merged = self.session.merge(seed=self.seed, **options)
         return merged.state_dict, merged.report
@@ -264,28 +262,22 @@ def _counted(evaluator: Evaluator) -> Count:
     return Count(found.overall.right, found.overall.samples, found.known.right)
 
 
-Measure: TypeAlias = Literal["ot", "cosine", "mmd"]
-Source: TypeAlias = Callable[[Workbench, Sequence[int]], Preference]
-# Intervals are not needed, only weights.
-PLAIN = Resampling(replicates=0)
+PLAIN = Resampling(replicates=0)  # intervals are not needed, only weights
 
 
-def tailored(
-    bench: Workbench, name: str, environment: Environment, meta: Sequence[int] | None = None, trials: int = 0
+def preference_for(
+    bench: Workbench, source: str, environment: Environment, meta: Sequence[int] | None = None, trials: int = 0
 ) -> Preference:
-    """The preference by a source, from the environment's meta samples or some of them."""
-    positions = environment.meta if meta is None else tuple(meta)
-    if name == "search":
+    """Finds a preference by a source, from the environment's meta samples or from those at `meta`."""
+    if source == "search":
         return _searched(bench, environment, trials)
-    if name not in _SOURCES:
-        raise InputError(f"no preference is called {name!r}{closest(name, [*_SOURCES, 'search'])}")
     with bench.timed("prefer"):
-        return _SOURCES[name](bench, positions)
+        return _estimated(bench, source, environment.meta if meta is None else meta)
 
 
 def _searched(bench: Workbench, environment: Environment, trials: int) -> Preference:
-    """The weights whose merge classifies the meta samples best, starting from the label preference."""
-    start = tailored(bench, "label", environment)
+    """Finds the weights whose merge classifies the meta samples best, starting from the label preference."""
+    start = preference_for(bench, "label", environment)
 
     def score(weights: tuple[float, ...], scale: float | None) -> float:
         state, _ = bench.merge(weights=weights)
@@ -296,74 +288,45 @@ def _searched(bench: Workbench, environment: Environment, trials: int) -> Prefer
     return Preference(best.weights, "search", {"value": best.value, "trials": trials})
 
 
-def _label(bench: Workbench, positions: Sequence[int]) -> Preference:
-    return Preference.from_labels(_label_counts(bench), bench.labels(positions), resampling=PLAIN)
-
-
-def _compared(method: Measure) -> Source:
-    def source(bench: Workbench, positions: Sequence[int]) -> Preference:
-        return Preference.from_features(**_features(bench, positions), method=method, resampling=PLAIN)
-
-    return source
-
-
-def _shift(bench: Workbench, positions: Sequence[int]) -> Preference:
-    return Preference.from_predictions(**_predictions(bench, positions), resampling=PLAIN)
-
-
-def _pseudo(bench: Workbench, positions: Sequence[int]) -> Preference:
-    evidence = {**_predictions(bench, positions), "task_label_counts": _label_counts(bench)}
-    return Preference.from_predictions(**evidence, method="pseudo", resampling=PLAIN)
-
-
-def _probe(bench: Workbench, positions: Sequence[int]) -> Preference:
-    return Preference.from_base_features(
-        [profile.base_features for profile in bench.profiles],
-        [profile.row_labels for profile in bench.profiles],
-        bench.base_features(positions),
-        fitted=bench.probe,
-        resampling=PLAIN,
-    )
-
-
-def _auto(bench: Workbench, positions: Sequence[int]) -> Preference:
+def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference:
+    labels = [profile.label_table for profile in bench.profiles]
+    if source == "label":
+        return Preference.from_labels(labels, bench.labels(meta), resampling=PLAIN)
+    if source in ("ot", "cosine", "mmd"):
+        method: Any = source
+        return Preference.from_features(**_features(bench, meta), method=method, resampling=PLAIN)
+    if source == "shift":
+        return Preference.from_predictions(**_predictions(bench, meta), resampling=PLAIN)
+    if source == "pseudo":
+        evidence = {**_predictions(bench, meta), "task_label_counts": labels}
+        return Preference.from_predictions(**evidence, method="pseudo", resampling=PLAIN)
+    base_features = [profile.base_features for profile in bench.profiles]
+    base_labels = [profile.row_labels for profile in bench.profiles]
+    own = bench.base_features(meta)
+    if source == "probe":
+        return Preference.from_base_features(base_features, base_labels, own, fitted=bench.probe, resampling=PLAIN)
+    assert source == "auto", source  # an experiment's configuration is checked
     return Preference.auto(
-        **_features(bench, positions),
-        **_predictions(bench, positions),
-        task_base_features=[profile.base_features for profile in bench.profiles],
-        task_base_labels=[profile.row_labels for profile in bench.profiles],
-        target_base_features=bench.base_features(positions),
+        **_features(bench, meta),
+        **_predictions(bench, meta),
+        task_base_features=base_features,
+        task_base_labels=base_labels,
+        target_base_features=own,
         fitted=bench.probe,
         resampling=PLAIN,
     )
 
 
-def _label_counts(bench: Workbench) -> list[dict[str, int]]:
-    return [profile.label_table for profile in bench.profiles]
-
-
-def _features(bench: Workbench, positions: Sequence[int]) -> dict[str, Any]:
+def _features(bench: Workbench, meta: Sequence[int]) -> dict[str, Any]:
     return {
         "task_features": [profile.features for profile in bench.profiles],
-        "target_features": bench.target_features(positions),
+        "target_features": bench.target_features(meta),
     }
 
 
-def _predictions(bench: Workbench, positions: Sequence[int]) -> dict[str, Any]:
-    shares = bench.head.probabilities(bench.base_features(positions))
+def _predictions(bench: Workbench, meta: Sequence[int]) -> dict[str, Any]:
+    shares = bench.head.probabilities(bench.base_features(meta))
     return {
         "task_predictions": [profile.predicted_table for profile in bench.profiles],
         "predictions": [bench.head.classes[index] for index in shares.argmax(axis=1).tolist()],
     }
-
-
-_SOURCES: dict[str, Source] = {
-    "label": _label,
-    "ot": _compared("ot"),
-    "cosine": _compared("cosine"),
-    "mmd": _compared("mmd"),
-    "shift": _shift,
-    "pseudo": _pseudo,
-    "probe": _probe,
-    "auto": _auto,
-}

@@ -1,57 +1,65 @@
-"""The demonstration as a picture: for each site, the accuracy of every model and where its weights lie."""
+"""Draws the demonstration: for each site, the accuracy of every model and where its weights lie."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunable_magmax.plots.figure import blank_figure, plain, save_figure
-
-if TYPE_CHECKING:
-    from tunable_magmax.experiments.demo import Demonstration, Row
 
 GREY, TAILORED = "#b8bec6", "#1d6fa5"
 INK, FAINT = "#22282f", "#6b7280"
 
 
-def save_demo_picture(found: Demonstration, path: str | Path) -> None:
-    """Draw the demonstration and write it; the suffix of `path` is the format."""
+@dataclass(frozen=True)
+class Bar:
+    """A model's accuracy on a site, from 0 to 1: at the scale `matched`, and `half` at the scale 0.5."""
+
+    label: str
+    value: float
+    half: float
+    tailored: bool
+
+
+@dataclass(frozen=True)
+class SitePanel:
+    """A site. `weights`: lines of one share for each task; the first are the true shares."""
+
+    name: str
+    bars: Sequence[Bar]
+    weights: Mapping[str, Sequence[float]]
+
+
+def save_demo_picture(title: str, tasks: Sequence[str], sites: Sequence[SitePanel], path: str | Path) -> None:
+    """Draws all sites and writes the picture; the suffix of `path` is the format."""
     figure = blank_figure(12, 7.4)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.08)
-    grid = figure.subplots(len(found.sites), 2, squeeze=False, width_ratios=(1, 1.15))
-    most = max(max(row.sites + row.half) for row in found.rows)
-    for k, site in enumerate(found.sites):
-        rows = [row for row in found.rows if row.own in (None, site)]
-        _draw_accuracies(grid[k][0], rows, k, site, most)
-        _draw_weights(grid[k][1], found, site)
-    figure.suptitle(
-        f"One encoder, {len(found.tasks)} tasks, {len(found.sites)} sites: merges made for a site, from "
-        f"{found.known} samples of it",
-        x=0.01,
-        ha="left",
-        fontsize=13,
-        color=INK,
-        fontweight="bold",
-    )
+    grid = figure.subplots(len(sites), 2, squeeze=False, width_ratios=(1, 1.15))
+    most = max(max(bar.value, bar.half) for site in sites for bar in site.bars)
+    for (left, right), site in zip(grid, sites, strict=True):
+        _draw_accuracies(left, site, 100 * most)
+        _draw_weights(right, site, tasks)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
     save_figure(figure, path)
 
 
-def _draw_accuracies(axes: Any, rows: Sequence[Row], site_index: int, site: str, most: float) -> None:
-    values = [100 * row.sites[site_index] for row in rows]
-    colours = [TAILORED if row.tailored else GREY for row in rows]
-    places = range(len(rows))
+def _draw_accuracies(axes: Any, site: SitePanel, most: float) -> None:
+    values = [100 * bar.value for bar in site.bars]
+    halves = [100 * bar.half for bar in site.bars]
+    colours = [TAILORED if bar.tailored else GREY for bar in site.bars]
+    places = range(len(site.bars))
     axes.barh(places, values, height=0.72, color=colours, zorder=2)
-    halves = [100 * row.half[site_index] for row in rows]
     axes.plot(halves, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
-    for place, value, half, row in zip(places, values, halves, rows, strict=True):
-        weight, ink = ("bold", "white") if row.tailored else ("normal", INK)
+    for place, value, half, bar in zip(places, values, halves, site.bars, strict=True):
+        weight, ink = ("bold", "white") if bar.tailored else ("normal", INK)
         axes.text(1, place, f"{value:.1f}", va="center", fontsize=8.5, color=ink, fontweight=weight)
         axes.text(max(value, half) + 1.2, place, f"{half:.1f}", va="center", fontsize=8, color=FAINT)
-    axes.set_yticks(list(places), [row.model for row in rows], fontsize=9, color=INK)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 100 * most * 1.1)
-    title = f"{site}: accuracy on samples not seen before (%)\nbars: scale matched; dots with numbers: scale 0.5"
+    axes.set_yticks(list(places), [bar.label for bar in site.bars], fontsize=9, color=INK)
+    axes.set_ylim(len(site.bars) - 0.4, -0.6)
+    axes.set_xlim(0, most * 1.1)
+    title = f"{site.name}: accuracy on samples not seen before (%)\nbars: scale matched; dots with numbers: scale 0.5"
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, colors=FAINT)
@@ -59,14 +67,9 @@ def _draw_accuracies(axes: Any, rows: Sequence[Row], site_index: int, site: str,
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
 
 
-def _draw_weights(axes: Any, found: Demonstration, site: str) -> None:
-    """A table of weights, the darker the larger: the true shares above what was found."""
-    from tunable_magmax.experiments.demo import SOURCES
-
-    shares = found.sites[site]
-    lines = {"true shares": [shares.get(task, 0.0) for task in found.tasks]}
-    lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in found.weights[site].items()}
-    values = list(lines.values())
+def _draw_weights(axes: Any, site: SitePanel, tasks: Sequence[str]) -> None:
+    """Draws a table of weights, the darker the larger: the true shares above what was found."""
+    values = [list(line) for line in site.weights.values()]
     axes.imshow(values, cmap="Blues", vmin=0, vmax=0.75, aspect="auto")
     for y, row in enumerate(values):
         for x, value in enumerate(row):
@@ -74,9 +77,8 @@ def _draw_weights(axes: Any, found: Demonstration, site: str) -> None:
                 ink = "white" if value > 0.4 else INK
                 axes.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=9, color=ink)
     axes.axhline(0.5, color="white", linewidth=6)
-    axes.set_yticks(range(len(lines)), list(lines), fontsize=9, color=INK)
-    names = [f"{task}\n{plain(found.characters[t])}" for t, task in enumerate(found.tasks)]
-    axes.set_xticks(range(len(names)), names, fontsize=8, color=INK, linespacing=1.4)
+    axes.set_yticks(range(len(values)), list(site.weights), fontsize=9, color=INK)
+    axes.set_xticks(range(len(tasks)), [plain(task) for task in tasks], fontsize=8, color=INK, linespacing=1.4)
     axes.tick_params(length=0)
-    axes.set_title(f"{site}: weights of the tasks (%)", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"{site.name}: weights of the tasks (%)", loc="left", fontsize=10, color=INK)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)

@@ -4,8 +4,8 @@
     python benchmarks/train.py --size base        # ViT-B/16 on 224 x 224
 
 Printed: images per second of the loop as `tmx train` runs it (rows gathered, augmented and normalised for each step);
-of its floor, the same optimisation step on one batch that lies ready; the ratio of the two; and, on a GPU, the share of
-the speed of large bfloat16 matrix products that the step's own products reach.
+of the bare step, which is the same optimisation step on one batch that is ready; the ratio of the two; and, on a GPU,
+the share of the speed of large bfloat16 matrix products that the step's own products reach.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLASSES = 5
 
 
 def make_encoder(size: str, device: str, folder: Path) -> Encoder:
-    """A randomly initialised CLIP image tower."""
+    """Makes a randomly initialised CLIP image tower."""
     import transformers
 
     side, patch, width, depth, heads = SIZES[size]
@@ -56,7 +56,7 @@ def make_encoder(size: str, device: str, folder: Path) -> Encoder:
 
 
 def make_inputs(encoder: Encoder, side: int, count: int) -> tuple[Benchmark, Prepared]:
-    """Images of noise, in one task."""
+    """Makes images of noise, in one task."""
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
@@ -71,7 +71,7 @@ def make_inputs(encoder: Encoder, side: int, count: int) -> tuple[Benchmark, Pre
 
 
 def loop_seconds(encoder: Encoder, benchmark: Benchmark, inputs: Prepared, options: Optimisation) -> float:
-    """Seconds of a step of the loop, without its first epoch."""
+    """Returns the seconds of a step of the loop, without its first epoch."""
     head = Head.of(np.eye(CLASSES, encoder.dim), benchmark.classes, 20.0)
     section = BenchmarkOptions.read({"name": "glyphs", "tasks": 1}, Path())
     trainer = Trainer(encoder, head, benchmark, TrainConfig("noise", section, train=options))
@@ -81,8 +81,8 @@ def loop_seconds(encoder: Encoder, benchmark: Benchmark, inputs: Prepared, optio
     return (times[-1] - times[skipped]) / (options.log_every * (len(times) - 1 - skipped))
 
 
-def floor_seconds(encoder: Encoder, inputs: Prepared, options: Optimisation, steps: int) -> float:
-    """Seconds of a step on one batch that lies ready."""
+def bare_seconds(encoder: Encoder, inputs: Prepared, options: Optimisation, steps: int) -> float:
+    """Returns the seconds of a step on one batch that is ready."""
     step = Step(encoder, [(n, p) for n, p in encoder.module.named_parameters() if p.requires_grad], options, None)
     batch = inputs.batch(list(range(options.batch)))
     assert inputs.labels is not None
@@ -103,7 +103,7 @@ def floor_seconds(encoder: Encoder, inputs: Prepared, options: Optimisation, ste
 
 
 def matrix_rate(device: str) -> float:
-    """Operations a second of a large bfloat16 product."""
+    """Returns the operations a second of a large bfloat16 product."""
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     for _ in range(3):
         a @ a
@@ -116,7 +116,7 @@ def matrix_rate(device: str) -> float:
 
 
 def operations(encoder: Encoder, size: str, batch: int) -> float:
-    """Of a step's matrix products: forward once, backward twice."""
+    """Returns the operations of a step's matrix products: forward once, backward twice."""
     side, patch, width, depth, _ = SIZES[size]
     tokens = (side // patch) ** 2 + 1
     matrices = sum(p.numel() for p in encoder.module.parameters() if p.ndim >= 2)
@@ -146,14 +146,14 @@ def main() -> None:
         encoder = make_encoder(arguments.size, device, Path(folder) / "model")
     benchmark, inputs = make_inputs(encoder, SIZES[arguments.size][0], arguments.batch * per_epoch)
     loop = loop_seconds(encoder, benchmark, inputs, options)
-    floor = floor_seconds(encoder, inputs, options, per_epoch)
+    bare = bare_seconds(encoder, inputs, options, per_epoch)
     where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{arguments.size} on {where}, batch {arguments.batch}")
     print(f"  loop   {arguments.batch / loop:9,.0f} images/s  {1e3 * loop:8.2f} ms a step")
-    print(f"  floor  {arguments.batch / floor:9,.0f} images/s  {1e3 * floor:8.2f} ms a step")
-    print(f"  loop / floor {loop / floor:.2f}")
+    print(f"  bare   {arguments.batch / bare:9,.0f} images/s  {1e3 * bare:8.2f} ms a step")
+    print(f"  loop / bare {loop / bare:.2f}")
     if device == "cuda":
-        share = operations(encoder, arguments.size, arguments.batch) / floor / matrix_rate(device)
+        share = operations(encoder, arguments.size, arguments.batch) / bare / matrix_rate(device)
         print(f"  the step's products run at {share:.0%} of the speed of large ones")
 
 

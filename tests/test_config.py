@@ -11,9 +11,9 @@ from pydantic import Field
 from tunable_magmax.config import (
     LENIENT,
     STRICT,
-    Count,
-    Number,
     Positive,
+    PositiveInt,
+    Proportion,
     Seed,
     Text,
     Texts,
@@ -44,8 +44,8 @@ class Sample:
     __pydantic_config__ = STRICT
     model: Text
     lr: Positive = 1e-5
-    share: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    epochs: Count = 10
+    share: Proportion = 0.0
+    epochs: PositiveInt = 10
     seed: Seed = 0
     flag: bool = False
     inner: Inner | None = None
@@ -130,6 +130,7 @@ def test_the_schema_knows_every_key():
     assert list(schema["properties"]) == list(Sample.__dataclass_fields__)
     assert schema["required"] == ["model"]
     assert schema["additionalProperties"] is False
+    assert schema["properties"]["lr"]["exclusiveMinimum"] == 0
     assert schema["properties"]["either"]["description"] == "natural, or some"
 
 

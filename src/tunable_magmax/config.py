@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from tunable_magmax.errors import InputError, closest
 
@@ -24,7 +24,7 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 """The same for files that may have other keys as well."""
 
-Kind = TypeVar("Kind")
+Described = TypeVar("Described")
 
 
 def _yaml_number(value: Any) -> Any:
@@ -35,11 +35,14 @@ def _yaml_number(value: Any) -> Any:
         return value
 
 
-Number: TypeAlias = Annotated[float, BeforeValidator(_yaml_number)]
+# Last in each annotation: a bound that comes after it would be missing in the JSON Schema.
+_FROM_YAML = BeforeValidator(_yaml_number)
+Number: TypeAlias = Annotated[float, _FROM_YAML]
 """A float in a YAML file."""
-Positive: TypeAlias = Annotated[Number, Field(gt=0)]
-NotNegative: TypeAlias = Annotated[Number, Field(ge=0)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0), _FROM_YAML]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0), _FROM_YAML]
+Proportion: TypeAlias = Annotated[float, Field(ge=0, lt=1), _FROM_YAML]
+PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
 Seed: TypeAlias = Annotated[int, Field(ge=0)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Texts: TypeAlias = Annotated[
@@ -47,11 +50,12 @@ Texts: TypeAlias = Annotated[
     tuple[Text, ...],
     Field(strict=False),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}),
 ]
 """A list of texts, or one text."""
 
 
-def check(kind: type[Kind], data: Any, where: str) -> Kind:
+def check(kind: type[Described], data: Any, where: str) -> Described:
     """Returns `data`, as YAML or JSON holds it, as a `kind`: a dataclass. All problems are in one `InputError`.
 
     >>> from dataclasses import dataclass
@@ -77,7 +81,7 @@ def check(kind: type[Kind], data: Any, where: str) -> Kind:
     return checked
 
 
-def gather(kind: type[Kind], data: Any, problems: list[str], inside: str = "") -> Kind | None:
+def gather(kind: type[Described], data: Any, problems: list[str], inside: str = "") -> Described | None:
     """Like `check`, but adds the problems to a list and returns None. `inside`: the keys that lead to `data`."""
     content = json.dumps(data, default=str)
     try:

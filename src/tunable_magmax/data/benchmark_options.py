@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tunable_magmax.config import STRICT, Count, Number, Seed, Text, gather, refuse
+from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, gather, refuse
 from tunable_magmax.data.catalog import DATA_SETS
 from tunable_magmax.data.orders import Item, Order, OrderSection
 from tunable_magmax.data.splits import DataOptions, Scenario
@@ -24,18 +24,18 @@ class _Section:
     __pydantic_config__ = STRICT
     tasks: (
         Annotated[
-            Count | Annotated[Groups, Field(min_length=1)],
+            PositiveInt | Annotated[Groups, Field(min_length=1)],
             Field(description="a number of tasks, or a mapping of group names to lists of class names or indices"),
         ]
         | None
     ) = None
     order: OrderSection | None = None
     scenario: Scenario = "class"
-    holdout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    holdout: Proportion = 0.0
     split_seed: Seed = 0
     data: Text | None = None
-    per_class: dict[Literal["train", "test"], Count] | None = None
-    test_share: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    per_class: dict[Literal["train", "test"], PositiveInt] | None = None
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     class_names: Text | None = None
     text_column: Text | None = None
     label_column: Text | None = None

@@ -14,9 +14,9 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run, is_run
 
 # Texts as well, because the merge also takes 1/3 and knows names such as matched.
-Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
-Values: TypeAlias = Annotated[tuple[Value, ...], Field(min_length=1)]
-Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
+_Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
+_Values: TypeAlias = Annotated[tuple[_Value, ...], Field(min_length=1)]
+_Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
 _FOREIGN = {
     "density": "density by model (give one density in parameters)",
     "slices": "merging by layer slices",
@@ -67,17 +67,17 @@ class RecipeParameters:
     """The options of the merge. `lambda` is another name of `scale`."""
 
     __pydantic_config__ = STRICT
-    scale: Value | None = None
-    lambda_: Annotated[Value | None, Field(alias="lambda")] = None
-    weights: Values | None = None
-    budget: Values | None = None
+    scale: _Value | None = None
+    lambda_: Annotated[_Value | None, Field(alias="lambda")] = None
+    weights: _Values | None = None
+    budget: _Values | None = None
     scope: Text | None = None
     compare: Text | None = None
     keep: Text | None = None
-    density: Value | None = None
-    seed: Value | None = None
-    include: Patterns | None = None
-    exclude: Patterns | None = None
+    density: _Value | None = None
+    seed: _Value | None = None
+    include: _Patterns | None = None
+    exclude: _Patterns | None = None
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from tunable_magmax.config import (
     STRICT,
-    Count,
     NotNegative,
-    Number,
     Positive,
+    PositiveInt,
+    Proportion,
     Reader,
     Seed,
     Text,
@@ -53,20 +53,20 @@ class Optimisation:
     """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's."""
 
     __pydantic_config__ = STRICT
-    epochs: Count = 10
-    batch: Count = 128
+    epochs: PositiveInt = 10
+    batch: PositiveInt = 128
     lr: Positive = 1e-5
     weight_decay: NotNegative = 0.1
     warmup: NotNegative = 500
     schedule: Schedule = "cosine"
     clip: Positive | None = 1.0
-    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Proportion = 0.0
     freeze: Texts = ()
     augment: Augmentation = "none"
-    pad: Count = 2
+    pad: PositiveInt = 2
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
-    log_every: Count = 25
+    log_every: PositiveInt = 25
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Regularisation:
     __pydantic_config__ = STRICT
     method: Literal["none", "ewc", "lwf"] = "none"
     strength: NotNegative = 1.0
-    samples: Count = 256
+    samples: PositiveInt = 256
     decay: NotNegative = 1.0
     temperature: Positive = 2.0
 
@@ -90,16 +90,16 @@ class ProfileSection:
     """How many embeddings the profile of a task keeps."""
 
     __pydantic_config__ = STRICT
-    rows: Count = 500
+    rows: PositiveInt = 500
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """run.yaml as it is written. `BenchmarkSection` describes its `benchmark`."""
+    """run.yaml: what to train, on what, and how."""
 
     __pydantic_config__ = STRICT
     model: Text
-    benchmark: dict[str, Any]
+    benchmark: dict[str, Any]  # described by BenchmarkSection
     head: HeadOptions | None = None
     train: Optimisation | None = None
     regularise: Regularisation | None = None

@@ -1,0 +1,103 @@
+"""docs/schemas: the JSON Schemas of the files that people write or read, made from what checks these files.
+
+After a change of a file's keys: `python tests/test_schemas.py` writes them again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tunable_magmax.config import schema_of
+from tunable_magmax.data.benchmark_options import BenchmarkSection
+from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.preference.preference import PreferenceFile
+from tunable_magmax.runs.recipe import RecipeFile
+from tunable_magmax.runs.run import RunRecord
+from tunable_magmax.training.config import RunFile
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "schemas"
+
+
+def run_yaml() -> dict[str, Any]:
+    """The section `benchmark` has a model of its own, because the table of data sets says which keys it has."""
+    schema, section = schema_of(RunFile), schema_of(BenchmarkSection)
+    definitions = {**schema.pop("$defs"), **section.pop("$defs"), "BenchmarkSection": section}
+    schema["properties"]["benchmark"] = {"$ref": "#/$defs/BenchmarkSection"}
+    return {**schema, "$defs": definitions}
+
+
+def recipe() -> dict[str, Any]:
+    """A model may also be its path alone."""
+    schema = schema_of(RecipeFile)
+    models = schema["properties"]["models"]
+    models["items"] = {"anyOf": [{"type": "string"}, models["items"]]}
+    return schema
+
+
+def report() -> dict[str, Any]:
+    """The version stands in the file only."""
+    schema = schema_of(MergeReport)
+    return {**schema, "properties": {"version": {"const": 1}, **schema["properties"]}}
+
+
+SCHEMAS = {
+    "run-yaml": run_yaml,
+    "merge-recipe": recipe,
+    "run-json": lambda: schema_of(RunRecord),
+    "preference": lambda: schema_of(PreferenceFile),
+    "report": report,
+}
+
+
+def text_of(name: str) -> str:
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **SCHEMAS[name]()}
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_schema_is_what_checks_the_file(name):
+    file = FOLDER / f"{name}.json"
+    assert file.read_text(encoding="utf-8") == text_of(name), f"run `python {Path(__file__).name}` in tests/"
+
+
+def test_no_schema_is_left_over():
+    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(SCHEMAS)
+
+
+OLD = ROOT / "tests" / "golden" / "v0.1.0"
+FILES = [
+    ("run-yaml", OLD / "run.yaml"),
+    ("run-yaml", OLD / "run" / "config.yaml"),
+    ("run-json", OLD / "run" / "run.json"),
+    ("preference", OLD / "preference.json"),
+    ("report", OLD / "merged" / "tmx-report.json"),
+    ("merge-recipe", OLD / "merged" / "tmx-config.yaml"),
+]
+
+
+@pytest.mark.parametrize(("name", "file"), FILES, ids=lambda value: getattr(value, "name", value))
+def test_files_that_the_program_wrote_fit_the_schema(name, file):
+    jsonschema = pytest.importorskip("jsonschema")
+    content = yaml.safe_load(file.read_text().replace("1e-3", "0.001"))  # YAML 1.1 takes 1e-3 for a text
+    jsonschema.validate(content, SCHEMAS[name]())
+
+
+def test_keys_that_do_not_exist_do_not_fit():
+    jsonschema = pytest.importorskip("jsonschema")
+    content = {"model": "glyphs", "benchmark": {"name": "glyphs", "tasks": 2}}
+    jsonschema.validate(content, run_yaml())
+    for wrong in ({"modell": 1}, {"benchmark": {"name": "glyph"}}, {"train": {"lr": -1}}, {"train": {"epoch": 1}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**content, **wrong}, run_yaml())
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in SCHEMAS:
+        (FOLDER / f"{name}.json").write_text(text_of(name), encoding="utf-8")

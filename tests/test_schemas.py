@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tunable_magmax.config import schema_of
-from tunable_magmax.data.benchmark_options import BenchmarkSection
+from tunable_magmax.data.benchmark import BenchmarkSection
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import PreferenceFile
 from tunable_magmax.runs.recipe import RecipeFile

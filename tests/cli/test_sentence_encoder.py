@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 from models.tiny import build, changed, save
 
-from tunable_magmax.checkpoints.card import tag_along
+from tunable_magmax.checkpoints.companions import companion_files
 from tunable_magmax.models.encoder import load_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -120,7 +120,9 @@ def test_only_a_little_configuration_comes_along(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert dict(tag_along(tmp_path)) == {name: tmp_path / name for name in ("1_Pooling/config.json", "config.json")}
+    assert dict(companion_files(tmp_path)) == {
+        name: tmp_path / name for name in ("1_Pooling/config.json", "config.json")
+    }
 
 
 @pytest.mark.parametrize(
@@ -139,4 +141,4 @@ def test_a_list_of_modules_comes_along_if_all_of_them_do(tmp_path, listed, along
         (tmp_path / name).write_text("{}")
     modules = [{"path": path} for path in listed] if isinstance(listed, list) else listed
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    assert ("modules.json" in dict(tag_along(tmp_path))) == along
+    assert ("modules.json" in dict(companion_files(tmp_path))) == along

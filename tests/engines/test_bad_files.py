@@ -650,6 +650,6 @@ def test_a_broken_configuration_is_found_before_the_merge(tmp_path) -> None:
     save_file({"w": torch.zeros(3)}, tmp_path / "base" / "model.safetensors")
     (tmp_path / "base" / "config.json").write_text("{")
     save_file({"w": torch.ones(3)}, tmp_path / "task.safetensors")
-    with pytest.raises(InputError, match=r"config\.json: not a readable JSON file"):
+    with pytest.raises(InputError, match=r"config\.json is not JSON"):
         merge_checkpoints(tmp_path / "base", [tmp_path / "task.safetensors"], tmp_path / "out", out_dtype="bfloat16")
     assert not (tmp_path / "out.partial").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from tunable_magmax.checkpoints.card import is_module_folder
+from tunable_magmax.checkpoints.companions import is_module_folder
 from tunable_magmax.errors import InputError
 
 _TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})

@@ -1,4 +1,4 @@
-"""Which tensors go into which output file, and the headers and the index that say so."""
+"""Plans which tensors go into which output file, and makes the headers and the index that say so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from tunable_magmax.checkpoints.safetensors_file import LARGEST_HEADER
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
+
+INDEX = "model.safetensors.index.json"
+"""Says in which file each tensor is, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ def plan_shards(
     metadata: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> tuple[Shard, ...]:
-    """Distribute tensors, in the given order, over safetensors files of at most `shard_size` bytes of data each.
+    """Distributes tensors, in the given order, over safetensors files of at most `shard_size` bytes of data each.
 
     A tensor beyond that size gets a file of its own; None means one file. Every header carries `metadata`; an alias
     (other name -> tensor name) is recorded in the metadata of the file that holds its tensor.
@@ -86,7 +89,7 @@ def _header(tensors: Sequence[TensorInfo], metadata: Mapping[str, str]) -> bytes
 
 
 def index_json(shards: Sequence[Shard]) -> bytes:
-    """The content of `model.safetensors.index.json`, which tells in which file each tensor is.
+    """Returns the content of the index file.
 
     >>> shards = plan_shards([TensorInfo("b", "I8", (2,)), TensorInfo("a", "I8", (1,))], 2)
     >>> json.loads(index_json(shards))["weight_map"]

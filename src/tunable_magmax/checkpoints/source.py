@@ -11,6 +11,7 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
+from tunable_magmax.checkpoints.shards import INDEX
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.torch_file import TorchFile
 from tunable_magmax.errors import InputError, StorageError, some_of
@@ -22,7 +23,7 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Where PEFT keeps an adapter's tensors, in order of preference."""
 
 # In order of preference: safetensors before torch, and an index before a single file of the same kind.
-_LAYOUTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+_LAYOUTS = (INDEX, "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -51,44 +51,38 @@ def inspect(
     """
     from tunable_magmax.workflows.inspect import inspect_checkpoint
 
-    found = inspect_checkpoint(path)
+    inspection = inspect_checkpoint(path)
     if plot is not None:
-        if found.report is None:
+        if inspection.report is None:
             raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
         from tunable_magmax.plots.shares import save_picture
 
-        save_picture(found.report, plot)
+        save_picture(inspection.report, plot)
     if as_json:
-        sys.stdout.write(json.dumps(_record(found), indent=1) + "\n")
+        sys.stdout.write(json.dumps(inspection.to_dict(), indent=1) + "\n")
         return
-    lines = [*_holds(found, tensors), *([] if found.report is None else _merge(found, found.report, shares))]
+    lines = [*_contents(inspection, tensors), *([] if inspection.report is None else _merge(inspection.report, shares))]
     if plot is not None:
         lines.append(f"picture: {plot}")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _record(found: Inspection) -> dict[str, Any]:
-    record = found.to_dict()
-    if found.report is not None and found.report.names is not None:
-        record["merge"]["names"] = list(found.report.names)
-    return record
-
-
-def _holds(found: Inspection, everything: bool) -> Iterator[str]:
-    yield f"{found.path}: {found.format}"
-    yield from table([[name, show_size(size)] for name, size in found.files.items()])
-    yield f"{number(len(found.tensors), 'tensor')}, {number(found.elements, 'element')}, {show_size(found.bytes)}"
-    kinds = [[code, f"{n:,}", f"{d:,}", show_size(b)] for code, (n, d, b) in found.dtypes().items()]
+def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
+    yield f"{inspection.path}: {inspection.format}"
+    yield from table([[name, show_size(size)] for name, size in inspection.files.items()])
+    tensors, elements = number(len(inspection.tensors), "tensor"), number(inspection.elements, "element")
+    yield f"{tensors}, {elements}, {show_size(inspection.bytes)}"
+    kinds = [[code, f"{n:,}", f"{d:,}", show_size(b)] for code, (n, d, b) in inspection.dtypes().items()]
     if kinds:
         yield from table([["type", "tensors", "elements", "size"], *kinds])
-    if found.aliases:
-        yield number(len(found.aliases), "tied name")
-        ties = [f"  {alias} is {kept}" for alias, kept in found.aliases.items()]
+    if inspection.aliases:
+        yield number(len(inspection.aliases), "tied name")
+        ties = [f"  {alias} is {kept}" for alias, kept in inspection.aliases.items()]
         yield from _first(ties, len(ties) if everything else FEW_TIES)
-    if everything or len(found.tensors) <= FEW_TENSORS:
-        yield from _tensors("all tensors", found.tensors)
+    if everything or len(inspection.tensors) <= FEW_TENSORS:
+        yield from _tensors("all tensors", inspection.tensors)
     else:
-        yield from _tensors(f"the {FEW_TENSORS} largest tensors (--tensors lists all)", found.largest(FEW_TENSORS))
+        yield from _tensors(f"the {FEW_TENSORS} largest tensors (--tensors lists all)", inspection.largest(FEW_TENSORS))
 
 
 def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
@@ -107,7 +101,9 @@ def _first(lines: Sequence[str], limit: int) -> list[str]:
     return [*lines[:limit], *([f"  and {more:,} more (--tensors lists all)"] if more > 0 else [])]
 
 
-def _merge(found: Inspection, report: MergeReport, shares: bool) -> Iterator[str]:
+def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
+    from tunable_magmax.workflows.inspect import layers
+
     yield ""
     yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
     named = {} if report.names is None else {"names": ", ".join(report.names)}
@@ -126,19 +122,19 @@ def _merge(found: Inspection, report: MergeReport, shares: bool) -> Iterator[str
         share = _percent(report.leftovers, report.elements)
         yield f"{report.leftovers:,} elements ({share}) were leftovers, given by lottery"
     if report.counts is None:
-        yield f"elements have no owners: {report.method} mixes the tasks in each of them"
-        yield from table([["layer", "elements"], *([la.name, f"{la.elements:,}"] for la in found.layers())])
+        yield f"elements have no owners: {report.method} mixes the tasks in each element"
+        yield from table([["layer", "elements"], *([la.name, f"{la.elements:,}"] for la in layers(report))])
         return
     yield "elements by task" + (", each as its budget says" if report.counts == report.budget else "")
-    given = zip(report.labels(), report.counts, strict=True)
-    rows = [[label, f"{n:,}", _percent(n, report.elements)] for label, n in given]
+    counts = zip(report.labels(), report.counts, strict=True)
+    rows = [[label, f"{n:,}", _percent(n, report.elements)] for label, n in counts]
     yield from table([["", "elements", "share"], *rows])
     yield f"{'shares' if shares else 'elements'} by layer and task"
     header = ["layer", "elements", *(f"task {t}" for t in range(1, report.tasks + 1))]
     body = [
         [layer.name, f"{layer.elements:,}"]
         + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or ()]
-        for layer in found.layers()
+        for layer in layers(report)
     ]
     yield from wrapped_table([header, *body], fixed=2, width=screen_width())
 

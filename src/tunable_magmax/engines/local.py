@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tunable_magmax.checkpoints.card import retyped_config, tag_along
+from tunable_magmax.checkpoints.companions import companion_files, retyped_config
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.settings import OutputSettings, Resources
@@ -112,7 +112,7 @@ def merge_checkpoints(
     bound, shard = resources.memory_bytes, settings.shard_bytes(target)
     with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
-        for name, path in tag_along(inputs.paths[0]):
+        for name, path in companion_files(inputs.paths[0]):
             retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
         fingerprint = fingerprint_of(inputs, options, settings, target)
         # Checked here, so that too few resources do not cost the finished shards of an earlier run.

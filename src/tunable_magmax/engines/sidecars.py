@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import yaml
 
-from tunable_magmax.checkpoints.card import (
+from tunable_magmax.checkpoints.companions import (
     CARD,
     CONFIG,
     DTYPE_NAMES,
     MODEL_CONFIG,
     REPORT,
+    companion_files,
     retyped_config,
-    tag_along,
 )
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
@@ -37,7 +37,7 @@ def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mod
         output.write_file("report.json", report.to_json().encode())
         return report
     digests = dict(report.files)
-    for name, path in tag_along(inputs.paths[0]):
+    for name, path in companion_files(inputs.paths[0]):
         changed = retyped_config(name, path, report.options["out_dtype"])
         digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
     name = _base_name(inputs.paths[0], base_model)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.layout import Layout
-from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
@@ -118,8 +118,7 @@ def write_weights(
             written[shard.name] = output.write_shard(shard, shard_data(merge, inputs, shard))
     files = {shard.name: written[shard.name] for shard in shards}
     if len(shards) > 1:
-        name = "model.safetensors.index.json"
-        files[name] = output.write_file(name, index_json(shards))
+        files[INDEX] = output.write_file(INDEX, index_json(shards))
     return replace(merge.report(), files=files)
 
 

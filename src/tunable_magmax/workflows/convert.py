@@ -1,27 +1,26 @@
-"""Any readable checkpoint as safetensors: streamed, tied tensors kept, nothing of a pickle but its tensors."""
+"""Writes any readable checkpoint as safetensors: streamed, with tied tensors, and only the tensors of a pickle."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tunable_magmax
-from tunable_magmax.checkpoints.card import MODEL_CONFIG, tag_along, without_config
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, companion_files, missing_config_note
 from tunable_magmax.checkpoints.output_path import is_one_file
-from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
+from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import Progress, parse_size
+from tunable_magmax.version import __version__
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,10 @@ def convert_checkpoint(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a checkpoint again as safetensors: a directory, or one file if `out` ends in `.safetensors`.
+    """Writes a checkpoint as safetensors: a directory, or one file if `out` ends in `.safetensors`.
 
     Values and types stay as they are; tied tensors are written once. From directory to directory, configuration and
-    tokenizer files go along. The output appears whole or not at all; interrupted work goes on from `<out>.partial`.
+    tokenizer files are copied. The output appears whole or not at all; interrupted work continues from `<out>.partial`.
     `strip_prefix` is taken off the names that begin with it: so a model with a head gets the names of the bare one.
 
     >>> import tempfile, torch
@@ -86,28 +85,28 @@ def convert_checkpoint(
         shards = plan_shards(tensors, None if single else limit, aliases=tied)
         stats = [(file, file.stat()) for file in checkpoint.files]
         fingerprint = {
-            "version": tunable_magmax.__version__,
+            "version": __version__,
             "convert": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats],
             "shard_size": 0 if single else limit,
             "strip_prefix": strip_prefix,
         }
-        total = sum(info.nbytes for info in tensors)
+        stored = {new: name for name, new in stripped.items()}
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
-            stored = {new: name for name, new in stripped.items()}
-            files = _write(checkpoint, stored, output, shards, total, progress)
+            files = _write(checkpoint, stored, output, shards, progress)
             if not single:
-                files |= {name: output.copy_file(name, path) for name, path in tag_along(source)}
+                files |= {name: output.copy_file(name, path) for name, path in companion_files(source)}
             output.commit()
-    elements = sum(info.numel for info in tensors)
-    notes = () if single or MODEL_CONFIG in files else (without_config(source, target, "convert"),)
-    return Conversion(str(source), str(target), len(tensors), elements, total, tied, files, notes)
+    elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
+    notes = () if single or MODEL_CONFIG in files else (missing_config_note(source, target, "convert"),)
+    return Conversion(str(source), str(target), len(tensors), elements, size, tied, files, notes)
 
 
 def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
-    """What each name of a checkpoint becomes; two that would become one are refused, as is a prefix that none has."""
+    """Returns the new name of each tensor; two that would get one name are refused, as is a prefix that none has."""
     names = [*checkpoint.tensors, *checkpoint.aliases]
     if prefix and not any(name.startswith(prefix) for name in names):
-        raise InputError(f"{checkpoint.path}: no name has the prefix {prefix!r}{closest(prefix, _prefixes(names))}")
+        prefixes = list(dict.fromkeys(f"{name.split('.')[0]}." for name in names if "." in name))
+        raise InputError(f"{checkpoint.path}: no name has the prefix {prefix!r}{closest(prefix, prefixes)}")
     stripped = {name: name.removeprefix(prefix) for name in names}
     holders = Counter(stripped.values())
     for name, new in stripped.items():
@@ -117,43 +116,31 @@ def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
     return stripped
 
 
-def _prefixes(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(f"{name.split('.')[0]}." for name in names if "." in name))
-
-
 def _write(
     checkpoint: Checkpoint,
     stored: Mapping[str, str],
     output: Output,
-    shards: tuple[Shard, ...],
-    total: int,
+    shards: Sequence[Shard],
     progress: Progress | None,
 ) -> dict[str, str]:
+    """Writes the shards, and an index if there are several; `stored` maps new names to the checkpoint's."""
+    total, written = sum(shard.data_size for shard in shards), 0
+
+    def data(shard: Shard) -> Iterator[memoryview]:
+        done = written
+        for info in shard.tensors:
+            for start in range(0, info.nbytes, _BLOCK):
+                block = memoryview(bytearray(min(_BLOCK, info.nbytes - start)))
+                checkpoint.read_into(stored[info.name], start, block)
+                yield block
+                done += block.nbytes
+                if progress is not None:
+                    progress("convert", done, total)
+
     files: dict[str, str] = {}
-    written = 0
     for shard in shards:
-        files[shard.name] = output.finished(shard) or output.write_shard(
-            shard, _data(checkpoint, stored, shard, written, total, progress)
-        )
+        files[shard.name] = output.finished(shard) or output.write_shard(shard, data(shard))
         written += shard.data_size
     if len(shards) > 1:
-        files[_INDEX] = output.write_file(_INDEX, index_json(shards))
+        files[INDEX] = output.write_file(INDEX, index_json(shards))
     return files
-
-
-def _data(
-    checkpoint: Checkpoint,
-    stored: Mapping[str, str],
-    shard: Shard,
-    written: int,
-    total: int,
-    progress: Progress | None,
-) -> Iterator[memoryview]:
-    for info in shard.tensors:
-        for start in range(0, info.nbytes, _BLOCK):
-            block = memoryview(bytearray(min(_BLOCK, info.nbytes - start)))
-            checkpoint.read_into(stored[info.name], start, block)
-            yield block
-            written += block.nbytes
-            if progress is not None:
-                progress("convert", written, total)

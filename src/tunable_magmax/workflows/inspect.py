@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and for a merge who gave what: from headers and the report alone, no values are read."""
+"""Describes what a checkpoint holds, and what each task gave to a merge: from headers and the report alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.card import REPORT
+from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.lora.adapter import open_stored
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
+
+# What is shown of a merge's report.
+_SHOWN = (
+    "method",
+    "tasks",
+    "elements",
+    "scale",
+    "seed",
+    "options",
+    "budget",
+    "counts",
+    "leftovers",
+    "copied",
+    "warnings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,9 @@ class Layer:
     tensors: int
     elements: int
     counts: tuple[int, ...] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors, "elements": self.elements, "counts": self.counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +67,19 @@ class Inspection:
         return sum(info.nbytes for info in self.tensors)
 
     def dtypes(self) -> dict[str, tuple[int, int, int]]:
-        """Tensors, elements and bytes of each type, the type with most bytes first."""
-        found: dict[str, tuple[int, int, int]] = {}
+        """Returns tensors, elements and bytes of each type, the type with most bytes first."""
+        totals: dict[str, tuple[int, int, int]] = {}
         for info in self.tensors:
-            tensors, elements, size = found.get(info.dtype, (0, 0, 0))
-            found[info.dtype] = (tensors + 1, elements + info.numel, size + info.nbytes)
-        return dict(sorted(found.items(), key=lambda item: (-item[1][2], item[0])))
+            tensors, elements, size = totals.get(info.dtype, (0, 0, 0))
+            totals[info.dtype] = (tensors + 1, elements + info.numel, size + info.nbytes)
+        return dict(sorted(totals.items(), key=lambda item: (-item[1][2], item[0])))
 
-    def largest(self, limit: int | None = None) -> list[TensorInfo]:
-        """The tensors with most bytes, equal ones by name; all if `limit` is None."""
+    def largest(self, limit: int) -> list[TensorInfo]:
+        """Returns the tensors with most bytes, equal ones by name."""
         return sorted(self.tensors, key=lambda info: (-info.nbytes, info.name))[:limit]
 
-    def layers(self) -> list[Layer]:
-        """The layers of a merge; nothing if there is no report."""
-        return [] if self.report is None else layers(self.report)
-
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns it as JSON data."""
         dtypes = self.dtypes().items()
         content: dict[str, Any] = {
             "path": str(self.path),
@@ -78,38 +92,25 @@ class Inspection:
             "tensors": {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in self.tensors},
         }
         if self.report is not None:
-            report = self.report
-            content["merge"] = {
-                "method": report.method,
-                "tasks": report.tasks,
-                "elements": report.elements,
-                "scale": report.scale,
-                "seed": report.seed,
-                "options": dict(report.options),
-                "budget": report.budget,
-                "counts": report.counts,
-                "leftovers": report.leftovers,
-                "copied": list(report.copied),
-                "warnings": list(report.warnings),
-                "layers": {
-                    layer.name: {"tensors": layer.tensors, "elements": layer.elements, "counts": layer.counts}
-                    for layer in self.layers()
-                },
-            }
+            merge = {name: getattr(self.report, name) for name in _SHOWN}
+            merge["layers"] = {layer.name: layer.to_dict() for layer in layers(self.report)}
+            if self.report.names is not None:
+                merge["names"] = self.report.names
+            content["merge"] = merge
         return content
 
 
 def inspect_checkpoint(path: str | Path) -> Inspection:
-    """Look into a safetensors or torch file, or a directory. A merge's report is read along if there is one.
+    """Reads the headers of a safetensors or torch file, or of a directory, and the report of a merge if there is one.
 
-    Of an adapter, what is stored is shown: its factors, not the model that it makes of a base.
+    Of an adapter, this is what is stored: its factors, not the model that it makes of a base.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
     >>> folder = Path(tempfile.mkdtemp())
     >>> save_file({"w": torch.zeros(2, 3), "step": torch.tensor(7)}, folder / "model.safetensors")
-    >>> found = inspect_checkpoint(folder)
-    >>> found.format, found.elements, found.dtypes()
+    >>> inspection = inspect_checkpoint(folder)
+    >>> inspection.format, inspection.elements, inspection.dtypes()
     ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
     """
     path = Path(path)
@@ -131,12 +132,12 @@ def _kind(path: Path, files: Sequence[Path]) -> str:
 
 
 def report_place(path: Path) -> Path:
-    """Where a merge's report is: in the directory, or beside a single file."""
+    """Returns where a merge's report is: in the directory, or beside a single file."""
     return path / REPORT if path.is_dir() else path.with_name(f"{path.name.removesuffix('.safetensors')}.report.json")
 
 
 def read_report(path: str | Path) -> MergeReport:
-    """The report of a merged checkpoint; that there is none, or that it is broken, is an `InputError`."""
+    """Reads the report of a merged checkpoint; a missing or broken one is an `InputError`."""
     path = Path(path)
     place = report_place(path)
     if not path.exists() and not place.exists():
@@ -154,7 +155,7 @@ def read_report(path: str | Path) -> MergeReport:
 
 
 def layer_of(name: str) -> str:
-    """The layer that a tensor belongs to: its name up to the first number, or else its first two parts.
+    """Returns the layer that a tensor belongs to: its name up to the first number, or else its first two parts.
 
     >>> [layer_of(name) for name in ("encoder.layers.3.fc1.weight", "model.embeddings.word.weight", "head.bias", "w")]
     ['encoder.layers.3', 'model.embeddings', 'head', 'w']
@@ -167,7 +168,7 @@ def layer_of(name: str) -> str:
 
 
 def layers(report: MergeReport) -> list[Layer]:
-    """The merged tensors of a report by layer, in the order a person counts in: layer 2 before layer 10.
+    """Groups the merged tensors of a report by layer, in the order people count in: layer 2 before layer 10.
 
     >>> import torch, tunable_magmax as tmx
     >>> base = {f"layers.{k}.weight": torch.zeros(2) for k in (2, 10)}
@@ -178,13 +179,13 @@ def layers(report: MergeReport) -> list[Layer]:
     groups: dict[str, list[str]] = {}
     for name in report.tensors:
         groups.setdefault(layer_of(name), []).append(name)
-    found = []
+    result = []
     for layer, names in sorted(groups.items(), key=lambda item: _natural(item[0])):
         tensors = [report.tensors[name] for name in names]
         owned = [tensor.counts for tensor in tensors if tensor.counts is not None]
         counts = tuple(map(sum, zip(*owned, strict=True))) if len(owned) == len(tensors) else None
-        found.append(Layer(layer, len(names), sum(math.prod(tensor.shape) for tensor in tensors), counts))
-    return found
+        result.append(Layer(layer, len(names), sum(math.prod(tensor.shape) for tensor in tensors), counts))
+    return result
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

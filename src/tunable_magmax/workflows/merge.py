@@ -32,7 +32,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
 
     `notify` is called with each note as soon as it is known.
     """
-    from tunable_magmax.checkpoints.card import MODEL_CONFIG, without_config
+    from tunable_magmax.checkpoints.companions import MODEL_CONFIG, missing_config_note
     from tunable_magmax.checkpoints.output_path import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
 
@@ -45,7 +45,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
     arguments = {**recipe.options, "names": recipe.names, **settings}
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
     incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
-    lacking = (without_config(recipe.base, out, "give --base"),) if incomplete else ()
+    lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
     return MergeResult(report, tuple(notes), lacking)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.card import REPORT, is_module_folder
+from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
 from tunable_magmax.checkpoints.output_path import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output

@@ -1,4 +1,4 @@
-"""What goes beside the weights of a checkpoint: names of files, and the base's own files that go along."""
+"""The files beside the weights of a checkpoint: their names, and those that go along from the base."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.files import read_json
 
 REPORT = "tmx-report.json"
 CONFIG = "tmx-config.yaml"
@@ -16,18 +16,18 @@ CARD = "README.md"
 MODEL_CONFIG = "config.json"
 """Without it, transformers does not load a directory."""
 
-_TAG_ALONG = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
-_NOT_ALONG = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*", ".*")
+_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
+_NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*", ".*")
 _MODULES = "modules.json"
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def tag_along(base: Path) -> Iterator[tuple[str, Path]]:
-    """Files of a Hugging Face directory that a merged model needs as well: configuration, tokenizer, processor.
+def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the files of a Hugging Face directory that a merged model needs: configuration, tokenizer, processor.
 
-    Of each, its name beneath the directory and its place. A sentence encoder's modules are folders of their own,
+    Each comes with its name beneath the directory. A sentence encoder's modules are folders of their own,
     such as `1_Pooling/config.json`, without which a model would pool in another way than it was trained to.
     """
     if not base.is_dir():
@@ -47,12 +47,12 @@ def is_module_folder(path: Path) -> bool:
 
 
 def _wanted(name: str) -> bool:
-    along = any(fnmatchcase(name, pattern) for pattern in _TAG_ALONG)
-    return along and not any(fnmatchcase(name, pattern) for pattern in _NOT_ALONG)
+    wanted = any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)
+    return wanted and not any(fnmatchcase(name, pattern) for pattern in _NOT_COPIED)
 
 
 def _complete(modules: Path) -> bool:
-    """Whether all modules listed come along: those with weights of their own do not, and a list must not name them."""
+    """Whether all listed modules are copied: those with weights of their own are not, and no list may name them."""
     try:
         listed = [modules.parent / module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError):
@@ -60,30 +60,27 @@ def _complete(modules: Path) -> bool:
     return all(place == modules.parent or not place.exists() or is_module_folder(place) for place in listed)
 
 
-def without_config(source: Path, target: Path, instead: str) -> str:
-    """What a directory lacks that got no configuration from its source; `instead`: what to do with a directory.
+def missing_config_note(source: Path, target: Path, instead: str) -> str:
+    """Returns a note about an output that got no config.json from its source; `instead`: how to give a directory.
 
-    >>> without_config(Path("old.pt"), Path("new"), "convert")
+    >>> missing_config_note(Path("old.pt"), Path("new"), "convert")
     "new has no config.json, which it needs to be loaded by transformers: there was none beside the weights; put the \
 model's own there"
     """
     home = source if source.is_dir() else source.parent
     what = f"{target} has no {MODEL_CONFIG}, which it needs to be loaded by transformers"
     if (home / MODEL_CONFIG).is_file():
-        return f"{what}: only a directory's files go along; {instead} {home}, or copy them from there"
+        return f"{what}: files are copied from directories only; {instead} {home}, or copy them from there"
     return f"{what}: there was none beside the weights; put the model's own there"
 
 
 def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
-    """A config.json that names the output's type, if one was asked for; None if the file can stay as it is."""
+    """Returns a config.json that names the output's type, if one was asked for; None if the file can stay as it is."""
     if name != MODEL_CONFIG or dtype is None:
         return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: not a readable JSON file ({error}): mend it or leave it out") from None
-    named = [key for key in ("torch_dtype", "dtype") if isinstance(config, dict) and key in config]
-    if not named:
+    config = read_json(path)
+    keys = [key for key in ("torch_dtype", "dtype") if key in config]
+    if not keys:
         return None
-    config |= dict.fromkeys(named, DTYPE_NAMES[dtype])
+    config |= dict.fromkeys(keys, DTYPE_NAMES[dtype])
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tunable_magmax.config import schema_of
-from tunable_magmax.data.benchmark import BenchmarkSection
+from tunable_magmax.data.benchmark import section_type
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import PreferenceFile
 from tunable_magmax.runs.recipe import RecipeFile
@@ -26,7 +26,7 @@ FOLDER = ROOT / "docs" / "schemas"
 
 def run_yaml() -> dict[str, Any]:
     """The section `benchmark` has a model of its own, because the table of data sets says which keys it has."""
-    schema, section = schema_of(RunFile), schema_of(BenchmarkSection)
+    schema, section = schema_of(RunFile), schema_of(section_type())
     definitions = {**schema.pop("$defs"), **section.pop("$defs"), "BenchmarkSection": section}
     schema["properties"]["benchmark"] = {"$ref": "#/$defs/BenchmarkSection"}
     return {**schema, "$defs": definitions}

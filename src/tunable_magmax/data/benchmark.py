@@ -47,17 +47,16 @@ class _Section:
     domain_column: Text | None = None
 
 
-def _section_type() -> Any:
-    """Adds what the table of data sets says: the names, and the numbers that are options of some of them."""
+def section_type() -> Any:
+    """Describes the section as it is written in run.yaml, for `config.check`.
+
+    The table of data sets adds their names, and the numbers that are options of some of them.
+    """
     own = {key: default for data_set in DATA_SETS.values() for key, default in data_set.numbers.items()}
     fields: list[Any] = [("name", Literal[tuple(DATA_SETS)])]
     fields += [(key, Annotated[int, Field(ge=min(default, 1))] | None, None) for key, default in own.items()]
     about = {"__doc__": _Section.__doc__}
     return make_dataclass("BenchmarkSection", fields, bases=(_Section,), namespace=about, frozen=True, kw_only=True)
-
-
-BenchmarkSection: Any = _section_type()
-"""Describes the section as it is written in run.yaml."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ class BenchmarkOptions(DataOptions):
         """Like `read`, but adds the problems to a list. `inside`: the keys that lead to the section."""
         before = len(problems)
         prefix = f"{inside}." if inside else ""
-        checked: Any = gather(BenchmarkSection, section, problems, inside)
+        checked: Any = gather(section_type(), section, problems, inside)
         name = section.get("name") if isinstance(section, Mapping) else None
         if isinstance(name, str) and name in DATA_SETS:
             problems += [prefix + problem for problem in _contradictions(section, name)]

@@ -99,7 +99,7 @@ class RunFile:
 
     __pydantic_config__ = STRICT
     model: Text
-    benchmark: dict[str, Any]  # described by BenchmarkSection
+    benchmark: dict[str, Any]  # described by data.benchmark.section_type
     head: HeadOptions | None = None
     train: Optimisation | None = None
     regularise: Regularisation | None = None

@@ -27,7 +27,7 @@ from tunable_magmax.engines import cluster
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.workers import Call, RayWorkers
 
-PHASES = {"look": "survey", "floor": "auction", "auctions": "auction", "settle": "auction", "write": "write"}
+PHASES = {"look": "survey", "auction_steps": "auction", "auctions": "auction", "settle": "auction", "write": "write"}
 SHOWN = ("survey", "auction", "measure", "write")
 seconds: Counter[str] = Counter()
 travelled: Counter[str] = Counter()

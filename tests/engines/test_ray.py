@@ -101,7 +101,7 @@ def kill_process(workers: RayWorkers, worker: int) -> None:
     os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("phase", "strike"), [("floor", kill_process), ("write", kill_actor)])
+@pytest.mark.parametrize(("phase", "strike"), [("auction_steps", kill_process), ("write", kill_actor)])
 def test_a_worker_dies(cluster, files, wanted, tmp_path, monkeypatch, phase, strike) -> None:
     struck = at_call(monkeypatch, phase, strike)
     merge(files, tmp_path / "out", "model", 2)
@@ -268,7 +268,7 @@ def test_a_node_is_removed_while_merging(cluster, files, wanted, tmp_path, monke
         while alive() > 1 and time.monotonic() < until:
             time.sleep(0.1)
 
-    at_call(monkeypatch, "floor", remove)
+    at_call(monkeypatch, "auction_steps", remove)
     merge(files, tmp_path / "out", "model", 2)
     assert alive() == 1
     assert sum(seen[0]._deaths) == 1

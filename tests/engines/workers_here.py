@@ -42,7 +42,7 @@ class Dying:
         # Through bytes, as between machines: nothing may be shared.
         sent = pickle.dumps(arguments)
         received = pickle.dumps(getattr(self.workers[worker], name)(*pickle.loads(sent)))
-        self.travelled += (len(sent) + len(received)) * (name in ("floor", "auctions", "measure"))
+        self.travelled += (len(sent) + len(received)) * (name in ("auction_steps", "auctions", "measure"))
         return pickle.loads(received)
 
     def _replace(self, worker: int) -> None:

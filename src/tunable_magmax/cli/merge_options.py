@@ -24,93 +24,108 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON o
 @Parameter(name="*", group="What is merged, and how")
 @dataclass(frozen=True)
 class Merging:
-    """Which checkpoints, and how they are merged; the weights come on top."""
+    """Which checkpoints are merged and how, without weights."""
 
-    base: Annotated[Path | None, Parameter(help="The pre-trained checkpoint: a file or a directory.")] = None
+    base: Annotated[Path | None, Parameter(help="Merge into this pre-trained checkpoint, a file or a directory.")] = (
+        None
+    )
     task: Annotated[
         list[Path] | None,
-        Parameter(help="A task checkpoint or LoRA adapter; give one --task for each, in training order."),
+        Parameter(help="Merge this task checkpoint or LoRA adapter; give one --task for each, in training order."),
     ] = None
     method: Annotated[
         str | None,
         Parameter(
-            help="tunable_magmax (default), magmax, average, random_mix, ties, task_arithmetic or last_task.",
+            help="Merge by tunable_magmax (default), magmax, average, random_mix, ties, task_arithmetic or last_task.",
             show_default=False,
         ),
     ] = None
     scale: Annotated[
         str | None,
         Parameter(
-            help="The paper's lambda: a number, or matched (default): as long as the last task vector.",
+            help="Multiply the merged vector by this number, the paper's lambda; matched (default) makes it as long as "
+            "the last task vector.",
             allow_leading_hyphen=True,
         ),
     ] = None
-    scope: Annotated[Literal["model", "tensor"] | None, Parameter(help="Budget over the model or each tensor.")] = None
+    scope: Annotated[
+        Literal["model", "tensor"] | None,
+        Parameter(help="Share the budget over the whole model or inside each tensor."),
+    ] = None
     compare: Annotated[
         Literal["all", "active"] | None,
         Parameter(help="Compare magnitudes with all earlier tasks, or with those that have a budget."),
     ] = None
     keep: Annotated[
-        Literal["random", "magnitude"] | None, Parameter(help="Which candidates a task keeps if it has too many.")
+        Literal["random", "magnitude"] | None,
+        Parameter(help="Keep random candidates or the largest if a task has too many."),
     ] = None
     density: Annotated[
         str | None,
-        Parameter(help="The share of each task vector that ties keeps. Default: 0.2.", allow_leading_hyphen=True),
+        Parameter(help="Keep this share of each task vector with ties. Default: 0.2.", allow_leading_hyphen=True),
     ] = None
-    seed: Annotated[int | None, Parameter(help="One seed, one result. Default: 0.")] = None
+    seed: Annotated[
+        int | None, Parameter(help="Use this seed for the lottery; one seed gives one result. Default: 0.")
+    ] = None
     dtype: Annotated[
-        str | None, Parameter(help="Type of the output: float64, float32, float16, bfloat16. Default: as the inputs.")
+        str | None, Parameter(help="Write the output as float64, float32, float16 or bfloat16. Default: as the inputs.")
     ] = None
-    include: Annotated[list[str] | None, Parameter(help="Merge only tensors that match this pattern; repeatable.")] = (
-        None
-    )
+    include: Annotated[
+        list[str] | None, Parameter(help="Merge only tensors whose names match this pattern; repeatable.")
+    ] = None
     exclude: Annotated[
-        list[str] | None, Parameter(help="Leave tensors that match out: copied from the base; repeatable.")
+        list[str] | None, Parameter(help="Copy tensors whose names match this pattern from the base; repeatable.")
     ] = None
 
 
 @Parameter(name="*", group="What is merged, and how")
 @dataclass(frozen=True)
 class What(Merging):
-    """The same with weights, in one of three ways."""
+    """Which checkpoints are merged and how, with weights in one of three ways."""
 
     weights: Annotated[
-        str | None, Parameter(help="How much each task matters, as 3,1,0. Default: equal.", allow_leading_hyphen=True)
+        str | None,
+        Parameter(help="Say how much each task matters, as 3,1,0. Default: equal.", allow_leading_hyphen=True),
     ] = None
     budget: Annotated[
-        str | None, Parameter(help="How many elements each task gives, instead of weights.", allow_leading_hyphen=True)
+        str | None,
+        Parameter(help="Say how many elements each task gives, instead of weights.", allow_leading_hyphen=True),
     ] = None
-    preference: Annotated[Path | None, Parameter(help="A preference file: weights and where they came from.")] = None
+    preference: Annotated[Path | None, Parameter(help="Take the weights from this preference file.")] = None
 
 
 @Parameter(name="*", group="Output and resources")
 @dataclass(frozen=True)
 class How:
-    """Where it goes and what it may use."""
+    """How the output is written and what the merge may use."""
 
-    memory: Annotated[str, Parameter(help="Bound on working memory, such as 256MiB or 4GiB.")] = "1GiB"
-    shard_size: Annotated[str, Parameter(help="Largest file of an output directory.")] = "5GB"
-    threads: Annotated[int | None, Parameter(help="Default: all cores.")] = None
+    memory: Annotated[str, Parameter(help="Use at most this much working memory, such as 256MiB or 4GiB.")] = "1GiB"
+    shard_size: Annotated[str, Parameter(help="Write no file of an output directory larger than this.")] = "5GB"
+    threads: Annotated[int | None, Parameter(help="Use this many threads. Default: all cores.")] = None
     overwrite: Annotated[bool, Parameter(help="Replace an existing output.")] = False
     fresh: Annotated[bool, Parameter(help="Discard unfinished work of an earlier call.")] = False
-    digest_inputs: Annotated[bool, Parameter(help="Put SHA-256 of the inputs into the report.")] = False
-    base_name: Annotated[str | None, Parameter(help="What the model card calls the base, such as org/name.")] = None
+    digest_inputs: Annotated[bool, Parameter(help="Put the SHA-256 of the inputs into the report.")] = False
+    base_name: Annotated[
+        str | None, Parameter(help="Call the base by this name in the model card, such as org/name.")
+    ] = None
 
 
 @Parameter(name="*", group="Output and resources")
 @dataclass(frozen=True)
 class Where:
-    """Who does it."""
+    """Where the merge runs."""
 
     engine: Annotated[
-        Literal["local", "ray"], Parameter(help="This machine, or workers of a Ray cluster: docs/cluster.md.")
+        Literal["local", "ray"],
+        Parameter(help="Merge on this machine, or by workers of a Ray cluster (docs/cluster.md)."),
     ] = "local"
-    device: Annotated[str | None, Parameter(help="cuda, or cuda:1: merge on a GPU; default the CPU.")] = None
+    device: Annotated[str | None, Parameter(help="Merge on a GPU: cuda or cuda:1. Default: the CPU.")] = None
     workers: Annotated[
-        int | None, Parameter(help="For ray: how many share the work; --memory and --threads are of each.")
+        int | None, Parameter(help="Share the work among so many Ray workers; --memory and --threads are for each.")
     ] = None
     ray_address: Annotated[
-        str | None, Parameter(help="For ray: HOST:PORT of the cluster's head. Default: a cluster on this machine.")
+        str | None,
+        Parameter(help="Join the Ray cluster whose head is at HOST:PORT. Default: a cluster on this machine."),
     ] = None
 
 

@@ -32,13 +32,21 @@ class Route:
     """Which preferences the sweep merges for."""
 
     start: Annotated[
-        str | None, Parameter(name="--from", help="A line's first weights, as 1,0,0.", allow_leading_hyphen=True)
+        str | None,
+        Parameter(name="--from", help="Begin the line with these weights, as 1,0,0.", allow_leading_hyphen=True),
     ] = None
-    stop: Annotated[str | None, Parameter(name="--to", help="A line's last weights.", allow_leading_hyphen=True)] = None
-    steps: Annotated[int | None, Parameter(help="Points of the line, both ends included. Default: 5.")] = None
-    grid: Annotated[int | None, Parameter(help="Three tasks: all weights i,j,k that sum to this number.")] = None
+    stop: Annotated[
+        str | None, Parameter(name="--to", help="End the line with these weights.", allow_leading_hyphen=True)
+    ] = None
+    steps: Annotated[int | None, Parameter(help="Put so many points on the line, both ends included. Default: 5.")] = (
+        None
+    )
+    grid: Annotated[int | None, Parameter(help="For three tasks: take all weights i,j,k that sum to this number.")] = (
+        None
+    )
     preference: Annotated[
-        list[Path] | None, Parameter(help="A preference file; give one --preference for each point.")
+        list[Path] | None,
+        Parameter(help="Take a point from this preference file; give one --preference for each point."),
     ] = None
 
 
@@ -47,16 +55,18 @@ class Route:
 class Writing:
     """Where the output goes and what the sweep may use."""
 
-    reports_only: Annotated[bool, Parameter(help="Write no weights: only reports, OUT/NAME.report.json.")] = False
+    reports_only: Annotated[bool, Parameter(help="Write only reports, OUT/NAME.report.json, and no weights.")] = False
     memory: Annotated[
         str | None, Parameter(help="Refuse a sweep that needs more, such as 4GiB. Default: what is free.")
     ] = None
-    shard_size: Annotated[str, Parameter(help="Largest file of an output directory.")] = "5GB"
-    threads: Annotated[int | None, Parameter(help="Default: all cores.")] = None
+    shard_size: Annotated[str, Parameter(help="Write no file of an output directory larger than this.")] = "5GB"
+    threads: Annotated[int | None, Parameter(help="Use this many threads. Default: all cores.")] = None
     overwrite: Annotated[bool, Parameter(help="Replace another sweep in OUT.")] = False
     fresh: Annotated[bool, Parameter(help="Make finished points again; discard unfinished work.")] = False
-    digest_inputs: Annotated[bool, Parameter(help="Put SHA-256 of the inputs into the reports.")] = False
-    base_name: Annotated[str | None, Parameter(help="What the model cards call the base, such as org/name.")] = None
+    digest_inputs: Annotated[bool, Parameter(help="Put the SHA-256 of the inputs into the reports.")] = False
+    base_name: Annotated[
+        str | None, Parameter(help="Call the base by this name in the model cards, such as org/name.")
+    ] = None
 
 
 _ROUTE, _MERGING, _WRITING = Route(), Merging(), Writing()

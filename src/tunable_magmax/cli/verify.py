@@ -38,13 +38,13 @@ def verify(
     path
         A merged checkpoint: a directory, or a .safetensors file with its .report.json beside it.
     base
-        The base of the merge.
+        The base of the merge, to merge again.
     task
         A task checkpoint of the merge; give one --task for each, in training order.
     memory
-        Bound on working memory while merging again.
+        Use at most this much working memory while merging again.
     threads
-        Default: all cores.
+        Use this many threads. Default: all cores.
     quiet
         Print failed checks only.
     as_json

@@ -41,7 +41,7 @@ class Inputs:
             raise
 
     def _open_all(self) -> list[Opened]:
-        """Open all checkpoints; if some can't be, one error says everything that is wrong, with the others too."""
+        """Opens all checkpoints; if some can't be opened, one error says all that is wrong, with the others too."""
         opened: dict[int, Opened] = {}
         problems: list[str] = []
         base: Checkpoint | None = None
@@ -69,7 +69,7 @@ class Inputs:
         return list(opened.values())
 
     def _matched(self, opened: Mapping[int, Opened]) -> Layout:
-        """Match the headers of the base and of some tasks."""
+        """Matches the headers of the base and of some tasks."""
         signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in opened.values()]
         names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
         options = self._options
@@ -83,7 +83,7 @@ class Inputs:
 
     @property
     def adapters(self) -> dict[int, Adapter]:
-        """The tasks that are adapters, by source: 1 is the first task."""
+        """Returns the tasks that are adapters, by source: 1 is the first task."""
         return {k: task for k, task in enumerate(self.checkpoints) if isinstance(task, Adapter)}
 
     def _with_adapters(self, layout: Layout) -> Layout:
@@ -96,11 +96,11 @@ class Inputs:
         )
 
     def described(self) -> dict[str, str]:
-        """What the tasks that are adapters are, by role."""
+        """Returns descriptions of the tasks that are adapters, by role."""
         return {self.labels[k]: adapter.describe() for k, adapter in self.adapters.items()}
 
     def bytes_of(self, tensor: Mergeable, source: int) -> int:
-        """Bytes of a source's files that hold a tensor's values; 0 is the base."""
+        """Returns the bytes of a source's files that hold a tensor's values; 0 is the base."""
         return self.checkpoints[source].stored_bytes(tensor.infos[source].name)
 
     def __enter__(self) -> Inputs:
@@ -120,7 +120,7 @@ class Inputs:
         yield from self._narrow_adapters()
 
     def _narrow_adapters(self) -> Iterator[str]:
-        """Adapters whose share of the elements falls mostly on tensors that others change and they do not."""
+        """Warns of adapters whose share of the elements falls mostly on tensors that others change and they do not."""
         method = METHODS[self._options.method]
         if not (method.owns and method.weights == "shares"):
             return  # nobody has a share of the elements to spend
@@ -139,7 +139,7 @@ class Inputs:
                 )
 
     def _touched(self, source: int) -> set[str]:
-        """The mergeable tensors that a task may change, as far as headers tell: of a whole checkpoint all."""
+        """Returns the mergeable tensors that a task may change, from headers: all, unless it is an adapter."""
         task = self.checkpoints[source]
         return {
             tensor.name
@@ -148,7 +148,7 @@ class Inputs:
         }
 
     def notes(self) -> Iterator[str]:
-        """What is worth knowing before a merge begins."""
+        """Yields notes for the user before a merge begins."""
         for k, adapter in self.adapters.items():
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
@@ -165,7 +165,7 @@ class Inputs:
                 )
 
     def identity(self) -> list[Any]:
-        """What tells these files from others without reading them: for recognising interrupted work, not for output."""
+        """Returns paths, sizes and times of the files, by which interrupted work is recognised."""
         stats = [(file, file.stat()) for checkpoint in self.checkpoints for file in checkpoint.files]
         return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
@@ -180,7 +180,7 @@ class Inputs:
         return self._digests
 
     def refuse_as_output(self, out: Path) -> None:
-        """An output may not replace an input."""
+        """Raises an `InputError` if an output would replace an input."""
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             if checkpoint.would_be_replaced_by(out):
                 raise InputError(f"the output {out} would replace {label} ({checkpoint.path}); choose another output")
@@ -197,7 +197,7 @@ def _open_base(path: Path) -> Checkpoint:
 
 
 def is_legacy_torch(file: Path) -> bool:
-    """Whether a file is of `torch.save` before it wrote zip archives, which can't be mapped but only loaded."""
+    """Returns whether torch.save wrote a file in its old format (no zip archive), which can only be loaded whole."""
     with open(file, "rb") as stream:
         head = stream.read(9)
     return head[:1] == b"\x80" and head[8:] != b"{"  # a pickle, and not by chance the length of a safetensors header

@@ -1,4 +1,4 @@
-"""Ray itself: found, joined or started for the time of a command, quiet and offline."""
+"""Joins a Ray cluster, or starts one for the time of a command, quiet and offline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBJECT_STORE = 1 << 27
 
 @contextmanager
 def ray_session(address: str | None, workers: int | None = None) -> Iterator[Any]:
-    """The module `ray`, connected: to the cluster at `address`, or to one that is started here and stopped at the end.
+    """Yields the module `ray`, connected to the cluster at `address` or to one that is started here for this time.
 
     Without an address, RAY_ADDRESS counts, as for Ray's own tools. A connection that the process already has is used
     and left alone. A local cluster has a slot for each core, and at least one for each worker.
@@ -60,7 +60,7 @@ _REMEDY = (
 
 
 def import_ray() -> Any:
-    """The module, or an `InputError` that says how to get it."""
+    """Imports `ray`, or raises an `InputError` that says how to install it."""
     try:
         import ray
     except ImportError:
@@ -69,7 +69,7 @@ def import_ray() -> Any:
 
 
 def refuse_address_form(address: str) -> None:
-    """Refuse what can't be the address of a cluster, whether or not there is one."""
+    """Raises an `InputError` for text that can't be the address of a cluster."""
     if address == "auto":
         return
     if "://" in address:
@@ -82,7 +82,7 @@ def refuse_address_form(address: str) -> None:
 
 
 def _refuse_address(address: str) -> None:
-    """Find out what Ray would find out too late."""
+    """Raises an `InputError` if no cluster answers: Ray itself would try for minutes."""
     refuse_address_form(address)
     if address == "auto":
         return

@@ -37,7 +37,7 @@ class Resources:
         return DEFAULT_MEMORY if self.memory is None else parse_size(self.memory, "memory")
 
     def check(self) -> None:
-        """Raise an `InputError` for an engine or device that can't be used, and for options of another engine.
+        """Raises an `InputError` for an engine or device that can't be used, and for options of another engine.
 
         >>> Resources(workers=2).check()
         Traceback (most recent call last):

@@ -33,13 +33,13 @@ SUMS = 1 << 17
 
 
 def working_bytes(adapter: Adapter) -> int:
-    """What a thread needs to compute values: the sums, and of each factor a tile as stored, in float64, and turned."""
+    """Returns the memory of a thread that computes values: sums, and of each factor a tile as stored and in float64."""
     largest = max((product.rank for product in adapter.products), default=0)
     return 8 * (SUMS + 2 * 3 * max(TILE, largest)) if largest else 0
 
 
 def factor_bytes(adapter: Adapter) -> int:
-    """The largest right factor in float64, as it is kept while a tensor is walked over if there is room."""
+    """Returns the size of the largest right factor in float64, which is kept during a walk if there is room."""
     return max((8 * product.rank * product.columns for product in adapter.products), default=0)
 
 
@@ -68,7 +68,7 @@ class FileVectors:
         return values
 
     def adapted(self, source: int, tensor: Mergeable, start: int, stop: int, base: Tensor, scratch: Tensor) -> Tensor:
-        """What an adapter makes of the base's values start:stop: those themselves if it has nothing on the tensor."""
+        """Returns the adapted values start:stop, or the base's themselves if the adapter does not change the tensor."""
         adapter = self._checkpoints[source]
         assert isinstance(adapter, Adapter)
         part = adapter.parts.get(tensor.infos[source].name)
@@ -83,7 +83,7 @@ class FileVectors:
         return scratch
 
     def _read_base(self, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """The base's values as this thread has read them last, or else read to `scratch`."""
+        """Returns the base's values: those that this thread has read last, or read to `scratch`."""
         place, values = getattr(self._local, "base", (None, scratch))
         if place == (tensor.name, start, stop):
             return values
@@ -174,7 +174,7 @@ class Products:
     def add(
         self, key: tuple[int, str], stored: Checkpoint, product: LowRank, start: int, stop: int, out: Tensor
     ) -> None:
-        """Add elements start:stop of the flattened product to `out`, which holds what they are added to.
+        """Adds elements start:stop of the flattened product to `out`.
 
         `key` is of this product alone: a source and a tensor's name. Each element is a sum of its own
         (`Loops`), so that neither the range, nor the tiles, nor what was kept show in it.
@@ -200,7 +200,7 @@ class Products:
                     loops.add_scaled(sums, product.scaling, values, first * columns + at - start, columns)
 
     def _right(self, key: tuple[int, str], stored: Checkpoint, product: LowRank) -> Floats | None:
-        """The whole right factor, [r, m], or None if there is no room for it."""
+        """Returns the whole right factor, [r, m], or None if there is no room for it."""
         with self._lock:
             if key not in self._kept:
                 need = 8 * product.rank * product.columns
@@ -217,17 +217,16 @@ class Products:
 
 
 def _tile(product: LowRank, turned: bool) -> tuple[int, int]:
-    """Columns and ranks of the right factor to take at once.
+    """Returns how many columns and ranks of the right factor to read at once.
 
-    They should be one stretch: all columns of some ranks, or if the factor is read the other way round, all ranks of
-    some columns.
+    They should be contiguous: all columns of some ranks, or if the factor is transposed, all ranks of some columns.
     """
     width = max(1, min(product.columns, TILE // product.rank if turned else SUMS))
     return width, product.rank if turned else max(1, TILE // width)
 
 
 def _whole(stored: Checkpoint, product: LowRank) -> Floats:
-    """The right factor, tile by tile."""
+    """Reads the right factor, tile by tile."""
     right = np.empty((product.rank, product.columns))
     width, depth = _tile(product, turned=product.transposed)
     for k in range(0, product.rank, depth):
@@ -238,7 +237,7 @@ def _whole(stored: Checkpoint, product: LowRank) -> Floats:
 
 
 def rectangles(start: int, stop: int, columns: int) -> Iterator[tuple[int, int, int, int]]:
-    """A range of a flattened matrix as at most three rectangles (first row, last row, first column, last column).
+    """Splits a range of a flattened matrix into at most three rectangles (rows first:last, columns first:last).
 
     >>> list(rectangles(3, 17, 5))
     [(0, 1, 3, 5), (1, 3, 0, 5), (3, 4, 0, 2)]
@@ -258,14 +257,14 @@ def rectangles(start: int, stop: int, columns: int) -> Iterator[tuple[int, int, 
 
 
 def _left(stored: Checkpoint, product: LowRank, first: int, last: int) -> Floats:
-    """Rows first:last of the left factor, [n, r]: of B, or columns of A where the product is transposed."""
+    """Reads rows first:last of the left factor, [n, r]: of B, or columns of A where the product is transposed."""
     if product.transposed:
         return np.ascontiguousarray(_block(stored, product.a, product.rank, 0, product.rank, first, last).T)
     return _block(stored, product.b, product.b.shape[0], first, last, 0, product.rank)
 
 
 def _right(stored: Checkpoint, product: LowRank, low: int, high: int, first: int, last: int) -> Floats:
-    """Ranks low:high, as far as there are so many, and columns first:last of the right factor, [k, m]."""
+    """Reads ranks low:high, as far as they exist, and columns first:last of the right factor, [k, m]."""
     high = min(high, product.rank)
     if product.transposed:
         return np.ascontiguousarray(_block(stored, product.b, product.b.shape[0], first, last, low, high).T)
@@ -273,7 +272,7 @@ def _right(stored: Checkpoint, product: LowRank, low: int, high: int, first: int
 
 
 def _block(stored: Checkpoint, info: TensorInfo, rows: int, top: int, bottom: int, first: int, last: int) -> Floats:
-    """Rows top:bottom and columns first:last of a stored matrix, read at once where they are one stretch."""
+    """Reads rows top:bottom and columns first:last of a stored matrix, at once where they are contiguous."""
     dtype = torch_dtype(info.dtype)
     assert dtype is not None
     columns = info.numel // rows
@@ -325,7 +324,7 @@ PORTABLE = Loops(_accumulate, _add_scaled)
 
 @cache
 def fastest_loops() -> Loops:
-    """The compiled loops; the portable ones where numba is missing."""
+    """Returns the compiled loops, or the portable ones where numba is missing."""
     if find_spec("numba") is None:
         return PORTABLE
     from tunable_magmax.engines.adapter_loops import accumulate, add_scaled

@@ -1,4 +1,4 @@
-"""A merge's weight files: which tensors they hold, and their data in order, merged or copied."""
+"""Writes the weight files of a merge: which tensors they hold, their data in order, and whether the disk has room."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tunable_magmax.merging.stream import Merge
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Refuse to write so many bytes where they do not fit, less what an interrupted run has left beside `out`.
+    """Raises an `InputError` if so many bytes do not fit, less what an interrupted run has left beside `out`.
 
     >>> check_space(Path("merged"), 1 << 80)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ def check_space(out: Path, needed: int) -> None:
 
 
 def space_problem(folder: Path, needed: int) -> str | None:
-    """What is wrong with writing so many bytes into a folder that need not exist yet; None if they fit."""
+    """Returns an error text if so many bytes do not fit on a folder's disk; the folder need not exist yet."""
     place = existing_folder(folder)
     usage = shutil.disk_usage(place)
     # Some network file systems do not tell, and say 0 of everything.
@@ -51,7 +51,7 @@ def space_problem(folder: Path, needed: int) -> str | None:
 
 
 def existing_folder(folder: Path) -> Path:
-    """A folder, or what exists of the way to there."""
+    """Returns a folder, or the deepest of its parents that exists."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -74,7 +74,7 @@ class Job:
 
 
 def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | None) -> list[TensorInfo]:
-    """What the output holds, widest types first (so that all data is aligned); `merged` maps names to types."""
+    """Returns the output's tensors, widest types first (so that all data is aligned); `merged` maps names to types."""
     infos = [
         TensorInfo(tensor.name, merged[tensor.name], tensor.shape)
         for tensor in layout.mergeable
@@ -87,7 +87,7 @@ def output_tensors(layout: Layout, merged: Mapping[str, str], out_dtype: str | N
 
 
 def expected_shards(layout: Layout, out_dtype: str | None, shard_size: int | None) -> tuple[Shard, ...]:
-    """The weight files as headers let expect them: all that may be merged is. One file if there is no shard size."""
+    """Plans the weight files from headers, as if all mergeable tensors changed; one file if there is no shard size."""
     merged = {tensor.name: out_dtype or tensor.widest for tensor in layout.mergeable}
     return plan_shards(output_tensors(layout, merged, out_dtype), shard_size, aliases=layout.ties)
 
@@ -99,7 +99,7 @@ Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 def write_weights(
     merge: Merge, inputs: Inputs, output: Output, shard_size: int | None, write: Write | None = None
 ) -> MergeReport:
-    """Write what was decided, as one file if there is no shard size, less the shards that an earlier call finished.
+    """Writes the weights of a decided merge, as one file if there is no shard size, less shards finished earlier.
 
     `write` writes the others, by default here and one after the other.
     """
@@ -125,7 +125,7 @@ def write_weights(
 def shard_data(
     merge: Merge, inputs: Inputs, shard: Shard, begins: Mapping[str, int] | None = None
 ) -> Iterator[memoryview]:
-    """A shard's data in order: merged tensors from the engine, others from the base. A view lasts until the next.
+    """Yields a shard's data in order: merged tensors, and others from the base. A view lasts until the next.
 
     Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins.
     """
@@ -151,7 +151,7 @@ def shard_data(
 
 
 class _Buffers:
-    """Output buffers that go round: the writer hands them back."""
+    """Output buffers that are used again once the writer has returned them."""
 
     def __init__(self, chunk: int) -> None:
         self._free: SimpleQueue[Tensor] = SimpleQueue()
@@ -169,7 +169,7 @@ class _Buffers:
 
 
 def _copied(base: Checkpoint, info: TensorInfo, begin: int) -> Iterator[memoryview]:
-    """A tensor of the base from an element on, block by block, cast if the output asks for another type."""
+    """Yields a tensor of the base from an element on, block by block, cast if the output has another type."""
     stored = base.tensors[info.name if info.name in base.tensors else base.aliases[info.name]]
     first = begin * BITS[stored.dtype] // 8
     if stored.dtype == info.dtype:

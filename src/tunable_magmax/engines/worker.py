@@ -1,7 +1,7 @@
-"""What a worker of a cluster does: the walks over its share of a merge, and the driver's auctions on its planes.
+"""A worker of a cluster: how a merge is divided into shares, and what a worker does with its share.
 
 Nothing here knows Ray. All a worker knows comes in calls, and none of them depends on the clock, the machine or
-chance: a new worker that is given the same calls is in the same state.
+chance: a new worker that gets the same calls reaches the same state.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker does: its parts of mergeable tensors, at most one of each, and the tensors that it copies."""
+    """The work of one worker: its ranges of mergeable tensors, at most one of each, and the tensors that it copies."""
 
     parts: tuple[Part, ...]
     copied: tuple[str, ...]
 
     def layout(self, whole: Layout) -> Layout:
-        """The parts as if each were a tensor: same names and element indices, shorter shapes."""
+        """Returns a layout in which each range is a tensor: same names and element indices, shorter shapes."""
         parts = tuple(_cut(whole.mergeable[part.tensor], part) for part in self.parts)
         return replace(whole, mergeable=parts, copied=(), ties={}, warnings=())
 
@@ -66,9 +66,9 @@ def _cut(tensor: Mergeable, part: Part) -> Mergeable:
 
 
 def divide(layout: Layout, out_dtype: str | None, workers: int) -> list[Share]:
-    """Shares of about equally many bytes to read, each a range of the output as planned from headers.
+    """Divides a merge into shares of about equally many bytes to read, each a range of the output.
 
-    There are fewer than `workers` if there is not enough to do. Cuts inside a tensor fall on multiples of 64 elements.
+    There are fewer than `workers` if there is too little to do. Cuts inside a tensor fall on multiples of 64 elements.
 
     >>> from tunable_magmax.checkpoints.tensors import TensorInfo
     >>> infos = (TensorInfo("w", "F32", (1000,)),) * 3
@@ -102,7 +102,7 @@ def divide(layout: Layout, out_dtype: str | None, workers: int) -> list[Share]:
 
 
 class PartVectors:
-    """`Vectors` for parts of tensors."""
+    """`Vectors` for a worker's ranges of tensors."""
 
     def __init__(self, vectors: Vectors, whole: Layout, share: Share) -> None:
         self.borrows = vectors.borrows
@@ -115,13 +115,13 @@ class PartVectors:
 
 
 class PartMethod(Method):
-    """A method at work on parts of tensors: what it says of a part is what it says of the whole."""
+    """A method for a worker's ranges of tensors: it treats a range as it treats the whole tensor."""
 
     def __init__(self, method: Method, whole: Layout, share: Share) -> None:
         super().__init__(method.options, method.tasks)
         self.method, self.plane_rows, self.cuts_by_magnitude = method, method.plane_rows, method.cuts_by_magnitude
         self.elements = whole.elements
-        """How many elements are merged, here and elsewhere."""
+        """How many elements all workers merge."""
         self._places = [(part.tensor, whole.mergeable[part.tensor].size) for part in share.parts]
 
     def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
@@ -139,7 +139,7 @@ class PartMethod(Method):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker needs to know before it begins. Paths are absolute: another machine has another current folder."""
+    """What a worker needs to begin. Paths are absolute: another machine has another current folder."""
 
     base: Path
     tasks: tuple[Path, ...]
@@ -149,12 +149,12 @@ class Assignment:
     threads: int
     memory: int
     spill: Path
-    """How the file of its planes is called, if they need one; each worker of the share adds something of its own."""
+    """The file of its planes, if they need one; each worker of the share adds something of its own to the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A worker's part of a tensor in an output file: `begin` is its first element, `offset` its place in bytes."""
+    """A worker's range of a tensor in an output file: `begin` is its first element, `offset` its place in bytes."""
 
     info: TensorInfo
     begin: int
@@ -162,21 +162,21 @@ class Slice:
 
 
 Step = tuple[str, tuple[Any, ...]]
-"""The name of a `GroupPlanes`'s operation, and its arguments."""
+"""The name of an operation of `GroupPlanes`, and its arguments."""
 
 
 class Worker:
-    """One share of a merge. The driver calls the methods in the order in which they stand here."""
+    """Does one share of a merge. The driver calls the methods in the order in which they stand here."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._floors: dict[tuple[int, ...] | None, LocalGroupPlanes] = {}
+        self._groups: dict[tuple[int, ...] | None, LocalGroupPlanes] = {}
         self._done: dict[str, tuple[int, int]] = {}
 
     def begin(self, assignment: Assignment) -> None:
-        """Open the inputs and make ready.
+        """Opens the inputs and prepares the merge.
 
-        What is wrong here alone is no fault of the inputs, so finished shards outlive it: a `ClusterError`.
+        What the driver can read and this worker can't is a `ClusterError`, so that finished shards are kept.
         """
         self._assignment = assignment
         options, share = assignment.options, assignment.share
@@ -206,58 +206,58 @@ class Worker:
         )
 
     def look(self) -> Survey:
-        """Walk 1 over the share."""
+        """Surveys the share."""
         return self._merge.look()
 
     def conclude(self, changed: NDArray[np.bool_], elements: int) -> None:
-        """Know what is merged: `changed` [all tensors, T] and the number of elements are the whole merge's."""
+        """Takes over what is merged: `changed` [all tensors, T] and the number of elements are the whole merge's."""
         tensors = [part.tensor for part in self._assignment.share.parts]
-        found = Survey.nothing(len(tensors), self._method.tasks)
-        found.changed[:] = changed[tensors]
+        survey = Survey.nothing(len(tensors), self._method.tasks)
+        survey.changed[:] = changed[tensors]
         self._method.elements = elements
-        self._merge.conclude(found)
+        self._merge.conclude(survey)
         self._auctioneer = self._merge.auctioneer()
         self._position = {tensors[place.tensor]: k for k, place in enumerate(self._auctioneer.places)}
 
-    def floor(self, tensors: tuple[int, ...] | None, wide: bool, steps: Sequence[Step]) -> Any:
-        """Do the steps of an auction that is held by the driver, of some tensors or of all; the last one's result."""
-        if tensors not in self._floors:
+    def auction_steps(self, tensors: tuple[int, ...] | None, wide: bool, steps: Sequence[Step]) -> Any:
+        """Does steps of an auction that the driver holds, on some tensors or all; returns the last one's result."""
+        if tensors not in self._groups:
             held = self._position if tensors is None else [k for k in tensors if k in self._position]
             members = [self._position[k] for k in held]
-            self._floors[tensors] = self._auctioneer.group_planes(members, wide, self._merge.walker.each)
+            self._groups[tensors] = self._auctioneer.group_planes(members, wide, self._merge.walker.each)
         result = None
         for name, arguments in steps:
-            result = getattr(self._floors[tensors], name)(*arguments)
+            result = getattr(self._groups[tensors], name)(*arguments)
         return result
 
     def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
-        """Hold auctions of tensors that are here entirely; the members of the lots are tensors of the whole merge."""
+        """Holds auctions of tensors that are here entirely; members of the lots are tensors of the whole merge."""
         here = [Lot(tuple(self._position[k] for k in lot.members), lot.budget) for lot in lots]
         return self._auctioneer.auctions(here, terms)
 
     def settle(self, method: Method) -> None:
-        """Take over what the driver's method has decided."""
+        """Takes over what the driver's method has decided."""
         self._method.method = method
-        self._floors.clear()
+        self._groups.clear()
 
     def measure(self, tensors: Sequence[int]) -> Findings:
-        """Count owners and measure the merged vector of the parts of some tensors, and keep it if memory allows."""
+        """Counts owners and measures the merged vector of its ranges of some tensors; keeps it if memory allows."""
         places = [self._place(k) for k in tensors if k in self._position]
         if self._merge.options.scale is None:
             self._merge.make_stash(places)
         self._merge.measure(places)
-        return self._found()
+        return self._findings()
 
     def write(self, path: Path, slices: Sequence[Slice], scale: float) -> Findings:
-        """Write what is this worker's of an output file; what was counted on the way."""
+        """Writes this worker's ranges of an output file; returns what was counted on the way."""
         self._merge.scale = scale
-        infos = tuple(piece.info for piece in slices)
+        infos = tuple(part.info for part in slices)
         here = Shard(path.name, infos, b"", sum(info.nbytes for info in infos))
-        data = shard_data(self._merge, self._inputs, here, {piece.info.name: piece.begin for piece in slices})
+        data = shard_data(self._merge, self._inputs, here, {part.info.name: part.begin for part in slices})
         file = os.open(path, os.O_WRONLY)
         try:
-            for piece in slices:
-                at, end = piece.offset, piece.offset + piece.info.nbytes
+            for part in slices:
+                at, end = part.offset, part.offset + part.info.nbytes
                 while at < end:
                     block = next(data)
                     _write_at(file, block, at)
@@ -265,29 +265,29 @@ class Worker:
             os.fsync(file)
         finally:
             os.close(file)
-        return self._found()
+        return self._findings()
 
     def digest(self, path: Path) -> str:
-        """The sha256 of a file that is complete."""
+        """Returns the sha256 of a complete file."""
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def progress(self) -> dict[str, tuple[int, int]]:
-        """Elements done and in all, by phase."""
+        """Returns elements done and in all, by phase."""
         return dict(self._done)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Closes the inputs and the merge."""
         self._stack.close()
 
     def _place(self, tensor: int) -> TensorPlace:
         return self._auctioneer.places[self._position[tensor]]
 
-    def _found(self) -> Findings:
-        """What was counted, by the tensors of the whole merge."""
-        found = self._merge.findings()
+    def _findings(self) -> Findings:
+        """Returns what was counted, by the tensors of the whole merge."""
+        own = self._merge.findings()
         parts = self._assignment.share.parts
-        return Findings({parts[k].tensor: counts for k, counts in found.counts.items()}, found.squares)
+        return Findings({parts[k].tensor: counts for k, counts in own.counts.items()}, own.squares)
 
     def _note_progress(self, phase: str, done: int, total: int) -> None:
         self._done[phase] = (done, total)
@@ -297,9 +297,9 @@ _SHARED = "Workers read the inputs themselves: put base and tasks on a file syst
 
 
 def _own_file(spill: Path) -> Path:
-    """A name that no other worker of the share uses: one that is only out of reach may still write to its own.
+    """Returns a name that no other worker of the share uses, since one out of reach may still write to its own file.
 
-    Nobody needs the files of predecessors any more.
+    The files of predecessors are removed.
     """
     for stale in spill.parent.glob(f"{spill.name}-*"):
         stale.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A sweep as a picture: what each task gave along a line, or how leftovers and length vary over a grid."""
+"""Draws a sweep: what each task gave along a line, or how leftovers and length vary over a grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_sweep_picture(
     kind: Literal["line", "grid", "list"] = "line",
     names: Sequence[str] | None = None,
 ) -> None:
-    """Draw a sweep; the suffix of `path` is the format, `names` are the tasks'."""
+    """Draws a sweep; the suffix of `path` is the format, `names` are the tasks'."""
     shown = [short(name) for name in names or [f"task {t}" for t in range(1, sweep.tasks + 1)]]
     if kind == "grid":
         figure = blank_figure(5.6 * (1 if sweep.points[0].leftovers is None else 2), 4.8, layout="compressed")
@@ -152,7 +152,7 @@ def _name_corners(axes: Any, names: Sequence[str], rows: float) -> None:
 
 
 def _place(point: SweepPoint) -> tuple[float, float]:
-    """Where a preference over three tasks lies in the triangle.
+    """Returns the point of the triangle for a preference over three tasks.
 
     >>> from tunable_magmax.workflows.sweep import SweepPoint
     >>> _place(SweepPoint("0-1-0", ("0", "1", "0"), "", 1.0, 1.0, None, None))

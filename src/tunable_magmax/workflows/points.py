@@ -1,4 +1,4 @@
-"""Points of a sweep: named weights along a line, on a grid of three tasks, or as given. All arithmetic is rational."""
+"""Points of a sweep: named weights along a line, on a grid of three tasks, or a list. All arithmetic is exact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Point:
 
 
 def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool = True) -> tuple[Point, ...]:
-    """`steps` points from one preference to another, both included, evenly spaced: step-00, step-01 and so on.
+    """Returns `steps` evenly spaced points from one preference to another, both included: step-00, step-01 and so on.
 
     With `normalise` the ends are shares, divided by their sum before anything else, so that shares change evenly.
 
@@ -54,7 +54,7 @@ def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool 
 
 
 def grid(parts: int, tasks: int = 3) -> tuple[Point, ...]:
-    """All preferences over three tasks in whole parts: (i, j, k) / parts, each named i-j-k, in the order of names.
+    """Returns all preferences over three tasks in whole parts: (i, j, k) / parts, each named i-j-k, sorted by name.
 
     >>> [point.name for point in grid(2)]
     ['0-0-2', '0-1-1', '0-2-0', '1-0-1', '1-1-0', '2-0-0']
@@ -72,13 +72,13 @@ def grid(parts: int, tasks: int = 3) -> tuple[Point, ...]:
     )
 
 
-def listed(given: Mapping[str, Sequence[Any]] | Sequence[tuple[str, Sequence[Any]]]) -> tuple[Point, ...]:
-    """Given weights by name; the points are numbered, so that their order is that of the names: 00-NAME, 01-NAME.
+def listed(weights_by_name: Mapping[str, Sequence[Any]] | Sequence[tuple[str, Sequence[Any]]]) -> tuple[Point, ...]:
+    """Returns points for weights by name, numbered so that names sort in the same order: 00-NAME, 01-NAME.
 
     >>> [point.name for point in listed({"site a": [3, 1], "home": [0, 1]})]
     ['00-site-a', '01-home']
     """
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    pairs = list(weights_by_name.items() if isinstance(weights_by_name, Mapping) else weights_by_name)
     width = max(2, len(str(len(pairs) - 1)))
     points = []
     for k, (name, weights) in enumerate(pairs):

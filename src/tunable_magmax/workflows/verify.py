@@ -1,4 +1,4 @@
-"""Is this merged checkpoint what its report says? From the files alone, or by merging the inputs again."""
+"""Checks that a merged checkpoint is what its report says: from the files alone, or by merging the inputs again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REDERIVED = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; `detail` says what was found."""
+    """One check; `detail` says what was found."""
 
     what: str
     ok: bool
@@ -54,7 +54,7 @@ class Verification:
         return all(check.ok for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the result for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
@@ -67,7 +67,7 @@ def verify_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Check a merged checkpoint against its report: digests, files, tensors, sums of counts.
+    """Checks a merged checkpoint against its report: digests, files, tensors, sums of counts.
 
     With `base` and `tasks` the merge is done again as the report says, under the bound `memory`, and every byte is
     compared. What does not fit is a failed check; no report, or inputs that cannot be merged, an `InputError`.
@@ -231,7 +231,7 @@ def _same_tensor(one: MergeReport, other: MergeReport, name: str) -> bool:
 
 
 def _options(report: MergeReport) -> Options:
-    """The report's options as a merge reads them."""
+    """Reads the report's options as those of a merge."""
     from tunable_magmax.merging.options import Options
 
     try:
@@ -241,7 +241,7 @@ def _options(report: MergeReport) -> Options:
 
 
 def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
-    """Compare all values, merged and copied, with the checkpoint's. All are rendered: owners are counted on the way."""
+    """Compares all values, merged and copied, with the checkpoint's. All are rendered, since that counts owners."""
     from tunable_magmax.checkpoints.shards import plan_shards
     from tunable_magmax.engines.weight_files import output_tensors, shard_data
 
@@ -275,7 +275,7 @@ def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeR
 
 
 def _none(what: str, faults: Sequence[str], fine: str) -> Check:
-    """A check that found `faults`, or none."""
+    """Returns a check that passes if there are no faults."""
     return Check(what, not faults, some_of(faults, limit=3, joint="; ") or fine)
 
 
@@ -304,7 +304,7 @@ class KnownInputs:
 
 
 def logged_inputs(path: str | Path) -> KnownInputs | None:
-    """Base and tasks from the log beside a merge, if it speaks of these files and all of its inputs still exist."""
+    """Returns base and tasks from the log beside a merge, if it is about these files and all inputs still exist."""
     path = Path(path)
     report = read_report(path)
     try:

@@ -7,11 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
-    from tunable_magmax.errors import ClusterError as ClusterError
-    from tunable_magmax.errors import ExactnessError as ExactnessError
-    from tunable_magmax.errors import InputError as InputError
-    from tunable_magmax.errors import StorageError as StorageError
-    from tunable_magmax.errors import TmxError as TmxError
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
     from tunable_magmax.merging.report import MergeReport as MergeReport
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
+from tunable_magmax.errors import ClusterError, ExactnessError, InputError, StorageError, TmxError
 from tunable_magmax.version import __version__
 
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
@@ -48,13 +44,8 @@ _HOMES = {
     "evaluate": "tunable_magmax.workflows.evaluate",
     "TrainConfig": "tunable_magmax.training.config",
     "train_sequence": "tunable_magmax.training.sequence",
-    "ClusterError": "tunable_magmax.errors",
-    "ExactnessError": "tunable_magmax.errors",
-    "InputError": "tunable_magmax.errors",
-    "StorageError": "tunable_magmax.errors",
-    "TmxError": "tunable_magmax.errors",
 }
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = ["ClusterError", "ExactnessError", "InputError", "StorageError", "TmxError", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -66,4 +57,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return __all__

@@ -1,4 +1,4 @@
-"""What everything opened as a model offers, and what a checkpoint adds, whatever its files look like."""
+"""The interfaces of opened models: `Opened` for adapters and checkpoints, `Checkpoint` for those that store values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunable_magmax.errors import InputError, closest
 
 
 class Opened(ABC):
-    """Something opened that stands for a model's tensors. Use as a context manager or call `close`.
+    """An opened model: a checkpoint, or an adapter on a base. Use it as a context manager or call `close`.
 
     `tensors` are in file order; `aliases` maps the other names of tied tensors to the name kept in `tensors`;
     `files` are all files that the values depend on.
@@ -26,11 +26,11 @@ class Opened(ABC):
 
     @abstractmethod
     def stored_bytes(self, name: str) -> int:
-        """How many bytes of its own files are read for the tensor `name`."""
+        """Returns how many bytes of its own files are read for the tensor `name`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all files. Reading afterwards is an error; closing twice is not."""
+        """Closes all files. Reading afterwards is an error; closing twice is not."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +39,7 @@ class Opened(ABC):
         self.close()
 
     def would_be_replaced_by(self, out: Path) -> bool:
-        """Whether an output at `out` is or holds a file of this checkpoint, also where that is a link to elsewhere."""
+        """Whether an output at `out` would replace a file of this model, or a link to one."""
         target = out.resolve()
         places = {self.path.resolve()}
         for file in self.files:
@@ -52,7 +52,7 @@ class Checkpoint(Opened):
 
     @abstractmethod
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
+        """Fills `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
 
         Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, a file that cannot be
         read, or was changed or cut short since opening, a `StorageError`.
@@ -62,7 +62,7 @@ class Checkpoint(Opened):
         return self.tensors[name].nbytes
 
     def _target(self, name: str, offset: int, buffer: memoryview) -> memoryview:
-        """`buffer` as plain bytes, after checking that the tensor has that many from `offset` on."""
+        """Returns `buffer` as plain bytes, after checking that the tensor has that many from `offset` on."""
         info = self.tensors.get(name)
         if info is None:
             raise InputError(f"{self.path}: there is no tensor {name!r}{closest(name, list(self.tensors))}")

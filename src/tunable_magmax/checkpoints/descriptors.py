@@ -23,7 +23,7 @@ _users: dict[PositionedFile, int] = {}
 
 
 class PositionedFile:
-    """One file that threads read at positions. Its size is fixed at opening; a file that changes later is an error."""
+    """A file that threads read at given positions. If it is changed after it was opened, reading is an error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class PositionedFile:
         self._closed = False
 
     def read_into(self, position: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes, writable) from `position` on, or raise `StorageError`."""
+        """Fills `buffer` (bytes, writable) from `position` on, or raises a `StorageError`."""
         descriptor = self._acquire()
         try:
             done = 0
@@ -71,7 +71,7 @@ class PositionedFile:
                 _close(self)
 
     def _acquire(self) -> int:
-        """A descriptor that stays open until `_release`."""
+        """Returns a descriptor that stays open until `_release`."""
         with _lock:
             if self._closed:
                 raise ValueError(f"{self.path}: the checkpoint is closed")

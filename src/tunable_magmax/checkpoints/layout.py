@@ -49,18 +49,18 @@ class Mergeable:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The plan of a merge: mergeable tensors in sorted order, the base's other tensors, and names of tied tensors."""
+    """What a merge works on: mergeable tensors in sorted order, the base's other tensors, and names of tied tensors."""
 
     mergeable: tuple[Mergeable, ...]
     copied: tuple[TensorInfo, ...]
     ties: Mapping[str, str]
     warnings: tuple[str, ...]
     derived: frozenset[int] = frozenset()
-    """Sources whose values are computed from the base's and few of their own: adapters."""
+    """Sources whose values are computed from the base's: adapters."""
     working_bytes: int = 0
-    """What a thread needs to compute such values, beside its buffers."""
+    """Memory that a thread needs to compute such values, beside its buffers."""
     factor_bytes: int = 0
-    """What all threads would like to keep while they do."""
+    """Memory that all threads together can use to compute them faster."""
 
     @property
     def elements(self) -> int:

@@ -24,7 +24,7 @@ class Renaming:
         return self.add + name.removeprefix(self.drop)
 
     def back(self, name: str) -> str:
-        """The task's name for a name of the base."""
+        """Returns the task's name for a name of the base."""
         return self.drop + name.removeprefix(self.add)
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""Open a checkpoint, whatever it is: a safetensors file, a torch file, or a directory in the Hugging Face layout."""
+"""Opens checkpoints: a safetensors file, a torch file, or a directory in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a safetensors file, a file of `torch.save`, or a directory that holds one or an index and its shards.
+    """Opens a safetensors file, a file of `torch.save`, or a directory that holds one or an index and its shards.
 
     Only headers are read; data comes with `read_into`. Files are told apart by content, not by name.
 
@@ -59,7 +59,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def open_file(path: Path) -> Checkpoint:
-    """A checkpoint in one file."""
+    """Opens a checkpoint in one file."""
     file = PositionedFile(path)
     try:
         head = bytearray(min(64, file.size))
@@ -95,7 +95,7 @@ def holds_adapter(path: Path) -> bool:
 
 
 def as_checkpoint(adapter: Path) -> str:
-    """The command that makes a checkpoint of an adapter; BASE is to be filled in.
+    """Returns the command that makes a checkpoint of an adapter; BASE is to be filled in.
 
     >>> as_checkpoint(Path("lora"))
     'tmx merge --base BASE --task lora --method last_task --scale 1 -o lora-merged'
@@ -123,7 +123,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 class _Directory(Checkpoint):
-    """Files whose names do not overlap, as one checkpoint."""
+    """Files with different tensors, as one checkpoint."""
 
     def __init__(self, path: Path, parts: Sequence[Checkpoint]) -> None:
         self.path = path

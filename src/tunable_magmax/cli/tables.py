@@ -1,4 +1,4 @@
-"""Tables of plain text: the same on a screen and in a pipe, nothing cut off."""
+"""Makes tables of plain text: the same on a screen and in a pipe, nothing cut off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PIPED_WIDTH = 120
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Lines with the columns of `rows` aligned: the first to the left, the others to the right.
+    """Returns lines with the columns of `rows` aligned: the first to the left, the others to the right.
 
     >>> table([["layer", "elements"], ["head", "7,680"]])
     ['  layer  elements', '  head      7,680']
@@ -22,7 +22,7 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
 
 
 def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list[str]:
-    """A wide table as several narrower ones, one below the other, each with the first `fixed` columns.
+    """Splits a wide table into several narrower ones, one below the other, each with the first `fixed` columns.
 
     >>> wrapped_table([["", "task 1", "task 2"], ["a", "10", "20"]], fixed=1, width=14)
     ['     task 1', '  a      10', '', '     task 2', '  a      20']
@@ -41,7 +41,7 @@ def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list
 
 
 def number(count: int, one: str, many: str | None = None) -> str:
-    """A number of things.
+    """Formats a number of things.
 
     >>> number(1, "tensor"), number(1200, "tensor")
     ('1 tensor', '1,200 tensors')
@@ -50,5 +50,5 @@ def number(count: int, one: str, many: str | None = None) -> str:
 
 
 def screen_width() -> int:
-    """Columns of the terminal; a fixed number where there is none."""
+    """Returns the columns of the terminal, or a fixed number where there is none."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if sys.stdout.isatty() else PIPED_WIDTH

@@ -1,4 +1,4 @@
-"""A merge as a picture: for each layer, which share of its elements came from which task."""
+"""Draws a merge: for each layer, which share of its elements came from which task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tunable_magmax.plots.figure import NAMED_COLOURS, SUFFIXES, blank_figure, p
 from tunable_magmax.workflows.inspect import Layer, layers
 
 
-def save_picture(report: MergeReport, path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Draw a bar for the model and one for each layer, divided among the tasks; the suffix of `path` is the format."""
+def save_picture(report: MergeReport, path: str | os.PathLike[str]) -> None:
+    """Draws a bar for the model and one for each layer, divided among the tasks; the suffix of `path` is the format."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
@@ -31,7 +31,7 @@ def save_picture(report: MergeReport, path: str | os.PathLike[str], title: str |
     _draw_bars(axes, rows, places, colours)
     _label(axes, rows, places)
     _explain(figure, axes, colours, report.labels())
-    axes.set_title(title or f"{report.method}, {report.tasks} tasks, scale {report.scale:g}", loc="left", fontsize=11)
+    axes.set_title(f"{report.method}, {report.tasks} tasks, scale {report.scale:g}", loc="left", fontsize=11)
     save_figure(figure, target, create_folder=False)
 
 
@@ -49,7 +49,7 @@ def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colour
 
 
 def _inscription(task: int, width: float, tasks: int) -> str:
-    """What fits into a bar's part: its percentage; among many tasks, whose colours are close, rather its task."""
+    """Returns what fits into a part of a bar: its percentage; among many tasks, whose colours are close, its task."""
     if tasks <= NAMED_COLOURS:
         return f"{width:.0f}%" if width >= 5 else ""
     if width >= 10:
@@ -76,7 +76,7 @@ def _label(axes: Any, rows: Sequence[Layer], places: Sequence[float]) -> None:
 
 
 def _explain(figure: Any, axes: Any, colours: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend for few tasks, a scale in training order for many."""
+    """Adds a legend for few tasks, a scale in training order for many."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.patches import Patch
@@ -102,7 +102,7 @@ def _shown(name: str) -> str:
 
 
 def _count(elements: int) -> str:
-    """A number of elements in three digits.
+    """Formats a number of elements in three digits.
 
     >>> _count(7087872), _count(950)
     ('7.09 M', '950')

@@ -1,4 +1,4 @@
-"""What an adapter's adapter_config.json says about its weights. What is not plain LoRA is refused by name."""
+"""Reads an adapter's adapter_config.json. Whatever is not plain LoRA is refused by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class AdapterConfig:
         return _matching(self.rank_pattern, module, self.r)
 
     def scaling(self, module: str) -> float:
-        """What the product of the factors is multiplied with."""
+        """Returns the factor of the product B @ A."""
         rank = self.rank(module)
         return _matching(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
@@ -105,48 +105,48 @@ def _matching(patterns: Mapping[str, _N], module: str, default: _N) -> _N:
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:
-    """Read a configuration; everything in it that cannot be honoured is named in one `InputError`."""
+    """Reads a configuration; everything in it that is not supported is named in one `InputError`."""
     if not path.exists():
         raise InputError(f"{path} is missing, and without it the scaling is not known: put it back")
-    found = read_json(path)
-    if found.get("peft_type") != "LORA":
+    content = read_json(path)
+    if content.get("peft_type") != "LORA":
         raise InputError(
-            f"{path}: peft_type is {found.get('peft_type')!r}, and only 'LORA' can be merged as it is: {MERGE_FIRST}"
+            f"{path}: peft_type is {content.get('peft_type')!r}, and only 'LORA' can be merged as it is: {MERGE_FIRST}"
         )
-    if refused := list(_refused(found)):
+    if refused := list(_refused(content)):
         raise InputError(f"{path}: {'; '.join(refused)}. Not supported: {MERGE_FIRST}")
-    if wrong := list(_wrong(found)):
+    if wrong := list(_wrong(content)):
         raise InputError(f"{path}: {'; '.join(wrong)}: correct the configuration")
     return AdapterConfig(
-        found["r"],
-        found["lora_alpha"],
-        found.get("rank_pattern") or {},
-        found.get("alpha_pattern") or {},
-        bool(found.get("use_rslora")),
-        bool(found.get("fan_in_fan_out")),
+        content["r"],
+        content["lora_alpha"],
+        content.get("rank_pattern") or {},
+        content.get("alpha_pattern") or {},
+        bool(content.get("use_rslora")),
+        bool(content.get("fan_in_fan_out")),
     )
 
 
-def _refused(found: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in found.items():
+def _refused(content: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in content.items():
         if not value:  # null, false or empty: not asked for, also where we do not know what it is
             continue
         if key in _REFUSED:
             yield f"{key} asks for {_REFUSED[key]}"
         elif key not in _HARMLESS:
             yield f"{key} is {shortened(repr(value))}, a key unknown here, which may change what the weights mean"
-    start = found.get("init_lora_weights")
+    start = content.get("init_lora_weights")
     if start not in _STARTS:
         yield f"init_lora_weights is {shortened(repr(start))}, which starts from a changed base, not from the one given"
 
 
-def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
-    if not _is_rank(found.get("r")):
-        yield f"r is {shortened(repr(found.get('r')))}, expected a whole number above 0"
-    if not _is_number(found.get("lora_alpha")):
-        yield f"lora_alpha is {shortened(repr(found.get('lora_alpha')))}, expected a number"
+def _wrong(content: Mapping[str, Any]) -> Iterator[str]:
+    if not _is_rank(content.get("r")):
+        yield f"r is {shortened(repr(content.get('r')))}, expected a whole number above 0"
+    if not _is_number(content.get("lora_alpha")):
+        yield f"lora_alpha is {shortened(repr(content.get('lora_alpha')))}, expected a number"
     for key, fits in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
-        patterns = found.get(key) or {}
+        patterns = content.get(key) or {}
         if not isinstance(patterns, dict) or not all(map(fits, patterns.values())):
             yield f"{key} is {shortened(repr(patterns))}, expected a number for each pattern"
         else:
@@ -156,8 +156,8 @@ def _wrong(found: Mapping[str, Any]) -> Iterator[str]:
                 if not _compiles(pattern)
             )
     for key in ("use_rslora", "fan_in_fan_out"):
-        if not isinstance(found.get(key, False), bool | None):
-            yield f"{key} is {shortened(repr(found[key]))}, expected true or false"
+        if not isinstance(content.get(key, False), bool | None):
+            yield f"{key} is {shortened(repr(content[key]))}, expected true or false"
 
 
 def _is_rank(value: object) -> bool:

@@ -27,8 +27,7 @@ from vit import ELEMENTS, shapes
 
 import tunable_magmax as tmx
 from tunable_magmax.checkpoints.layout import Layout, build_layout
-from tunable_magmax.merging.methods import METHODS
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.state_dicts import merge_in_memory, signature_of
 
 State = dict[str, torch.Tensor]
@@ -96,7 +95,7 @@ class Case:
     def in_place(self, given: dict[str, object]) -> Iterator[Callable[[], object]]:
         """A whole merge to be called again and again, its tables made before."""
         tasks = len(self.vectors)
-        options = Options.read(tasks, **given)
+        options = read_options(tasks, **given)
         with merge_in_memory(self.layout, self.base, self.vectors, options, self.labels, None) as merge:
 
             def once() -> None:

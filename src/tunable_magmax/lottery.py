@@ -6,7 +6,7 @@ import hashlib
 
 
 def derived_seed(seed: int, *parts: int | str) -> int:
-    """A seed of 63 bits for one purpose.
+    """Returns a seed of 63 bits for one purpose.
 
     >>> derived_seed(0, "epoch", 1) == derived_seed(0, "epoch", 1) != derived_seed(0, "epoch", 2)
     True
@@ -27,7 +27,7 @@ TIES_CUT = 3
 
 
 def mix(x: int) -> int:
-    """A bijection of 64-bit integers that spreads every input bit over every output bit."""
+    """Mixes a 64-bit integer: a bijection that spreads every input bit over every output bit."""
     x = ((x ^ (x >> 30)) * MIX_A) & MASK
     x = ((x ^ (x >> 27)) * MIX_B) & MASK
     return x ^ (x >> 31)
@@ -42,12 +42,12 @@ def lottery_state(seed: int, stream: int, task: int) -> int:
 
 
 def ticket(lottery_state: int, element: int) -> int:
-    """The lottery number of one element. The kernels do the same on whole arrays."""
+    """Returns the lottery number of one element. The kernels do the same on whole arrays."""
     return mix((lottery_state + GOLDEN * (element + 1)) & MASK)
 
 
 def key(seed: int, stream: int, task: int, element: int) -> int:
-    """The lottery number of `element` for `task` in `stream`, in [0, 2**64).
+    """Returns the lottery number of `element` for `task` in `stream`, in [0, 2**64).
 
     >>> key(0, 0, 1, 0) == key(0, 0, 1, 0), key(0, 0, 1, 0) == key(0, 0, 2, 0)
     (True, False)

@@ -63,7 +63,7 @@ class _Launch(ctypes.Structure):
 
 
 class EmulatedModule:
-    """Stands in for `nvrtc.Module`. `backwards` runs the threads of a block from the last to the first."""
+    """Stands in for `launch.Module`. `backwards` runs the threads of a block from the last to the first."""
 
     device = torch.device("cpu")
 

@@ -16,7 +16,8 @@ from tunable_magmax.merging import state_dicts
 from tunable_magmax.merging.device import DeviceMerge
 from tunable_magmax.merging.kernels.cuda import CudaKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
-from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
+from tunable_magmax.merging.reading import Sources
+from tunable_magmax.merging.resident import ResidentChunks, ResidentMerge
 
 # Several tiles, a tile that ends inside a word, and tensors smaller than one.
 SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (128,), "z": (0, 4)}
@@ -25,15 +26,15 @@ SHAPES = {"a": (100, 201), "b": (65,), "c": (1,), "d": (93, 97), "e": (), "f": (
 @contextmanager
 def on(
     module: EmulatedModule,
-    blocks: type[ResidentBlocks] = ResidentBlocks,
+    chunks: type[ResidentChunks] = ResidentChunks,
     engine: type[DeviceMerge] = ResidentMerge,
     **options: Any,
 ) -> Iterator[None]:
     """Merges of tensors go to the emulated device, where memory that nobody has written holds NaN, or odd bits."""
 
     def merge(layout, base, tasks, read, labels, threads, method=None):
-        sources = blocks(layout, [base, *tasks], module.device)
-        return engine(layout, sources, read, CudaKernels(module), labels=labels, method=method, **options)
+        sources = Sources(layout, chunks(layout, [base, *tasks], module.device), labels)
+        return engine(sources, read, CudaKernels(module), method=method, **options)
 
     def poisoned(self, shape, dtype):
         return torch.empty(shape, dtype=dtype).fill_(torch.nan)

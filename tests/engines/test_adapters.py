@@ -29,7 +29,7 @@ from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.workflows.plan import plan_merge
 from tunable_magmax.workflows.points import line
 from tunable_magmax.workflows.sweep import sweep_checkpoints
@@ -227,7 +227,7 @@ def test_products_that_overflow_are_the_same_in_both_kernels() -> None:
 def test_values_do_not_depend_on_what_was_read_before(files) -> None:
     """The base's values are taken as they were read last only if they are those of the same place."""
     base, tasks, dense = files
-    with Inputs(base, tasks, Options.read(3)) as inputs:
+    with Inputs(base, tasks, read_options(3)) as inputs:
         vectors = FileVectors(inputs.checkpoints)
         for tensor in inputs.layout.mergeable:
             wanted = load_file(dense[0])[tensor.name].flatten()
@@ -350,7 +350,7 @@ def test_report_and_card_name_the_adapters(files, tmp_path) -> None:
 def test_another_configuration_is_another_merge(files, tmp_path) -> None:
     """What an interrupted merge is recognised by includes the scaling."""
     base, tasks, _ = files
-    with Inputs(base, tasks, Options.read(3)) as inputs:
+    with Inputs(base, tasks, read_options(3)) as inputs:
         before = inputs.identity()
         config = tasks[0] / "adapter_config.json"
         stat = config.stat()

@@ -27,7 +27,7 @@ TASKS = 6
 CHOSEN = [OPTIONS[k] for k in (0, 3, 9, 14, 17, 20, 23, 25, 30)]
 
 
-class LateCourier:
+class LateUploader:
     """Copies at the last moment that is allowed: a buffer that is filled too early is seen in the result."""
 
     device = HOST
@@ -95,7 +95,7 @@ def test_files_through_the_device_are_the_files_of_the_cpu_also_if_resumed(
 ) -> None:
     monkeypatch.setattr(on_device, "open_device", lambda name: HOST)
     monkeypatch.setattr(on_device, "kernels_on", lambda device: CudaKernels(module))
-    monkeypatch.setattr(on_device, "Courier", LateCourier)
+    monkeypatch.setattr(on_device, "Uploader", LateUploader)
     monkeypatch.setattr(on_device, "free_memory", lambda device: 1 << 40)
     monkeypatch.setattr(on_device, "BLOCK", 20_000)
     monkeypatch.setattr(on_device, "SMALLEST_BLOCK", 1 << 10)

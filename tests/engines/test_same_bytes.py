@@ -151,7 +151,7 @@ def test_memory_bounds_of_the_plan(tmp_path, monkeypatch, scope) -> None:
 def least_memory(paths: tuple[Path, list[Path]], threads: int) -> int:
     """The smallest bound that is accepted, found by asking."""
     low, high = 0, 1 << 28
-    options = local.Options.read(len(paths[1]))
+    options = local.read_options(len(paths[1]))
     with local.Inputs(*paths, options) as inputs:
         while high - low > 1:
             middle = (low + high) // 2

@@ -139,7 +139,7 @@ def test_every_tensor_of_a_task_is_read_once(files, tmp_path, monkeypatch) -> No
 
     monkeypatch.setattr(SafetensorsFile, "_target", counted)
     sweep_checkpoints(base, tasks, tmp_path / "out", POINTS)
-    with Inputs(base, tasks, engine.Options.read(3)) as inputs:
+    with Inputs(base, tasks, engine.read_options(3)) as inputs:
         mergeable = sum(info.nbytes for tensor in inputs.layout.mergeable for info in tensor.infos[1:])
     of_tasks = sum(n for path, n in read.items() if any(task in (path, *path.parents) for task in tasks))
     assert of_tasks == mergeable > 0

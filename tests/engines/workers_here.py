@@ -14,7 +14,7 @@ from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.weight_files import Job
 from tunable_magmax.engines.worker import Worker, divide
 from tunable_magmax.engines.workers import Call
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
 
 
@@ -68,7 +68,7 @@ def merge_by_workers_here(
     **given: Any,
 ) -> tuple[MergeReport, Dying]:
     """The weights of a merge by workers of this process."""
-    options = Options.read(len(paths[1]), **given)
+    options = read_options(len(paths[1]), **given)
     with Inputs(*paths, options) as inputs, Output(out, {}) as output:
         shares = divide(inputs.layout, options.out_dtype, workers)
         started = Dying(len(shares), dies)

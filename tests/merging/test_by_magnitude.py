@@ -16,8 +16,8 @@ from test_exact import assert_equals_oracle, assert_same_bytes, examples, merge
 
 from tunable_magmax import lottery as numbers
 from tunable_magmax.merging import stream
-from tunable_magmax.merging.auction import Selection, SpareRows, TensorPlace
-from tunable_magmax.merging.kernels import Chunk
+from tunable_magmax.merging.auction import Cut, Selection, SpareRows
+from tunable_magmax.merging.kernels import Chunk, TensorPlace
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.local_auction import BATCH, LocalGroupPlanes
@@ -183,7 +183,7 @@ def test_native_and_portable_lists_hold_the_same() -> None:
     for name in KERNELS:
         room = Room(tau, name, 10**9, share=0.4)
         free = room.selection.free
-        codes, keys = room.group.sift(0, 0, free, 0, 2**31 - 1, room.selection.won, room.selection.level, 12345)
+        codes, keys = room.group.sift(Cut(0, 0, free, 0, 2**31 - 1, room.selection.won, room.selection.level), 12345)
         found[name] = sorted(zip(codes.tolist(), keys.tolist(), strict=True))
     assert found["native"] == found["portable"]
     assert len(found["native"]) == int(0.4 * tau.numel())
@@ -229,5 +229,5 @@ def test_votes_that_overflow_or_vanish(factor) -> None:
             kernels.fill(planes.part(row, 0, 64), 5)
         out[name] = torch.empty(5, dtype=torch.float64)
         chunk = Chunk(torch.zeros(5, dtype=torch.float64), list(values.double()), 0, 0)
-        kernels.elect(chunk, [factor, factor, -factor], [0, 1, 2], planes, out[name])
+        kernels.elect(chunk, [0, 1, 2], [factor, factor, -factor], [0, 1, 2], planes, out[name])
     assert_same_bytes({"w": out["native"]}, {"w": out["portable"]})

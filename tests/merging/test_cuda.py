@@ -152,13 +152,13 @@ def test_blocks_begin_where_the_kernels_can(tmp_path: Path, tasks: int, monkeypa
     from tunable_magmax.engines import on_device
     from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.merging.kernels.launch import ALIGNMENT
-    from tunable_magmax.merging.options import Options
+    from tunable_magmax.merging.methods import read_options
 
     save_file({"w": torch.zeros(64)}, tmp_path / "w.safetensors")
     monkeypatch.setattr(on_device, "free_memory", lambda device: 1 << 40)
     place = on_device.OnDevice(torch.device("cpu"), None)
-    with Inputs(tmp_path / "w.safetensors", [tmp_path / "w.safetensors"] * tasks, Options.read(tasks)) as inputs:
+    with Inputs(tmp_path / "w.safetensors", [tmp_path / "w.safetensors"] * tasks, read_options(tasks)) as inputs:
         for memory in (1 << 30, 10**9, 123_456_789):
-            block, _, _ = place._room(inputs, Options.read(tasks), memory)
+            block, _, _ = place._room(inputs, read_options(tasks), memory)
             assert block // 8 % ALIGNMENT == 0
             assert block * (2 * (tasks + 1) + 4) <= memory

@@ -18,12 +18,11 @@ from emulated.merges import SHAPES, check, on
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import device_auction
-from tunable_magmax.merging.auction import TensorPlace, split_ranges
-from tunable_magmax.merging.device import Block, DeviceMerge
+from tunable_magmax.merging.device import DeviceChunk, DeviceMerge
 from tunable_magmax.merging.device_auction import Auction
-from tunable_magmax.merging.kernels import cuda, launch
+from tunable_magmax.merging.kernels import TensorPlace, cuda, launch, split_ranges
 from tunable_magmax.merging.kernels.cuda import kernel_source
-from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
+from tunable_magmax.merging.resident import ResidentChunks, ResidentMerge
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
 PLAIN = tuple(torch.float64 if name == "d" else torch.float32 for name in SHAPES)
@@ -34,13 +33,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return emulated.compiled(kernel_source(), tmp_path_factory.mktemp("kernels"))
 
 
-class LentBlocks(ResidentBlocks):
+class LentChunks(ResidentChunks):
     """Blocks of at most two ranges, whose values are gone when the next block is asked for."""
 
     borrows = True
     chunk = 4096
 
-    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[DeviceChunk]:
         todo = split_ranges(places, self.chunk)
         for k in range(0, len(todo), 2):
             block = [
@@ -143,7 +142,7 @@ def test_equal_magnitudes_and_lone_changes_give_the_bits_of_the_cpu(library: Lib
 
 @pytest.mark.parametrize("stash", [True, False])
 def test_blocks_that_are_lent_give_the_bits_of_the_cpu(library: Library, stash: bool) -> None:
-    check(sequence(SHAPES, 4), EmulatedModule(library), OPTIONS, blocks=LentBlocks, engine=DeviceMerge, stash=stash)
+    check(sequence(SHAPES, 4), EmulatedModule(library), OPTIONS, chunks=LentChunks, engine=DeviceMerge, stash=stash)
 
 
 def test_a_session_gives_the_bits_of_single_merges(library: Library) -> None:

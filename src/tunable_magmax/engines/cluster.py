@@ -29,24 +29,26 @@ from tunable_magmax.engines.workers import Call, RayWorkers, Room, Workers, find
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.auction import (
+    Auctioneer,
+    Group,
     GroupPlanes,
-    Lot,
     Ownership,
     Selection,
     SpareRows,
-    TensorPlace,
     Terms,
     auction,
 )
+from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport, Survey
-from tunable_magmax.merging.resources import kernels_for, plan_memory, working_threads
+from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory, working_threads
 from tunable_magmax.merging.stream import Merge
 
 
-class ClusterAuctioneer:
-    """An `Auctioneer` of several workers; `wide` says of every mergeable tensor whether it is float64."""
+class ClusterAuctioneer(Auctioneer):
+    """Holds auctions on the planes of several workers; `wide` says of every mergeable tensor whether it is float64."""
 
     def __init__(
         self, workers: Workers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: Sequence[bool]
@@ -59,21 +61,17 @@ class ClusterAuctioneer:
                 self._holders.setdefault(part.tensor, []).append(k)
         self._groups: list[ClusterGroupPlanes] = []
 
-    @property
-    def elements(self) -> int:
-        return sum(place.size for place in self.places)
-
     def selection(self, spare: SpareRows) -> Selection:
         return Selection(self._group([place.tensor for place in self.places], self._everyone), spare)
 
-    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
-        """Leaves lots that are on one worker entirely to that worker, and auctions the others from here, in order."""
+    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
+        """Leaves groups that are on one worker entirely to that worker, and auctions the others from here, in order."""
         owners: dict[int, Ownership] = {}
         alone: dict[int, list[int]] = {}
         shared: list[tuple[int, list[int]]] = []
-        by_tensor = [Lot(tuple(self.places[k].tensor for k in lot.members), lot.budget) for lot in lots]
-        for number, lot in enumerate(by_tensor):
-            holders = sorted({k for tensor in lot.members for k in self._holders[tensor]})
+        by_tensor = [Group(tuple(self.places[k].tensor for k in group.members), group.budget) for group in groups]
+        for number, group in enumerate(by_tensor):
+            holders = sorted({k for tensor in group.members for k in self._holders[tensor]})
             if len(holders) == 1:
                 alone.setdefault(holders[0], []).append(number)
             else:
@@ -83,8 +81,8 @@ class ClusterAuctioneer:
             owners |= dict(zip(alone[call.worker], results, strict=True))
         for number, holders in shared:
             selection = Selection(self._group(by_tensor[number].members, holders), terms.spare)
-            owners[number] = auction(selection, terms.rows, by_tensor[number].budget, terms.seed, terms.keep)
-        return [owners[number] for number in range(len(lots))]
+            owners[number] = auction(selection, by_tensor[number].budget, terms)
+        return [owners[number] for number in range(len(groups))]
 
     def finish(self) -> None:
         """Sends the steps that no worker has got yet."""
@@ -175,13 +173,10 @@ class ClusterMerge(Merge):
 
     def __init__(self, workers: Workers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
         super().__init__(
-            inputs.layout,
-            FileVectors(inputs.checkpoints),
+            Sources(inputs.layout, FileVectors(inputs.checkpoints), inputs.labels, tuple(inputs.warnings())),
             options,
             kernels_for(torch.device("cpu")),
-            labels=inputs.labels,
-            threads=1,
-            notes=tuple(inputs.warnings()),
+            Limits(threads=1),
         )
         self._workers, self._shares = workers, shares
 

@@ -30,8 +30,8 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.merging.kernels import Kernels
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import working_dtype
-from tunable_magmax.merging.resources import MemoryPlan, available_memory
+from tunable_magmax.merging.reading import Sources, working_dtype
+from tunable_magmax.merging.resources import Limits, MemoryPlan, available_memory
 from tunable_magmax.merging.state_dicts import MemoryVectors, signature_of
 from tunable_magmax.merging.stream import Merge
 
@@ -324,7 +324,7 @@ def _compute(layout: Layout, options: Options, kernels: Kernels, tasks: int, thr
 
     def once() -> list[float]:
         method = METHODS[options.method](options, tasks)
-        with Merge(invented, vectors, options, kernels, labels=labels, threads=threads, method=method) as merge:
+        with Merge(Sources(invented, vectors, labels), options, kernels, Limits(threads), method) as merge:
             return [
                 _seconds(merge.survey),
                 _seconds(merge.decide),

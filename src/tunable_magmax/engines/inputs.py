@@ -18,7 +18,7 @@ from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 
 PathLike = str | Path
@@ -73,7 +73,7 @@ class Inputs:
         signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in opened.values()]
         names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
         options = self._options
-        return build_layout(signatures, names, options.include, options.exclude, options.idle())
+        return build_layout(signatures, names, options.include, options.exclude, unused_options(options))
 
     @property
     def base(self) -> Checkpoint:

@@ -21,9 +21,18 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.weight_files import Job, check_space, expected_shards, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import factor_room, kernels_for, plan_memory, read_threads, working_threads
+from tunable_magmax.merging.resources import (
+    Limits,
+    factor_room,
+    kernels_for,
+    plan_memory,
+    read_threads,
+    working_threads,
+)
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
 
@@ -90,7 +99,7 @@ def merge_checkpoints(
     >>> load_file(folder / "merged.safetensors")["w"]
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
-    options = Options.read(
+    options = read_options(
         len(tasks),
         method=method,
         weights=weights,
@@ -229,15 +238,10 @@ def merge_of(
 ) -> Merge:
     """Returns the merge of opened checkpoints on this machine's CPU; `spill` is where planes go that need disk."""
     memory = resources.memory_bytes
+    vectors = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
     return Merge(
-        inputs.layout,
-        FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory)),
+        Sources(inputs.layout, vectors, inputs.labels, tuple(inputs.warnings())),
         options,
         kernels_for(torch.device("cpu")),
-        labels=inputs.labels,
-        threads=resources.threads,
-        memory=memory,
-        spill=spill,
-        progress=progress,
-        notes=tuple(inputs.warnings()),
+        Limits(resources.threads, memory, spill, progress),
     )

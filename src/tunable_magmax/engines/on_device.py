@@ -21,16 +21,17 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.weight_files import Job, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import show_size
-from tunable_magmax.merging.auction import TensorPlace, TensorRange, split_ranges
-from tunable_magmax.merging.device import Block, DeviceMerge, plane_rows
-from tunable_magmax.merging.kernels import launch as nvrtc
+from tunable_magmax.merging.device import DeviceChunk, DeviceMerge
+from tunable_magmax.merging.device_auction import plane_rows
+from tunable_magmax.merging.kernels import TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.kernels.cuda import kernels_on
 from tunable_magmax.merging.kernels.launch import ALIGNMENT as PLANE_ALIGNMENT
+from tunable_magmax.merging.kernels.launch import available
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import working_dtype
+from tunable_magmax.merging.reading import Sources, working_dtype
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import factor_room, read_threads
+from tunable_magmax.merging.resources import Limits, factor_room, read_threads
 
 ALIGNMENT = 64
 """Values in a buffer begin at a multiple of this, in bytes."""
@@ -44,14 +45,14 @@ UNIT = 8 * PLANE_ALIGNMENT
 
 
 def open_device(name: str) -> torch.device:
-    """The GPU of this name, such as "cuda" or "cuda:1"; an `InputError` if merges can't run there."""
+    """Returns the GPU of this name, such as "cuda" or "cuda:1"; an `InputError` if merges can't run there."""
     try:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:1'") from None
     if device.type != "cuda":
         raise InputError(f"device is {name!r}: merges run on 'cpu' and on NVIDIA GPUs ('cuda')")
-    if lacking := nvrtc.available():
+    if lacking := available():
         raise InputError(f"device {name!r} can't be used: {lacking}; leave the device out to merge on the CPU")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise InputError(f"device is {name!r}, but this machine has {torch.cuda.device_count()} GPUs, counted from 0")
@@ -59,7 +60,7 @@ def open_device(name: str) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of the device's memory that a merge may use."""
+    """Returns the bytes of the device's memory that a merge may use."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(0.9 * free)
 
@@ -82,25 +83,18 @@ class OnDevice:
             block, resident, stash = self._room(inputs, options, memory)
         except InputError as error:  # others have taken the device's memory since the check
             raise StorageError(str(error)) from None
-        courier = Courier(self.device)
-        with FileBlocks(inputs, courier, block, resident, memory, read_threads(self.threads)) as blocks:
-            merge = DeviceMerge(
-                inputs.layout,
-                blocks,
-                options,
-                kernels_on(self.device),
-                labels=inputs.labels,
-                progress=job.progress,
-                notes=tuple(inputs.warnings()),
-                stash=stash,
-            )
+        uploader = Uploader(self.device)
+        with FileChunks(inputs, uploader, block, resident, memory, read_threads(self.threads)) as chunks:
+            sources = Sources(inputs.layout, chunks, inputs.labels, tuple(inputs.warnings()))
+            limits = Limits(progress=job.progress)
+            merge = DeviceMerge(sources, options, kernels_on(self.device), limits, stash=stash)
             with torch.no_grad(), merge:
                 merge.survey()
                 merge.decide()
                 return write_weights(merge, inputs, job.output, job.shard_size)
 
     def _room(self, inputs: Inputs, options: Options, memory: int) -> tuple[int, bool, bool]:
-        """Bytes of one source in a block, whether all values fit on the device, and whether the merged vector does."""
+        """Returns bytes of one source in a block, whether all values fit on the device, and whether the vector does."""
         layout, sources = inputs.layout, len(inputs.checkpoints)
         # Two blocks are under way, an output waits for the writer, and another is on its way from the device.
         block = min(BLOCK, memory // (2 * sources + 4)) // UNIT * UNIT
@@ -129,8 +123,8 @@ class OnDevice:
         return block, values <= left - (stash if fits else 0), fits
 
 
-class Courier:
-    """Copies from two buffers of the host to a device, beside the device's work."""
+class Uploader:
+    """Copies from two buffers of the host to a device while the device works."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -139,11 +133,11 @@ class Courier:
         self._worked: list[torch.cuda.Event | None] = [None, None]
 
     def buffer(self, size: int) -> Tensor:
-        """Bytes of the host that a device can fetch by itself."""
+        """Returns memory of the host that a device can copy by itself."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def send(self, side: int, values: Tensor, near: Tensor | None) -> Tensor:
-        """Begin to copy a buffer, to `near` when work on what lay there is done, or to memory of its own."""
+        """Begins to copy a buffer, to `near` when work on its old contents is done, or to memory of its own."""
         with torch.cuda.stream(self._stream):
             if near is None:
                 near = torch.empty(values.numel(), dtype=torch.uint8, device=self.device)
@@ -155,42 +149,44 @@ class Courier:
         return near
 
     def wait_until_sent(self, side: int) -> None:
-        """The host waits until a buffer may be filled again."""
+        """Waits until a buffer may be filled again."""
         if (sent := self._sent[side]) is not None:
             sent.synchronize()
 
     def begin_work(self, side: int) -> None:
-        """The device's work from now on comes after the copy."""
+        """Makes the device's work from now on wait for the copy."""
         sent = self._sent[side]
         assert sent is not None
         torch.cuda.current_stream(self.device).wait_event(sent)
 
     def end_work(self, side: int) -> None:
-        """All work on what was copied has been ordered."""
+        """Says that all work on what was copied has been ordered."""
         self._worked[side] = torch.cuda.current_stream(self.device).record_event()
 
 
-class FileBlocks:
-    """`Blocks` over opened checkpoints. A context manager.
+class FileChunks:
+    """`DeviceVectors` over opened checkpoints. A context manager.
 
     Blocks of at most `block` bytes a source go through two buffers: one is filled from the files while the
     values of the other are on their way, or worked on. With `resident` they stay on the device.
     """
 
-    def __init__(self, inputs: Inputs, courier: Courier, block: int, resident: bool, memory: int, threads: int) -> None:
+    def __init__(
+        self, inputs: Inputs, uploader: Uploader, block: int, resident: bool, memory: int, threads: int
+    ) -> None:
         assert block % UNIT == 0
         self.borrows = not resident
         self.chunk = block // 8
-        self._inputs, self._courier, self._block = inputs, courier, block
+        self._inputs, self._uploader, self._block = inputs, uploader, block
         self._files = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
         self._pool = ThreadPoolExecutor(threads)
         self._sources = len(inputs.checkpoints)
         size = self._sources * block
-        self._buffers = [courier.buffer(size) for _ in range(2)]
-        self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=courier.device) for _ in range(2)]
+        self._buffers = [uploader.buffer(size) for _ in range(2)]
+        self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=uploader.device) for _ in range(2)]
         self._kept: dict[TensorRange, list[Tensor]] = {}
 
-    def __enter__(self) -> FileBlocks:
+    def __enter__(self) -> FileChunks:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -201,7 +197,7 @@ class FileBlocks:
         host = torch.empty(stop - start, dtype=scratch.dtype)
         return scratch.copy_(self._files.read(source, tensor, start, stop, host))
 
-    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[DeviceChunk]:
         if self.borrows:
             yield from self._stream(places)
             return
@@ -221,17 +217,17 @@ class FileBlocks:
                 job.result()
             size = self._sources * self._used(block)
             near = self._near[side][:size] if self.borrows else None
-            near = self._courier.send(side, self._buffers[side][:size], near)
+            near = self._uploader.send(side, self._buffers[side][:size], near)
             if k + 1 < len(blocks):
                 reading = self._fill(blocks[k + 1], 1 - side)
-            self._courier.begin_work(side)
+            self._uploader.begin_work(side)
             try:
                 yield self._shared_out(block, near)
             finally:  # also if nobody wants the rest
-                self._courier.end_work(side)
+                self._uploader.end_work(side)
 
     def _packed(self, places: Sequence[TensorPlace]) -> Iterator[list[TensorRange]]:
-        """Ranges in order, as many in a block as fit."""
+        """Yields blocks of ranges, in order, as many in each as fit."""
         block: list[TensorRange] = []
         used = 0
         for bounds in split_ranges(places, self.chunk):
@@ -245,7 +241,7 @@ class FileBlocks:
             yield block
 
     def _used(self, block: Sequence[TensorRange]) -> int:
-        """Bytes of one source that a block takes in a buffer: places are alike for all, so the widest type counts."""
+        """Returns the bytes that a block takes for each source: places are alike for all, so the widest type counts."""
         widths = [_width(self._inputs, self._inputs.layout.mergeable[bounds.place.tensor]) for bounds in block]
         sizes = [(bounds.stop - bounds.start) * width for bounds, width in zip(block, widths, strict=True)]
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
@@ -253,7 +249,7 @@ class FileBlocks:
     def _places(
         self, block: Sequence[TensorRange], source: int
     ) -> Iterator[tuple[TensorRange, Mergeable, torch.dtype, int]]:
-        """Where a source's values of each range lie in a buffer, in bytes."""
+        """Yields where a source's values of each range lie in a buffer, in bytes."""
         at = source * self._used(block)
         for bounds in block:
             tensor = self._inputs.layout.mergeable[bounds.place.tensor]
@@ -261,8 +257,8 @@ class FileBlocks:
             at += self._used([bounds])
 
     def _fill(self, block: Sequence[TensorRange], side: int) -> list[Future[None]]:
-        """Begin to read a block's values into a buffer, a job for each source."""
-        self._courier.wait_until_sent(side)
+        """Begins to read a block's values into a buffer, one job for each source."""
+        self._uploader.wait_until_sent(side)
         return [self._pool.submit(self._read_source, block, source, side) for source in range(self._sources)]
 
     def _read_source(self, block: Sequence[TensorRange], source: int, side: int) -> None:
@@ -278,7 +274,7 @@ class FileBlocks:
                     values.copy_(found)
 
     def _shared_out(self, block: Sequence[TensorRange], near: Tensor) -> list[tuple[TensorRange, list[Tensor]]]:
-        """A block's values on the device, by range and source."""
+        """Returns a block's values on the device, by range and source."""
         found: list[tuple[TensorRange, list[Tensor]]] = [(bounds, []) for bounds in block]
         for source in range(self._sources):
             for k, (bounds, _, dtype, at) in enumerate(self._places(block, source)):
@@ -287,7 +283,7 @@ class FileBlocks:
 
 
 def _stored(inputs: Inputs, source: int, tensor: Mergeable) -> torch.dtype:
-    """The type in which a source's values come: as stored, or the working type where an adapter computes them."""
+    """Returns the type of a source's values: as stored, or the working type where an adapter computes them."""
     if isinstance(inputs.checkpoints[source], Adapter):
         return working_dtype(tensor)
     stored = torch_dtype(tensor.infos[source].dtype)
@@ -296,5 +292,5 @@ def _stored(inputs: Inputs, source: int, tensor: Mergeable) -> torch.dtype:
 
 
 def _width(inputs: Inputs, tensor: Mergeable) -> int:
-    """The bytes of an element in the widest of the types in which its sources come."""
+    """Returns the bytes of an element in the widest type of its sources."""
     return max(_stored(inputs, source, tensor).itemsize for source in range(len(inputs.checkpoints)))

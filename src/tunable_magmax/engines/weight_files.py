@@ -19,7 +19,7 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
-from tunable_magmax.merging.auction import TensorRange
+from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport

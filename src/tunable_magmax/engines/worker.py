@@ -27,14 +27,14 @@ from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.weight_files import output_tensors, shard_data
 from tunable_magmax.errors import ClusterError, InputError, StorageError
-from tunable_magmax.merging.auction import Lot, Ownership, TensorPlace, Terms
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
+from tunable_magmax.merging.auction import Group, Ownership, Terms
+from tunable_magmax.merging.kernels import SLOTS, Counts, TensorPlace, VectorKernels
 from tunable_magmax.merging.local_auction import LocalGroupPlanes
-from tunable_magmax.merging.methods import METHODS, Counts, Method
+from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Vectors
+from tunable_magmax.merging.reading import Sources, Vectors
 from tunable_magmax.merging.report import Survey
-from tunable_magmax.merging.resources import factor_room, kernels_for
+from tunable_magmax.merging.resources import Limits, factor_room, kernels_for
 from tunable_magmax.merging.stream import Findings, Merge
 
 
@@ -119,7 +119,7 @@ class PartMethod(Method):
 
     def __init__(self, method: Method, whole: Layout, share: Share) -> None:
         super().__init__(method.options, method.tasks)
-        self.method, self.plane_rows, self.cuts_by_magnitude = method, method.plane_rows, method.cuts_by_magnitude
+        self.method, self.spare, self.cuts_by_magnitude = method, method.spare, method.cuts_by_magnitude
         self.elements = whole.elements
         """How many elements all workers merge."""
         self._places = [(part.tensor, whole.mergeable[part.tensor].size) for part in share.parts]
@@ -133,7 +133,7 @@ class PartMethod(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.method.combined(*self._places[tensor])
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
         return self.method.combine(kernels, chunk, self._places[tensor][0], planes, out)
 
 
@@ -190,18 +190,14 @@ class Worker:
             METHODS[options.method](options, len(assignment.tasks)), assignment.layout, assignment.share
         )
         room = factor_room(assignment.layout, assignment.memory)
+        vectors = PartVectors(FileVectors(self._inputs.checkpoints, room), assignment.layout, share)
         self._merge = self._stack.enter_context(
             Merge(
-                share.layout(assignment.layout),
-                PartVectors(FileVectors(self._inputs.checkpoints, room), assignment.layout, share),
+                Sources(share.layout(assignment.layout), vectors, self._inputs.labels),
                 options,
                 kernels_for(torch.device("cpu")),
-                labels=self._inputs.labels,
-                threads=assignment.threads,
-                memory=assignment.memory,
-                spill=_own_file(assignment.spill),
-                progress=self._note_progress,
-                method=self._method,
+                Limits(assignment.threads, assignment.memory, _own_file(assignment.spill), self._note_progress),
+                self._method,
             )
         )
 
@@ -230,10 +226,10 @@ class Worker:
             result = getattr(self._groups[tensors], name)(*arguments)
         return result
 
-    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
-        """Holds auctions of tensors that are here entirely; members of the lots are tensors of the whole merge."""
-        here = [Lot(tuple(self._position[k] for k in lot.members), lot.budget) for lot in lots]
-        return self._auctioneer.auctions(here, terms)
+    def auctions(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
+        """Holds auctions of tensors that are here entirely; the groups' members are tensors of the whole merge."""
+        here = [Group(tuple(self._position[k] for k in group.members), group.budget) for group in groups]
+        return self._auctioneer.hold(here, terms)
 
     def settle(self, method: Method) -> None:
         """Takes over what the driver's method has decided."""

@@ -10,6 +10,7 @@ listed.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,46 +20,11 @@ from numpy.typing import NDArray
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-
-# How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
-NARROW_DIGITS = ((15, 16), (0, 15))
-WIDE_DIGITS = ((47, 16), (31, 16), (15, 16), (0, 15))
+from tunable_magmax.merging.kernels import NARROW_DIGITS, WIDE_DIGITS, TensorPlace
 
 Item = TypeVar("Item")
 Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
 """Applies a function to items, in threads or not, and returns the results in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """A merged tensor's place: its first slot in the planes, its first element index, and its size."""
-
-    tensor: int
-    slot: int
-    element: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRange:
-    """Elements start:stop of a tensor, counted from the tensor's start."""
-
-    place: TensorPlace
-    start: int
-    stop: int
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        return self.place.slot + self.start, self.place.slot + self.stop
-
-
-def split_ranges(places: Iterable[TensorPlace], chunk: int) -> list[TensorRange]:
-    """Cut tensors into chunks, in order."""
-    return [
-        TensorRange(place, start, min(start + chunk, place.size))
-        for place in places
-        for start in range(0, place.size, chunk)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +43,7 @@ class SpareRows:
 
     @classmethod
     def after(cls, rows: int, by_magnitude: bool, extra: int = 0) -> SpareRows:
-        """Spare rows behind the given number of rows."""
+        """Returns the spare rows that follow the given number of rows."""
         first = rows + (4 if by_magnitude else 2)
         further = tuple(range(first, first + extra))
         return cls(rows, rows + 1, *((rows + 2, rows + 3) if by_magnitude else (-1, -1)), further)
@@ -88,10 +54,26 @@ class SpareRows:
         return max(self.won, self.drawn, *self.extra) + 1
 
 
-class GroupPlanes(Protocol):
-    """Where an auction takes place: the planes of a group of tensors, and the few things done to them.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A division of the free candidates of a row by their magnitude in the task's vector.
 
-    Everything that a floor tells can be added up, so that the planes may lie on several machines.
+    Those with a magnitude (as a code) above `high` go to the row `won`, those from `low` to `high` to the row `level`.
+    """
+
+    task: int
+    row: int
+    free: int
+    low: int
+    high: int
+    won: int
+    level: int
+
+
+class GroupPlanes(Protocol):
+    """The planes of a group of tensors that are auctioned together, and what an auction does to them.
+
+    All results can be added up, so that the planes may lie on several machines.
     """
 
     wide: bool
@@ -101,46 +83,42 @@ class GroupPlanes(Protocol):
     """How many elements `sift` may list."""
 
     def open(self, free: int) -> None:
-        """Every element is in the row `free`."""
+        """Puts every element into the row `free`."""
 
     def tally(self, row: int, other: int) -> int:
-        """How many elements two rows share."""
+        """Returns how many elements two rows share."""
 
     def claim(self, row: int, free: int, won: int) -> None:
-        """won = row and free."""
+        """Sets won = row and free."""
 
     def retire(self, free: int, won: int) -> None:
-        """free = free without won."""
+        """Sets free = free without won."""
 
     def unite(self, row: int, more: int) -> None:
-        """row = row or more."""
+        """Sets row = row or more."""
 
     def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
-        """Free candidates by a digit of their magnitude in the task's vector, where the higher digits are `prefix`."""
+        """Counts free candidates by a digit of their magnitude in the task's vector; higher digits must be `prefix`."""
 
-    def cut(self, task: int, row: int, free: int, low: int, high: int, won: int, level: int) -> None:
-        """Free candidates with a magnitude above `high` go to `won`, those from `low` to `high` to `level`."""
+    def cut(self, cut: Cut) -> None:
+        """Divides the candidates."""
 
-    def narrow(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, shift: int, bits: int
-    ) -> NDArray[np.int64]:
-        """Cut, and a histogram of what went to `level`, by the digit that follows those that `low` and `high` share."""
+    def narrow(self, cut: Cut, shift: int, bits: int) -> NDArray[np.int64]:
+        """Cuts, and counts what went to `level` by the digit that follows those that `low` and `high` share."""
 
-    def sift(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, lottery_state: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Cut, and the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
+    def sift(self, cut: Cut, lottery_state: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Cuts, and returns the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
 
     def award_listed(self, won: int, code: int, highest: int) -> None:
-        """Those of the last sift with a greater code win, too, and with this code those with numbers to `highest`."""
+        """Adds those of the last sift with a greater code, and with this code those with numbers to `highest`."""
 
     def look(
         self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
     ) -> tuple[int, NDArray[np.uint64]]:
-        """Free candidates with lottery numbers below `low` win; how many, and the numbers from `low` to `high`."""
+        """Lets free candidates with numbers below `low` win; returns how many, and the numbers from `low` to `high`."""
 
     def award(self, won: int, highest: int) -> None:
-        """Those of the last look whose numbers are at most `highest` win, too."""
+        """Adds to `won` those of the last look whose numbers are at most `highest`."""
 
 
 class Selection:
@@ -152,26 +130,26 @@ class Selection:
         self._extra = list(spare.extra)
 
     def open(self) -> None:
-        """Make every element of the group free."""
+        """Makes every element of the group free."""
         self._planes.open(self.free)
 
     def count(self, row: int) -> int:
-        """How many candidates a row has among the free elements."""
+        """Returns how many candidates a row has among the free elements."""
         return self._planes.tally(row, self.free)
 
     def holds(self, row: int) -> int:
-        """How many elements a row holds."""
+        """Returns how many elements a row holds."""
         return self._planes.tally(row, row)
 
     def take(self, row: int, n: int, candidates: int, lottery_state: int) -> None:
-        """Put n of the row's free candidates into the `won` row: those with the smallest lottery numbers."""
+        """Puts n of the row's free candidates into the `won` row: those with the smallest lottery numbers."""
         if n >= candidates:
             self._planes.claim(row, self.free, self.won)
         else:
             self._draw(row, self.won, n, candidates, lottery_state)
 
     def take_largest(self, task: int, row: int, n: int, candidates: int, lottery_state: int) -> None:
-        """The same, by largest magnitude of the task's vector; equal magnitudes by lottery."""
+        """Does the same by largest magnitude in the task's vector; equal magnitudes by lottery."""
         if n >= candidates:
             self._planes.claim(row, self.free, self.won)
             return
@@ -183,45 +161,45 @@ class Selection:
             if found.held <= planes.room:
                 break
             # Too many to list: mark them, and from now on look among them only.
-            counts = planes.narrow(task, *among, found.low, found.high, into, self.level, shift, bits)
+            counts = planes.narrow(Cut(task, *among, found.low, found.high, into, self.level), shift, bits)
             self._gather(into)
             among, into, marked = (self.level, self.level), self.drawn, found.held
             found = _Bin.of(counts, found.wanted, found.low, shift)
         if found.held <= planes.room:
-            codes, numbers = planes.sift(task, *among, found.low, found.high, into, self.level, lottery_state)
+            codes, numbers = planes.sift(Cut(task, *among, found.low, found.high, into, self.level), lottery_state)
             if found.wanted:
                 planes.award_listed(into, *_last_winner(codes, numbers, found.wanted))
         else:
             if marked > found.held:
-                planes.cut(task, *among, found.low, found.high, into, self.level)
+                planes.cut(Cut(task, *among, found.low, found.high, into, self.level))
                 self._gather(into)
             into = self.drawn
             self._draw(self.level, into, found.wanted, found.held, lottery_state)
         self._gather(into)
 
     def settle(self, row: int) -> int:
-        """The winners are no longer free and become the row's owned elements; returns the row that now holds them."""
+        """Makes the winners the owned elements of a task, no longer free; returns the row that now holds them."""
         self._planes.retire(self.free, self.won)
         owned, self.won = self.won, self._extra.pop() if self._extra else row
         return owned
 
     def keep(self, row: int) -> int:
-        """The winners become what the row holds, and stay free for others; returns the row that now holds them."""
+        """Keeps the winners for a task, and leaves them free for others; returns the row that now holds them."""
         self.won, kept = row, self.won
         return kept
 
     def add(self, row: int) -> None:
-        """The winners are no longer free and join what the row holds."""
+        """Adds the winners to what the row holds; they are no longer free."""
         self._planes.retire(self.free, self.won)
         self._planes.unite(row, self.won)
 
     def _gather(self, row: int) -> None:
-        """What the row holds has won."""
+        """Adds what the row holds to the winners."""
         if row != self.won:
             self._planes.unite(self.won, row)
 
     def _draw(self, row: int, into: int, n: int, candidates: int, lottery_state: int) -> None:
-        """Of the row's free candidates, put the n with the smallest lottery numbers into another row."""
+        """Puts the n of the row's free candidates with the smallest lottery numbers into another row."""
         share = n / max(candidates, 1)
         # Eight deviations each side of the expected threshold: a miss has odds of 1e-15 and costs another look.
         half = (8 * math.sqrt(candidates * share * (1 - share)) + 16) / max(candidates, 1)
@@ -240,7 +218,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Bin:
-    """The codes of magnitudes from `low` to `high`: how many candidates have them, and how many of those are wanted.
+    """Codes of magnitudes from `low` to `high`, how many candidates have them, and how many of those are wanted.
 
     The wanted candidates with greater magnitudes are all above the bin.
     """
@@ -252,7 +230,7 @@ class _Bin:
 
     @classmethod
     def of(cls, counts: NDArray[np.int64], wanted: int, low: int, shift: int) -> _Bin:
-        """The bin of a histogram in which the last of the wanted is, counted from the top; `low` is where it begins."""
+        """Returns the bin that holds the last of the wanted, counted from the top; the histogram begins at `low`."""
         from_top = np.cumsum(counts[::-1])
         place = int(np.searchsorted(from_top, wanted))
         above = int(from_top[place - 1]) if place else 0
@@ -262,7 +240,7 @@ class _Bin:
 
 
 def _last_winner(codes: NDArray[np.int64], numbers: NDArray[np.uint64], wanted: int) -> tuple[int, int]:
-    """The code and the lottery number of the last of the wanted: largest codes first, among equals smallest numbers."""
+    """Returns code and lottery number of the last of the wanted: largest codes first, then smallest numbers."""
     code = np.partition(codes, len(codes) - wanted)[len(codes) - wanted]
     place = wanted - int((codes > code).sum()) - 1
     return int(code), int(np.partition(numbers[codes == code], place)[place])
@@ -277,18 +255,29 @@ class Ownership:
     leftovers: int
 
 
-def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], seed: int, keep: str) -> Ownership:
-    """Rules 4 to 6 for one group of tensors: rows[t] is the plane of task t (from 0)."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all auctions of a merge have in common: the tasks' rows, the spare ones, the seed, and who is kept."""
+
+    rows: tuple[int, ...]
+    """The row that marks each task's candidates (from task 0; -1 for none)."""
+    spare: SpareRows
+    seed: int
+    keep: str
+
+
+def auction(selection: Selection, budget: Sequence[int], terms: Terms) -> Ownership:
+    """Holds the auction of one group of tensors (rules 4 to 6)."""
     tasks = len(budget)
-    held = [row if n else -1 for row, n in zip(rows, budget, strict=True)]
+    held = [row if n else -1 for row, n in zip(terms.rows, budget, strict=True)]
     counts = [0] * tasks
     selection.open()
     for t in reversed(range(tasks)):
         if not budget[t]:
             continue
         candidates = selection.count(held[t])
-        lottery_state = lottery.lottery_state(seed, lottery.KEEP, t + 1)
-        if keep == "magnitude":
+        lottery_state = lottery.lottery_state(terms.seed, lottery.KEEP, t + 1)
+        if terms.keep == "magnitude":
             selection.take_largest(t, held[t], budget[t], candidates, lottery_state)
         else:
             selection.take(held[t], budget[t], candidates, lottery_state)
@@ -298,7 +287,7 @@ def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], se
     for t in range(tasks):
         more = min(budget[t] - counts[t], unowned)
         if more:
-            selection.take(selection.free, more, unowned, lottery.lottery_state(seed, lottery.LEFTOVERS, t + 1))
+            selection.take(selection.free, more, unowned, lottery.lottery_state(terms.seed, lottery.LEFTOVERS, t + 1))
             selection.add(held[t])
             counts[t] += more
             unowned -= more
@@ -309,36 +298,67 @@ def auction(selection: Selection, rows: Sequence[int], budget: Sequence[int], se
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
-    """A group of merged tensors (places in the field's `places`) and the budget of their auction."""
+class Group:
+    """Merged tensors that share a budget, as places in the auctioneer's `places`."""
 
     members: tuple[int, ...]
     budget: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What all auctions of a merge have in common: the tasks' rows, the spare ones, the seed, and who is kept."""
-
-    rows: tuple[int, ...]
-    spare: SpareRows
-    seed: int
-    keep: str
-
-
-class Auctioneer(Protocol):
-    """What the survey has found, and what may be done with it."""
+class Owners(Protocol):
+    """What the auctions of a merge have decided."""
 
     @property
-    def places(self) -> Sequence[TensorPlace]:
-        """The merged tensors."""
+    def leftovers(self) -> int:
+        """How many elements were nobody's candidates, and were given away by lottery."""
+
+    def rows(self, tensor: int) -> Any:
+        """Returns the rows that hold each task's elements of a tensor, as the kernels' `gather` wants them."""
+
+
+class GroupOwners:
+    """`Owners` by group."""
+
+    def __init__(self, tensors: Sequence[Sequence[int]], decided: Sequence[Ownership]) -> None:
+        self.leftovers = sum(ownership.leftovers for ownership in decided)
+        self._rows = {k: own.rows for group, own in zip(tensors, decided, strict=True) for k in group}
+
+    def rows(self, tensor: int) -> tuple[int, ...]:
+        return self._rows[tensor]
+
+
+class Auctioneer(ABC):
+    """Holds the auctions of a merge: in this process, on a GPU, or on the workers of a cluster."""
+
+    places: Sequence[TensorPlace]
+    """The merged tensors."""
 
     @property
     def elements(self) -> int:
-        """How many elements they have."""
+        """d, the number of merged elements."""
+        return sum(place.size for place in self.places)
 
+    def auctions(self, groups: Sequence[Sequence[int]], budgets: NDArray[np.int64], terms: Terms) -> Owners:
+        """Holds an auction for each group of merged tensors (places in `places`), with budgets [groups, tasks]."""
+        both = zip(groups, budgets.tolist(), strict=True)
+        decided = self.hold([Group(tuple(members), tuple(budget)) for members, budget in both], terms)
+        return GroupOwners([[self.places[k].tensor for k in members] for members in groups], decided)
+
+    def keep_largest(self, tasks: Sequence[int], n: int, spare: SpareRows, seed: int) -> Sequence[int]:
+        """Chooses each task's n elements of largest magnitude, equal ones by lottery; returns the rows of them."""
+        selection = self.selection(spare)
+        selection.open()
+        rows = []
+        for row, t in enumerate(tasks):
+            lottery_state = lottery.lottery_state(seed, lottery.TIES_CUT, t + 1)
+            selection.take_largest(t, selection.free, n, self.elements, lottery_state)
+            rows.append(selection.keep(row))
+        return rows
+
+    @abstractmethod
     def selection(self, spare: SpareRows) -> Selection:
-        """Selection among all merged tensors."""
+        """Returns a selection among all merged tensors."""
 
-    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
-        """An auction for each lot."""
+    @abstractmethod
+    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
+        """Holds an auction for each group."""

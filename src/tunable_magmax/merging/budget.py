@@ -18,7 +18,7 @@ LARGEST_EXPONENT = 400
 
 
 def read_decimal(value: Any, what: str) -> Fraction:
-    """The exact rational that a number prints as: 0.1 is one tenth, whatever its float type.
+    """Returns the exact rational that a number prints as: 0.1 is one tenth, whatever its float type.
 
     >>> read_decimal(0.1, "weight 1"), read_decimal("1e-3", "weight 2")
     (Fraction(1, 10), Fraction(1, 1000))
@@ -57,7 +57,7 @@ def _shortest(value: float, dtype: str) -> str:
 
 
 def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, ...] | None:
-    """Check that there is one finite, non-negative weight for each task and that not all are zero."""
+    """Checks that there is one finite, non-negative weight for each task and that not all are zero."""
     if weights is None:
         return None
     if isinstance(weights, str | bytes) or not hasattr(weights, "__len__"):
@@ -79,7 +79,7 @@ def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, .
 
 
 def budget(weights: Sequence[Any], elements: int) -> list[int]:
-    """Split `elements` by weights (rule 3): n_t = floor(w_t d), the remainder to the first tasks that have a weight.
+    """Splits `elements` by weights (rule 3): n_t = floor(w_t d), the remainder to the first tasks that have a weight.
 
     >>> budget([0.1, 0.9], 10)
     [1, 9]
@@ -94,7 +94,7 @@ def budget(weights: Sequence[Any], elements: int) -> list[int]:
 
 
 def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Weights in the same proportion without fractions.
+    """Returns whole numbers in the same proportion.
 
     >>> whole_numbers([Fraction(1, 2), Fraction(1, 3)])
     (3, 2)
@@ -104,7 +104,7 @@ def whole_numbers(weights: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def split(weights: Sequence[int], elements: int) -> list[int]:
-    """`budget` for weights in whole numbers."""
+    """Splits like `budget`, for weights in whole numbers."""
     total = sum(weights)
     shares = [weight * elements // total for weight in weights]
     remainder = elements - sum(shares)
@@ -116,7 +116,7 @@ def split(weights: Sequence[int], elements: int) -> list[int]:
 
 
 def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64]:
-    """`split` for each of many sizes [sizes, tasks]: `scope: tensor` has one for every tensor of a model.
+    """Splits each of many sizes [sizes, tasks]: with `scope: tensor` there is one for every tensor of a model.
 
     >>> split_each([1, 0, 1, 1], [8, 3]).tolist()
     [[3, 0, 3, 2], [1, 0, 1, 1]]
@@ -131,7 +131,7 @@ def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64
 
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:
-    """Check a budget as far as it can be checked before the number of merged elements is known."""
+    """Checks a budget as far as possible before the number of merged elements is known."""
     if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
         raise InputError(f"budget must be a list of {tasks} whole numbers, one for each task, got {given!r}")
     if len(given) != tasks:

@@ -1,9 +1,12 @@
-"""What methods decide on: the merged tensors with their planes, and the auctions that may be held there."""
+"""Auctions on planes of this process.
+
+What needs only planes is done slice by slice, what needs values as well range by range.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,18 +15,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.merging.auction import (
+    Auctioneer,
+    Cut,
     Each,
-    Lot,
+    Group,
     Ownership,
     Selection,
     SpareRows,
-    TensorPlace,
-    TensorRange,
     Terms,
     auction,
+)
+from tunable_magmax.merging.kernels import (
+    SLOTS,
+    Candidates,
+    Kernels,
+    Listed,
+    Planes,
+    Runs,
+    TensorPlace,
+    TensorRange,
     split_ranges,
 )
-from tunable_magmax.merging.kernels import SLOTS, Kernels, Listed, Plane, Planes, Runs
 
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
@@ -90,41 +102,32 @@ class LocalGroupPlanes:
 
     def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
         def count(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
-            base, values = self.pair(task, bounds)
-            plane, unowned = (self.planes.part(r, *bounds.slots) for r in (row, free))
-            self.kernels.magnitude_histogram(plane, unowned, base, values, self.wide, shift, prefix, counts)
+            candidates = self._candidates(bounds, task, row, free)
+            self.kernels.magnitude_histogram(candidates, shift, prefix, counts)
             self._release(bounds.slots, row, free)
 
         return self._counted(count, bits)
 
-    def cut(self, task: int, row: int, free: int, low: int, high: int, won: int, level: int) -> None:
+    def cut(self, cut: Cut) -> None:
         def work(bounds: TensorRange) -> None:
-            self._cut(bounds, self.pair(task, bounds), (row, free, won, level), low, high)
-            self._release(bounds.slots, row, free, won, level)
+            self._cut(bounds, cut)
+            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
 
         self.each(work, self._ranges)
 
-    def narrow(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, shift: int, bits: int
-    ) -> NDArray[np.int64]:
+    def narrow(self, cut: Cut, shift: int, bits: int) -> NDArray[np.int64]:
         def work(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
-            base, values = pair = self.pair(task, bounds)
-            *_, undecided = self._cut(bounds, pair, (row, free, won, level), low, high)
-            prefix = low >> (shift + bits)
-            self.kernels.magnitude_histogram(undecided, undecided, base, values, self.wide, shift, prefix, counts)
-            self._release(bounds.slots, row, free, won, level)
+            undecided = self._cut(bounds, cut)
+            self.kernels.magnitude_histogram(undecided, shift, cut.low >> (shift + bits), counts)
+            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
 
         return self._counted(work, bits)
 
-    def sift(
-        self, task: int, row: int, free: int, low: int, high: int, won: int, level: int, lottery_state: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    def sift(self, cut: Cut, lottery_state: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         def work(bounds: TensorRange) -> Listed:
-            base, values = pair = self.pair(task, bounds)
-            *_, undecided = self._cut(bounds, pair, (row, free, won, level), low, high)
-            element = bounds.place.element + bounds.start
-            listed = self.kernels.magnitude_list(undecided, base, values, self.wide, element, lottery_state)
-            self._release(bounds.slots, row, free, won, level)
+            undecided = self._cut(bounds, cut)
+            listed = self.kernels.magnitude_list(undecided, bounds.place.element + bounds.start, lottery_state)
+            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
             return listed
 
         self._listed = self.each(work, self._ranges)
@@ -155,15 +158,19 @@ class LocalGroupPlanes:
         for span, (_, keys, slots) in zip(self._spans, self._looks, strict=True):
             self._award(won, (span.start, span.stop), slots[keys <= np.uint64(highest)])
 
-    def _cut(
-        self, bounds: TensorRange, pair: tuple[Tensor, Tensor], rows: tuple[int, int, int, int], low: int, high: int
-    ) -> list[Plane]:
-        plane, unowned, taken, undecided = parts = [self.planes.part(row, *bounds.slots) for row in rows]
-        self.kernels.magnitude_cut(plane, unowned, *pair, self.wide, low, high, taken, undecided)
-        return parts
+    def _candidates(self, bounds: TensorRange, task: int, row: int, free: int) -> Candidates:
+        plane, unowned = (self.planes.part(r, *bounds.slots) for r in (row, free))
+        return Candidates(plane, unowned, *self.pair(task, bounds), self.wide)
+
+    def _cut(self, bounds: TensorRange, cut: Cut) -> Candidates:
+        """Cuts one range; returns the candidates that went to `level`."""
+        candidates = self._candidates(bounds, cut.task, cut.row, cut.free)
+        won, level = (self.planes.part(row, *bounds.slots) for row in (cut.won, cut.level))
+        self.kernels.magnitude_cut(candidates, cut.low, cut.high, won, level)
+        return replace(candidates, plane=level, free=level)
 
     def _counted(self, count: Callable[[TensorRange, NDArray[np.int64]], None], bits: int) -> NDArray[np.int64]:
-        """The sum of what is counted range by range, in few histograms: making and adding them takes time, too."""
+        """Sums what is counted range by range, in few histograms: making and adding them takes time, too."""
 
         def work(run: Sequence[TensorRange]) -> NDArray[np.int64]:
             counts = np.zeros((1 << bits) + 1, np.int64)
@@ -217,46 +224,43 @@ def _spans(places: Sequence[TensorPlace]) -> list[_Span]:
 
 
 def _batches(todo: Sequence[TensorRange]) -> list[Sequence[TensorRange]]:
-    """Ranges in `BATCH` runs of about as many elements each, and fewer if there are few."""
+    """Divides ranges into `BATCH` runs of about equally many elements, or fewer runs if there are few."""
     ends = np.cumsum([bounds.stop - bounds.start for bounds in todo])
     bounds = [int(np.searchsorted(ends, ends[-1] * k / BATCH)) for k in range(BATCH)] if len(todo) else []
     return [todo[a:b] for a, b in pairwise([*bounds, len(todo)]) if a < b]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalAuctioneer:
-    """A `Auctioneer` whose planes are in this process."""
+@dataclass(frozen=True)
+class LocalAuctioneer(Auctioneer):
+    """Holds auctions on planes of this process."""
 
     kernels: Kernels
     planes: Planes | None
     places: Sequence[TensorPlace]
     wide: Sequence[bool]
+    """Whether each tensor is float64."""
     pair: Callable[[int, TensorRange], tuple[Tensor, Tensor]]
     chunk: int
     room: int
     """How many elements a selection by magnitude may list."""
     each: Each[Any]
 
-    @property
-    def elements(self) -> int:
-        return sum(place.size for place in self.places)
-
     def selection(self, spare: SpareRows) -> Selection:
         everything = range(len(self.places))
         return Selection(self.group_planes(everything, any(self.wide), self.each), spare)
 
-    def auctions(self, lots: Sequence[Lot], terms: Terms) -> list[Ownership]:
-        # Many lots share the threads among themselves; a single one uses them all inside.
-        inside, outside = (self.each, _one_by_one) if len(lots) == 1 else (_one_by_one, self.each)
+    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
+        # Many groups share the threads among themselves; a single one uses them all inside.
+        inside, outside = (self.each, _one_by_one) if len(groups) == 1 else (_one_by_one, self.each)
 
-        def settle(lot: Lot) -> Ownership:
-            planes = self.group_planes(lot.members, any(self.wide[k] for k in lot.members), inside)
-            return auction(Selection(planes, terms.spare), terms.rows, lot.budget, terms.seed, terms.keep)
+        def settle(group: Group) -> Ownership:
+            planes = self.group_planes(group.members, any(self.wide[k] for k in group.members), inside)
+            return auction(Selection(planes, terms.spare), group.budget, terms)
 
-        return outside(settle, lots)
+        return outside(settle, groups)
 
     def group_planes(self, members: Sequence[int], wide: bool, each: Each[Any]) -> LocalGroupPlanes:
-        """Where an auction of some of the merged tensors takes place."""
+        """Returns the planes of some of the merged tensors, for one auction."""
         assert self.planes is not None
         chosen = [self.places[k] for k in members]
         return LocalGroupPlanes(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide, self.room)

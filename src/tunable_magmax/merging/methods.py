@@ -1,16 +1,16 @@
 """The methods, each a small class behind one interface, and the table of them. To add one: write it and list it.
 
 The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the
-merged task vector of each chunk, in any order and in several threads.
+merged task vector of each chunk, in any order and in several threads. A method works through the operations of the
+kernels and of the auctioneer, which are the same on every device; where none fits, its `vector` is a formula in torch.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +18,26 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.auction import Auctioneer, Lot, Ownership, SpareRows, TensorPlace, Terms
+from tunable_magmax.merging.auction import Auctioneer, Owners, SpareRows, Terms
 from tunable_magmax.merging.budget import split, split_each, whole_numbers
-from tunable_magmax.merging.kernels import Chunk, Kernels, Planes
-from tunable_magmax.merging.options import Options
-
-Counts = NDArray[np.int64] | None
+from tunable_magmax.merging.kernels import Counts, TensorPlace, VectorKernels
+from tunable_magmax.merging.options import DEFAULTS, Options, one_of
 
 
-class Method(ABC):
-    """A way to make one task vector of many. Subclasses override what they need."""
+class Method:
+    """A way to make one task vector of many. Subclasses override what they need; many need `vector` alone.
+
+    >>> import torch
+    >>> class Median(Method):
+    ...     def vector(self, vectors):
+    ...         return torch.stack(list(vectors)).median(dim=0).values
+    """
 
     weights: ClassVar[str] = "refused"
     """What weights mean: "shares" (normalised), "factors" (as they are, default 1) or "refused"."""
+
+    takes_budget: ClassVar[bool] = False
+    """Whether a budget may be given instead of weights."""
 
     reads: ClassVar[tuple[str, ...]] = ()
     """Options beyond weights and scale that shape the result."""
@@ -41,47 +48,72 @@ class Method(ABC):
     cuts_by_magnitude: bool = False
     """Whether elements are chosen by magnitude over all of the model or a tensor, which takes further walks."""
 
-    plane_rows: int = 0
-    """Rows of bit planes that the method works in."""
+    foreseeable: bool = False
+    """Whether a GPU may begin with the decision before it is known which tensors are merged: an auction can be called
+    off. The marks are lost with it."""
 
-    def __init__(self, options: Options, tasks: int) -> None:
-        self.options = options
-        self.tasks = tasks
+    own_planes: ClassVar[bool] = False
+    """Whether the method needs planes that no other merge uses, because it writes over marked candidates."""
+
+    spare: SpareRows | None = None
+    """The rows of bit planes behind the method's own; None for methods that need no planes."""
 
     budget: tuple[int, ...] | None = None
-    leftovers: int | None = None
+
+    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
+        """With `reusable`, candidates that were marked serve for several merges, if the method marks any."""
+        self.options = options
+        self.tasks = tasks
+        self.reusable = reusable
+
+    @property
+    def plane_rows(self) -> int:
+        """Rows of bit planes that the method works in."""
+        return 0 if self.spare is None else self.spare.stop
+
+    @property
+    def leftovers(self) -> int | None:
+        """How many elements were nobody's candidates; None for methods without an auction."""
+        return None
 
     def marks(self, tensor: int, size: int) -> tuple[Sequence[bool], Sequence[int]]:
         """For the survey: which tasks are compared, and the plane row that marks each one's candidates (-1: none)."""
         return [False] * self.tasks, [-1] * self.tasks
 
     def assume(self, elements: int) -> bool:
-        """Take `elements` as the number that is merged; return whether marks made before no longer hold."""
+        """Takes `elements` as the number that is merged; returns whether marks made before no longer hold."""
         return False
 
     def expected_budget(self, elements: int) -> tuple[int, ...] | None:
-        """The budget if `elements` are merged; None for methods without one."""
+        """Returns the budget if `elements` are merged; None for methods without one."""
         return None
 
-    def decide(self, auctioneer: Auctioneer) -> None:  # noqa: B027, most have nothing to decide
-        """What has to be settled over all elements before the first one can be merged."""
+    def decide(self, auctioneer: Auctioneer) -> None:
+        """Decides what concerns all elements, before the first one is merged. Most methods have nothing to decide."""
 
     def combined(self, tensor: int, size: int) -> Sequence[int]:
-        """The tasks (from 0) whose values `combine` looks at in a tensor; it may be given no others."""
+        """Returns the tasks (from 0) whose values `combine` looks at in a tensor; it may be given no others."""
         return range(self.tasks)
 
-    @abstractmethod
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        """Write the merged task vector of a chunk to `out`; return elements per task where each has an owner."""
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+        """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner.
+
+        On a GPU, a chunk is a table of many tensors: hand `chunk`, `planes` and `out` to the kernels and look at none.
+        """
+        return kernels.apply(chunk, self.vector, out)
+
+    def vector(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `vector` nor `combine`")
 
     def shares(self) -> tuple[Fraction, ...]:
-        """The weights, normalised; equal where none are given."""
+        """Returns the weights, normalised; equal ones where none are given."""
         weights = self.options.weights or (Fraction(1),) * self.tasks
         total = sum(weights)
         return tuple(weight / total for weight in weights)
 
     def factors(self) -> tuple[float, ...]:
-        """The weights as plain factors, 1 where none are given."""
+        """Returns the weights as plain factors, 1 where none are given."""
         return tuple(float(weight) for weight in self.options.weights or (Fraction(1),) * self.tasks)
 
 
@@ -89,21 +121,25 @@ class TunableMagmax(Method):
     """The paper's method: exactly n_t elements from task t, by largest magnitude (rules 3 to 7)."""
 
     weights = "shares"
+    takes_budget = True
     reads = ("scope", "compare", "keep", "seed")
     owns = True
 
     def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
         """With `reusable`, every task has a plane, in a place that no option moves, and the auction leaves it alone."""
-        super().__init__(options, tasks)
-        self.reusable = reusable
+        super().__init__(options, tasks, reusable)
         self._proportions = whole_numbers(options.weights) if options.weights else (1,) * tasks
         wanted = [reusable or n > 0 for n in options.budget or self._proportions]
         self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
-        self._spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
-        self.plane_rows = self._spare.stop
+        self.foreseeable = not reusable and not self.cuts_by_magnitude
+        self.spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
         self._active: list[bool] | None = None
-        self._owners: dict[int, Ownership] = {}
+        self._owners: Owners | None = None
+
+    @property
+    def leftovers(self) -> int | None:
+        return None if self._owners is None else self._owners.leftovers
 
     def expected_budget(self, elements: int) -> tuple[int, ...]:
         return self.options.budget or tuple(split(self._proportions, elements))
@@ -131,7 +167,7 @@ class TunableMagmax(Method):
         return [t for t, taking_part in enumerate(self._taking_part(size)) if taking_part]
 
     def groups(self, places: Sequence[TensorPlace]) -> tuple[list[list[int]], NDArray[np.int64]]:
-        """Rule 7: which of the merged tensors share a budget, and the budgets [groups, tasks]."""
+        """Returns which of the merged tensors share a budget (rule 7), and the budgets [groups, tasks]."""
         elements = sum(place.size for place in places)
         if self.options.budget is not None and sum(self.options.budget) != elements:
             raise InputError(
@@ -148,25 +184,14 @@ class TunableMagmax(Method):
         return groups, budgets
 
     def decide(self, auctioneer: Auctioneer) -> None:
+        assert self.spare is not None
         groups, budgets = self.groups(auctioneer.places)
-        lots = [Lot(tuple(group), tuple(budget)) for group, budget in zip(groups, budgets.tolist(), strict=True)]
-        terms = Terms(tuple(self.rows), self._spare, self.options.seed, self.options.keep)
-        owners = auctioneer.auctions(lots, terms)
-        for group, ownership in zip(groups, owners, strict=True):
-            self._owners.update((auctioneer.places[k].tensor, ownership) for k in group)
-        self.leftovers = sum(ownership.leftovers for ownership in owners)
+        terms = Terms(tuple(self.rows), self.spare, self.options.seed, self.options.keep)
+        self._owners = auctioneer.auctions(groups, budgets, terms)
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        assert planes is not None
-        rows = self._owners[tensor].rows
-        kernels.gather(chunk, rows, planes, out)
-        stop = chunk.slot + chunk.base.numel()
-        owned = [planes.part(row, chunk.slot, stop) if row >= 0 else None for row in rows]
-        counts = np.array([0 if plane is None else kernels.tally(plane, plane) for plane in owned], np.int64)
-        for row in rows:
-            if row >= 0:
-                planes.release(row, chunk.slot, stop)
-        return counts
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+        assert self._owners is not None
+        return kernels.gather(chunk, self._owners.rows(tensor), planes, out)
 
 
 class Magmax(Method):
@@ -174,7 +199,7 @@ class Magmax(Method):
 
     owns = True
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
         return kernels.largest(chunk, out)
 
 
@@ -186,11 +211,8 @@ class LastTask(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [self.tasks - 1]
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        kernels.difference(chunk.tasks[-1], chunk.base, out)
-        counts = np.zeros(self.tasks, np.int64)
-        counts[-1] = out.numel()
-        return counts
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+        return kernels.single(chunk, self.tasks - 1, out)
 
 
 class TaskArithmetic(Method):
@@ -201,9 +223,9 @@ class TaskArithmetic(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return [t for t, factor in enumerate(self.factors()) if factor]
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        kept = self.combined(tensor, out.numel())
-        kernels.weighted_sum(_only(chunk, kept), [self.factors()[k] for k in kept], out)
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+        kept = [(t, factor) for t, factor in enumerate(self.factors()) if factor]
+        kernels.weighted_sum(chunk, [t for t, _ in kept], [factor for _, factor in kept], out)
         return None
 
 
@@ -223,8 +245,8 @@ class RandomMix(Method):
     reads = ("seed",)
     owns = True
 
-    def __init__(self, options: Options, tasks: int) -> None:
-        super().__init__(options, tasks)
+    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
+        super().__init__(options, tasks, reusable)
         bounds = [0]
         for share_sum in accumulate(self.shares()):
             bounds.append(int(share_sum * 2**64))
@@ -234,11 +256,9 @@ class RandomMix(Method):
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.drawn
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
         lottery_state = lottery.lottery_state(self.options.seed, lottery.RANDOM_MIX, 0)
-        counts = np.zeros(self.tasks, np.int64)
-        counts[self.drawn] = kernels.draw(_only(chunk, self.drawn), self.tops, lottery_state, out)
-        return counts
+        return kernels.draw(chunk, self.drawn, self.tops, lottery_state, out)
 
 
 class Ties(Method):
@@ -247,32 +267,25 @@ class Ties(Method):
     weights = "factors"
     reads = ("density", "seed")
     cuts_by_magnitude = True
+    own_planes = True
 
-    def __init__(self, options: Options, tasks: int) -> None:
-        super().__init__(options, tasks)
+    def __init__(self, options: Options, tasks: int, reusable: bool = False) -> None:
+        super().__init__(options, tasks, reusable)
         self.voters = [t for t, factor in enumerate(self.factors()) if factor]
-        self._spare = SpareRows.after(len(self.voters), True)
-        self.plane_rows = self._spare.stop
-        self._rows: list[int] = []
+        self.spare = SpareRows.after(len(self.voters), True)
+        self._rows: Sequence[int] = ()
 
     def combined(self, tensor: int, size: int) -> Sequence[int]:
         return self.voters
 
     def decide(self, auctioneer: Auctioneer) -> None:
+        assert self.spare is not None
         kept = int(self.options.density * auctioneer.elements)
-        selection = auctioneer.selection(self._spare)
-        selection.open()
-        for row, t in enumerate(self.voters):
-            lottery_state = lottery.lottery_state(self.options.seed, lottery.TIES_CUT, t + 1)
-            selection.take_largest(t, selection.free, kept, auctioneer.elements, lottery_state)
-            self._rows.append(selection.keep(row))
+        self._rows = auctioneer.keep_largest(self.voters, kept, self.spare, self.options.seed)
 
-    def combine(self, kernels: Kernels, chunk: Chunk, tensor: int, planes: Planes | None, out: Tensor) -> Counts:
-        assert planes is not None
-        factors = [self.factors()[t] for t in self.voters]
-        kernels.elect(_only(chunk, self.voters), factors, self._rows, planes, out)
-        for row in self._rows:
-            planes.release(row, chunk.slot, chunk.slot + chunk.base.numel())
+    def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
+        factors = self.factors()
+        kernels.elect(chunk, self.voters, [factors[t] for t in self.voters], self._rows, planes, out)
         return None
 
 
@@ -287,5 +300,37 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def _only(chunk: Chunk, tasks: Sequence[int]) -> Chunk:
-    return Chunk(chunk.base, [chunk.tasks[t] for t in tasks], chunk.slot, chunk.element)
+def read_options(tasks: int, **given: Any) -> Options:
+    """Checks the options of a merge, which are those of `merge_state_dicts`, as far as that needs no checkpoints.
+
+    >>> read_options(2, method="average", weights=[1, 3]).weights
+    (Fraction(1, 1), Fraction(3, 1))
+    """
+    if tasks == 0:
+        raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
+    name = one_of(given.get("method", DEFAULTS["method"]), "method", tuple(METHODS))
+    has_weights, has_budget = (given.get(key) is not None for key in ("weights", "budget"))
+    if has_weights and has_budget:
+        raise InputError("weights and a budget were both given; give one of them")
+    if has_weights and METHODS[name].weights == "refused":
+        raise InputError(f"method {name!r} takes no weights; leave them out or use tunable_magmax")
+    if has_budget and not METHODS[name].takes_budget:
+        raise InputError(f"method {name!r} takes no budget; only tunable_magmax does")
+    if has_budget and given.get("scope") == "tensor":
+        raise InputError(
+            "a budget counts elements of the whole model: give weights with scope 'tensor', or use scope 'model'"
+        )
+    return Options.read(tasks, **given)
+
+
+def unused_options(options: Options) -> Iterator[str]:
+    """Yields warnings about options that were set and that the method does not read.
+
+    >>> list(unused_options(read_options(2, method="magmax", density=0.3)))
+    ['density has no effect with magmax; it is for ties']
+    """
+    usual = Options.read(1)
+    for name in ("scope", "compare", "keep", "density", "seed"):
+        if getattr(options, name) != getattr(usual, name) and name not in METHODS[options.method].reads:
+            readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
+            yield f"{name} has no effect with {options.method}; it is for {readers}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,8 +15,21 @@ MATCHED = "matched"
 SCOPES = ("model", "tensor")
 COMPARISONS = ("all", "active")
 KEEPS = ("random", "magnitude")
-USUAL = {"scope": "model", "compare": "all", "keep": "random", "density": Fraction(1, 5), "seed": 0}
-"""What options are that some methods read and others do not, if nobody sets them."""
+DEFAULTS: dict[str, Any] = {
+    "method": "tunable_magmax",
+    "weights": None,
+    "budget": None,
+    "scale": MATCHED,
+    "scope": "model",
+    "compare": "all",
+    "keep": "random",
+    "density": 0.2,
+    "seed": 0,
+    "out_dtype": None,
+    "include": None,
+    "exclude": None,
+}
+"""What the options of a merge are if nobody sets them."""
 OUT_DTYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -48,52 +61,24 @@ class Options:
     exclude: tuple[str, ...] | None
 
     @classmethod
-    def read(
-        cls,
-        tasks: int,
-        *,
-        method: str = "tunable_magmax",
-        weights: Sequence[Any] | None = None,
-        budget: Sequence[Any] | None = None,
-        scale: float | str = MATCHED,
-        scope: str = "model",
-        compare: str = "all",
-        keep: str = "random",
-        density: Any = 0.2,
-        seed: int = 0,
-        out_dtype: Any = None,
-        include: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
-    ) -> Options:
-        """Check everything that can be checked without the checkpoints."""
-        from tunable_magmax.merging.methods import METHODS
-
-        if tasks == 0:
-            raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
-        kind = METHODS[_one_of(method, "method", tuple(METHODS))]
-        if weights is not None and budget is not None:
-            raise InputError("weights and a budget were both given; give one of them")
-        if weights is not None and kind.weights == "refused":
-            raise InputError(f"method {method!r} takes no weights; leave them out or use tunable_magmax")
-        if budget is not None and method != "tunable_magmax":
-            raise InputError(f"method {method!r} takes no budget; only tunable_magmax does")
-        if budget is not None and scope == "tensor":
-            raise InputError(
-                "a budget counts elements of the whole model: give weights with scope 'tensor', or use scope 'model'"
-            )
+    def read(cls, tasks: int, **given: Any) -> Options:
+        """Checks each option by itself; `methods.read_options` also checks that they go together."""
+        if unknown := sorted(given.keys() - DEFAULTS.keys()):
+            raise TypeError(f"a merge has no option {unknown[0]!r}")
+        options = DEFAULTS | given
         return cls(
-            method=method,
-            weights=read_weights(weights, tasks),
-            budget=None if budget is None else read_budget(budget, tasks),
-            scale=_read_scale(scale),
-            scope=_one_of(scope, "scope", SCOPES),
-            compare=_one_of(compare, "compare", COMPARISONS),
-            keep=_one_of(keep, "keep", KEEPS),
-            density=_read_density(density),
-            seed=_read_seed(seed),
-            out_dtype=_read_dtype(out_dtype),
-            include=_read_patterns(include, "include"),
-            exclude=_read_patterns(exclude, "exclude"),
+            method=options["method"],
+            weights=read_weights(options["weights"], tasks),
+            budget=None if options["budget"] is None else read_budget(options["budget"], tasks),
+            scale=_read_scale(options["scale"]),
+            scope=one_of(options["scope"], "scope", SCOPES),
+            compare=one_of(options["compare"], "compare", COMPARISONS),
+            keep=one_of(options["keep"], "keep", KEEPS),
+            density=_read_density(options["density"]),
+            seed=_read_seed(options["seed"]),
+            out_dtype=_read_dtype(options["out_dtype"]),
+            include=_read_patterns(options["include"], "include"),
+            exclude=_read_patterns(options["exclude"], "exclude"),
         )
 
     def takes_part(self, task: int) -> bool:
@@ -101,21 +86,9 @@ class Options:
         given = self.weights if self.budget is None else self.budget
         return given is None or given[task] > 0
 
-    def idle(self) -> Iterator[str]:
-        """Warnings about options that were set and that the method does not read.
 
-        >>> list(Options.read(2, method="magmax", density=0.3).idle())
-        ['density has no effect with magmax; it is for ties']
-        """
-        from tunable_magmax.merging.methods import METHODS
-
-        for name, usual in USUAL.items():
-            if getattr(self, name) != usual and name not in METHODS[self.method].reads:
-                readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
-                yield f"{name} has no effect with {self.method}; it is for {readers}"
-
-
-def _one_of(value: Any, option: str, known: Sequence[str]) -> str:
+def one_of(value: Any, option: str, known: Sequence[str]) -> str:
+    """Returns a value that is known; another one is an `InputError` that suggests the closest."""
     if isinstance(value, str) and value in known:
         return value
     raise InputError(f"unknown {option} {value!r}{closest(str(value), known)}; known: {', '.join(known)}")

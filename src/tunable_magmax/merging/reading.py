@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,13 +15,12 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.auction import TensorRange
-from tunable_magmax.merging.kernels import Chunk, Kernels
+from tunable_magmax.merging.kernels import Chunk, Kernels, TensorRange
 from tunable_magmax.merging.resources import MemoryPlan
 
 
 def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A copy of the base's values in the output type; a finite value that does not fit is an `InputError`."""
+    """Copies the base's values in the output type; a finite value that does not fit is an `InputError`."""
     cast = before_cast(values, dtype).to(dtype, copy=True)
     if bool((values.isfinite() & ~cast.isfinite()).any()):
         raise does_not_fit(name, "copied", dtype)
@@ -28,12 +28,12 @@ def cast_copied(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def before_cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 goes to 16-bit types through float32 on every device, as the specification says."""
+    """Rounds float64 to float32 if a 16-bit type comes next, as the specification says."""
     return values.float() if values.dtype == torch.float64 and dtype.itemsize == 2 else values
 
 
 def does_not_fit(name: str, kind: str, dtype: torch.dtype) -> InputError:
-    """The error for a value that the output type cannot hold."""
+    """Returns the error for a value that the output type cannot hold."""
     return InputError(
         f"{name!r}: a {kind} value does not fit in {str(dtype).removeprefix('torch.')}; choose a wider out_dtype"
     )
@@ -46,15 +46,28 @@ class Vectors(Protocol):
     """Whether reads need memory of their own (files) or are mostly views (tensors in memory)."""
 
     def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Values start:stop of the flattened tensor in the working type: a view of its own, or written to `scratch`."""
+        """Returns values start:stop of the flattened tensor in the working type: a view, or written to `scratch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is merged: the tensors of base and tasks, where their values come from, and what messages call them."""
+
+    layout: Layout
+    vectors: Vectors
+    labels: Sequence[str]
+    """Of the base and of each task."""
+    notes: tuple[str, ...] = ()
+    """Warnings for the report."""
 
 
 def working_dtype(tensor: Mergeable) -> torch.dtype:
+    """Returns the type in which a tensor is merged: float64 if any source has it so, else float32."""
     return torch.float64 if tensor.working == "F64" else torch.float32
 
 
 def widen(stored: Tensor, out: Tensor) -> Tensor:
-    """Write values to a wider type, on this thread alone: torch would share each copy among threads of its own.
+    """Writes values in a wider type, on this thread alone: torch would share each copy among threads of its own.
 
     >>> widen(torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.empty(2))
     tensor([ 1.5000, -2.0000])
@@ -76,7 +89,7 @@ class Buffers:
         self._local = threading.local()
 
     def own(self, name: Any, size: int, dtype: torch.dtype) -> Tensor:
-        """The buffer of this name in this thread."""
+        """Returns the buffer of this name in this thread."""
         held = self._local.__dict__
         buffer = held.get(name)
         if buffer is None:
@@ -91,14 +104,14 @@ class ChunkReader:
         self._layout, self._vectors, self._tasks, self._buffers = layout, vectors, tasks, buffers
 
     def chunk(self, bounds: TensorRange, wanted: Collection[int]) -> Chunk:
-        """The base's and the `wanted` tasks' values (from 0)."""
+        """Reads the base's and the `wanted` tasks' values (tasks from 0)."""
         base = self._read(0, bounds, 0)
         # A task that nobody looks at stands as the base itself: of no length, and free of charge.
         tasks = [self._read(t + 1, bounds, t + 1) if t in wanted else base for t in range(self._tasks)]
         return Chunk(base, tasks, bounds.slots[0], bounds.place.element + bounds.start)
 
     def pair(self, task: int, bounds: TensorRange) -> tuple[Tensor, Tensor]:
-        """The base's and a task's values (from 0)."""
+        """Reads the base's and one task's values (tasks from 0)."""
         return self._read(0, bounds, "base"), self._read(task + 1, bounds, "task")
 
     def _read(self, source: int, bounds: TensorRange, name: Any) -> Tensor:
@@ -121,12 +134,12 @@ class Walker:
         self._turn = threading.Semaphore(plan.threads)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stops the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def each(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Apply `work` to items, in the pool if there is one; results in order."""
+        """Applies `work` to items, in the pool if there is one; returns the results in order."""
         if self._pool is None:
             return [work(item) for item in items]
 
@@ -137,7 +150,7 @@ class Walker:
         return list(self._pool.map(in_turn, items))
 
     def walk(self, work: Work, todo: Sequence[TensorRange], wanted: Wanted) -> Iterator[tuple[TensorRange, Any]]:
-        """Apply `work` to ranges; yields results in order, a bounded number of ranges ahead of the consumer."""
+        """Applies `work` to ranges; yields results in order, a bounded number of ranges ahead of the consumer."""
         ahead: deque[Callable[[], Any]] = deque()
         for k, bounds in enumerate(todo):
             while len(ahead) < self._ahead and k + len(ahead) < len(todo):
@@ -146,7 +159,7 @@ class Walker:
             yield bounds, ahead.popleft()()
 
     def begin(self, work: Work, bounds: TensorRange, wanted: Collection[int]) -> Callable[[], Any]:
-        """Start to read a range and to work on it; call the result for what came of it."""
+        """Starts to read a range and to work on it; returns a function that waits for the result."""
 
         def read_and_work() -> Any:
             chunk = self._reader.chunk(bounds, wanted)

@@ -42,13 +42,13 @@ class Survey:
 
     @classmethod
     def nothing(cls, tensors: int, tasks: int) -> Survey:
-        """Nothing changed, nothing odd."""
+        """Returns a survey in which nothing changed and all is finite."""
         shape = (tensors, tasks)
         odd = np.zeros((tensors, tasks + 1), np.int64)
         return cls(np.zeros(shape, np.bool_), odd, np.zeros(shape, np.bool_), np.zeros(tensors))
 
     def add(self, part: Survey, tensors: Sequence[int]) -> None:
-        """Add what was found in parts of the given tensors, each of which is there once."""
+        """Adds the survey of parts of the given tensors, at most one part of each."""
         places = list(tensors)
         self.changed[places] |= part.changed
         self.odd[places] += part.odd
@@ -56,7 +56,7 @@ class Survey:
         self.squares[places] += part.squares
 
     def refuse(self, names: Sequence[str], labels: Sequence[str]) -> None:
-        """Raise an `InputError` that lists every merged tensor with values that can't be merged."""
+        """Raises an `InputError` that lists every merged tensor with values that can't be merged."""
         if not (self.odd.any() or self.overflow.any()):
             return
         problems: list[str] = []
@@ -131,13 +131,13 @@ class MergeReport:
     """What the tasks are that are no checkpoints but adapters, by role: "task 1"."""
 
     def labels(self) -> list[str]:
-        """The tasks as people read them, "task 1" or "task 1: birds", in training order."""
+        """Returns what to call the tasks, "task 1" or "task 1: birds", in training order."""
         if self.names is None:
             return [f"task {t}" for t in range(1, self.tasks + 1)]
         return [f"task {t}: {' '.join(name.split())}" for t, name in enumerate(self.names, start=1)]
 
     def to_json(self) -> str:
-        """JSON text with stable order: equal reports give equal bytes."""
+        """Returns JSON text in a fixed order: equal reports give equal bytes."""
         record = asdict(self)
         if self.names is None:
             del record["names"]  # a report without names is as it was before there were any
@@ -147,7 +147,7 @@ class MergeReport:
 
     @classmethod
     def from_json(cls, text: str) -> MergeReport:
-        """Read a report; a broken one is an `InputError` that names all problems. Reports of 0.1.0 are read too."""
+        """Reads a report; a broken one is an `InputError` that names all problems. Reports of 0.1.0 are read too."""
         from tunable_magmax import config  # not needed to merge, and slow to import
 
         try:
@@ -263,7 +263,7 @@ class Outcome:
 
 
 def significant(value: float) -> float:
-    """A number to six significant digits, as reports and scales give it.
+    """Rounds a number to six significant digits, as in reports and scales.
 
     >>> significant(2 / 3)
     0.666667
@@ -276,6 +276,6 @@ def _integers(counts: NDArray[np.int64]) -> tuple[int, ...]:
 
 
 def _decimal(value: Fraction) -> str:
-    """A number that reads back as exactly this value: short if it can be, else as a fraction."""
+    """Returns a text that reads back as exactly this value: short if it can be, else as a fraction."""
     short = str(int(value) if value.denominator == 1 else float(value))
     return short if Fraction(short) == value else str(value)

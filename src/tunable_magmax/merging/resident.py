@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
-from tunable_magmax.merging.auction import TensorPlace, TensorRange
-from tunable_magmax.merging.device import Block, DeviceMerge, Load
+from tunable_magmax.merging.device import DeviceChunk, DeviceMerge
 from tunable_magmax.merging.device_auction import Auction
-from tunable_magmax.merging.kernels.cuda import Letter
-from tunable_magmax.merging.kernels.launch import Address, Destination
-from tunable_magmax.merging.methods import Method, TunableMagmax
+from tunable_magmax.merging.kernels import TensorPlace, TensorRange
+from tunable_magmax.merging.kernels.cuda import HostCopy
+from tunable_magmax.merging.kernels.launch import Address, Destination, Table
+from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import Survey
 from tunable_magmax.merging.stream import matched_scale
 
 
-class ResidentBlocks:
-    """Dicts of tensors on the device, or brought there: one block."""
+class ResidentChunks:
+    """Dicts of tensors on the device, or brought there: one chunk."""
 
     borrows = False
     chunk = 1 << 24
@@ -43,7 +43,7 @@ class ResidentBlocks:
         place = next(k for k, other in enumerate(self._layout.mergeable) if other is tensor)
         return scratch.copy_(self._values[source][place].detach().reshape(-1)[start:stop])
 
-    def walk(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
+    def walk(self, places: Sequence[TensorPlace]) -> Iterator[DeviceChunk]:
         yield [
             (TensorRange(place, 0, place.size), [values[place.tensor] for values in self._values])
             for place in places
@@ -58,7 +58,7 @@ class ResidentMerge(DeviceMerge):
     expected, it leaves alone what was ordered after, and the host orders that again.
     """
 
-    _letter: Letter
+    _copy: HostCopy
     """Tells of the merged vectors' length, and of values that do not fit."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -68,14 +68,14 @@ class ResidentMerge(DeviceMerge):
         self._outs: dict[int, Tensor] = {}
         self._taus_of: dict[int, Tensor] = {}
         # All values, with the places of their vectors (None: not measured first) and of the output.
-        self._ready: list[tuple[Load, Destination | None, Destination]] = []
+        self._ready: list[tuple[Table, Destination | None, Destination]] = []
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what was ordered, and the room for it."""
+        """Forgets what was ordered, and the room for it."""
         self._foreseen, self._outs, self._taus_of, self._ready = None, {}, {}, []
 
     def restart(self, options: Options, method: Method, mark: bool) -> None:
@@ -83,17 +83,17 @@ class ResidentMerge(DeviceMerge):
         super().restart(options, method, mark)
 
     def _foresee(self, flags: Address) -> None:
-        """Most often everything is merged."""
-        method, budget = self.method, self.options.budget
-        if not isinstance(method, TunableMagmax) or method.reusable or method.cuts_by_magnitude:
+        """Orders the auction and the merged vectors as if every tensor were merged, which is most often so."""
+        budget = self.options.budget
+        if not self.method.foreseeable:
             return
         places = tuple(place for place in self._everything if place.size)
         if not places or (budget is not None and sum(budget) != self.layout.elements):
             return
 
         def guard(state: Address) -> None:
-            for load in self._all_loads(places):
-                self._cuda.unexpected(load.table, flags, state)
+            for table in self._all_tables(places):
+                self._cuda.unexpected(table, flags, state)
 
         try:
             auction = self._order(places, guard)
@@ -126,17 +126,17 @@ class ResidentMerge(DeviceMerge):
     def _order(self, places: Sequence[TensorPlace], guard: Callable[[Address], object] | None = None) -> Auction | None:
         auction = super()._order(places, guard)
         self._make_room(places)
-        self._ready = [self._placed(load) for load in self._all_loads(places)]
+        self._ready = [self._placed(table) for table in self._all_tables(places)]
         self._combine_all()
         return auction
 
     def _combine_all(self) -> None:
-        for load, taus, outs in self._ready:
-            self._combine_load(load.table, taus or outs, self.options.scale)
-        self._letter = Letter(self._noted)
+        for table, taus, outs in self._ready:
+            self._combine_table(table, taus or outs, self.options.scale)
+        self._copy = HostCopy(self._noted)
 
     def _make_room(self, places: Sequence[TensorPlace]) -> None:
-        """Vectors and output share it where their types are the same."""
+        """Makes room for vectors and output, which share it where their types are the same."""
         for k in (place.tensor for place in places if place.tensor not in self._outs):
             shape, dtype = self.layout.mergeable[k].shape, self.torch_out_dtype(self.layout.mergeable[k])
             self._outs[k] = self._cuda.empty(shape, dtype)
@@ -144,33 +144,33 @@ class ResidentMerge(DeviceMerge):
                 same = dtype == self._working[k]
                 self._taus_of[k] = self._outs[k] if same else self._cuda.empty(shape, self._working[k])
 
-    def _placed(self, load: Load) -> tuple[Load, Destination | None, Destination]:
-        tensors = [bounds.place.tensor for bounds in load.ranges]
+    def _placed(self, table: Table) -> tuple[Table, Destination | None, Destination]:
+        tensors = [bounds.place.tensor for bounds in table.ranges]
         outs = Destination([self._outs[k] for k in tensors], self._cuda.device)
         if self.options.scale is not None:
-            return load, None, outs
+            return table, None, outs
         same = all(self._taus_of[k] is self._outs[k] for k in tensors)
-        return load, outs if same else Destination([self._taus_of[k] for k in tensors], self._cuda.device), outs
+        return table, outs if same else Destination([self._taus_of[k] for k in tensors], self._cuda.device), outs
 
     def decide(self) -> None:
-        """The scale is left for later: the device may still be at it."""
+        """Decides, but leaves the scale for `values`: the device may still be measuring."""
         self.choose()
         self._measured.update(place.tensor for place in self.places)
 
     @property
     def merged_square(self) -> float:
-        return float(self._letter.read()[:1].view(np.float64)[0])
+        return float(self._copy.read()[:1].view(np.float64)[0])
 
     def values(self) -> dict[str, Tensor]:
         self._cuda.follow()
-        last = self._letter
+        last = self._copy
         if self.options.scale is not None:  # the output is there
             self.scale = self.options.scale
         else:
             self.scale = matched_scale(self.last_square, self.merged_square)
-            for load, taus, outs in self._ready:
-                self._render_load(load, taus, outs)
-            last = Letter(self._noted)
+            for table, taus, outs in self._ready:
+                self._render_table(table, taus, outs)
+            last = HostCopy(self._noted)
         mergeable = self.layout.mergeable
         found = {mergeable[place.tensor].name: self._outs[place.tensor] for place in self.places}
         self._forget()

@@ -11,6 +11,7 @@ import torch
 
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.kernels import SLOTS, Kernels
 from tunable_magmax.merging.local_auction import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.methods import METHODS
@@ -26,6 +27,17 @@ AHEAD = 2
 """Ranges begun and not yet taken, for each that may be worked on at a time: meanwhile the next is read."""
 LIST_SHARE = 32
 """A list of magnitudes takes at most this part of the memory, or what histograms need anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a merge may use: threads (None: one for each core), bytes of memory (None: any), a file for its planes."""
+
+    threads: int | None = None
+    memory: int | None = None
+    spill: Path | None = None
+    """Where the bit planes go if they do not fit into the memory."""
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ def kernels_for(device: torch.device) -> Kernels:
 def plan_memory(
     layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
 ) -> MemoryPlan:
-    """Choose threads and chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
     while threads > 1 and memory is not None:
         try:
             plan = _plan_for(layout, options, kernels, threads, memory, borrows)
@@ -87,7 +99,7 @@ def plan_memory(
 def _plan_for(
     layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool
 ) -> MemoryPlan:
-    """The plan for so many threads."""
+    """Returns the plan for this number of threads."""
     tasks = len(layout.mergeable[0].infos) - 1 if layout.mergeable else 1
     width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
     slots = sum(padded(tensor.size) for tensor in layout.mergeable)
@@ -143,35 +155,35 @@ def _plan_for(
 
 
 def factor_room(layout: Layout, memory: int) -> int:
-    """How much of the memory may keep factors of adapters."""
+    """Returns how many bytes may keep factors of adapters."""
     return min(layout.factor_bytes, memory // 8)
 
 
 def padded(size: int) -> int:
-    """Slots that a tensor takes in the planes."""
+    """Returns the slots that a tensor takes in the planes."""
     return -(-size // SLOTS) * SLOTS
 
 
 def read_threads(threads: int | None) -> int:
-    """The number of threads asked for, or one for each core; less than one is an `InputError`."""
+    """Returns the number of threads, by default one for each core; less than one is an `InputError`."""
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}, expected at least 1")
     return default_threads() if threads is None else threads
 
 
 def working_threads(kernels: Kernels, threads: int | None) -> int:
-    """The number of threads that a merge with these kernels has when `threads` are asked for."""
+    """Returns how many threads a merge with these kernels uses."""
     asked = read_threads(threads)
     return asked if kernels.threads else 1
 
 
 def default_threads() -> int:
-    """As many threads as this process may use cores."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still use, as far as the system tells."""
+    """Returns the bytes that this process may still use, if the system says."""
     found: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.reading import does_not_fit
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
 from tunable_magmax.merging.stream import matched_scale
@@ -41,7 +41,7 @@ class RunningMagmax:
 
     @torch.no_grad()
     def add(self, task: StateDict) -> None:
-        """Merge one more task, the next in training order."""
+        """Merges one more task, the next in training order."""
         labels = ["base", "the new task"]
         layout = build_layout([self._signature, signature_of(task, labels[1])], labels)
         untied = [alias for alias in self._signature.aliases if alias not in layout.ties]
@@ -71,10 +71,10 @@ class RunningMagmax:
 
     @torch.no_grad()
     def merged(self, scale: float | str = "matched") -> dict[str, Tensor]:
-        """The merged state dict in the base's types; tensors that no task changed are as in the base."""
+        """Returns the merged state dict in the base's types; tensors that no task changed are as in the base."""
         if self.last_length is None:
             raise InputError("no task was added yet")
-        factor = Options.read(1, method="magmax", scale=scale).scale
+        factor = read_options(1, method="magmax", scale=scale).scale
         if factor is None:
             merged_square = math.fsum(float(v.double().square().sum()) for v in self.vector.values())
             factor = matched_scale(self.last_length**2, merged_square)

@@ -13,11 +13,11 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
+from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import cast_copied
+from tunable_magmax.merging.reading import Sources, cast_copied
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import kernels_for
+from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.stream import Merge
 
 StateDict = Mapping[str, Tensor]
@@ -49,7 +49,7 @@ def merge_state_dicts(
     exclude: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> Merged:
-    """Merge the task checkpoints of a sequence, given in training order, into the base; all are dicts of tensors.
+    """Merges task checkpoints, given in training order, into the base; all are dicts of tensors.
 
     `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the
     paper's lambda, a number or "matched". docs/method.md defines every option. The inputs are not modified.
@@ -61,7 +61,7 @@ def merge_state_dicts(
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
-    options = Options.read(
+    options = read_options(
         len(tasks),
         method=method,
         weights=weights,
@@ -78,7 +78,7 @@ def merge_state_dicts(
     )
     labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
     signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
-    layout = build_layout(signatures, labels, options.include, options.exclude, options.idle())
+    layout = build_layout(signatures, labels, options.include, options.exclude, unused_options(options))
     with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
         merge.survey()
         merge.decide()
@@ -98,23 +98,23 @@ def merge_in_memory(
     threads: int | None,
     method: Method | None = None,
 ) -> Merge:
-    """The engine for dicts of tensors, on the device where the base lies."""
+    """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
     if device.type == "cuda":
         from tunable_magmax.merging.kernels import launch as nvrtc
 
         if nvrtc.available() is None:
             from tunable_magmax.merging.kernels.cuda import kernels_on
-            from tunable_magmax.merging.resident import ResidentBlocks, ResidentMerge
+            from tunable_magmax.merging.resident import ResidentChunks, ResidentMerge
 
-            blocks = ResidentBlocks(layout, [base, *tasks], device)
-            return ResidentMerge(layout, blocks, options, kernels_on(device), labels=labels, method=method)
-    vectors = MemoryVectors(layout, base, tasks, device)
-    return Merge(layout, vectors, options, kernels_for(device), labels=labels, threads=threads, method=method)
+            sources = Sources(layout, ResidentChunks(layout, [base, *tasks], device), labels)
+            return ResidentMerge(sources, options, kernels_on(device), method=method)
+    sources = Sources(layout, MemoryVectors(layout, base, tasks, device), labels)
+    return Merge(sources, options, kernels_for(device), Limits(threads=threads), method)
 
 
 def signature_of(tensors: StateDict, label: str) -> Signature:
-    """Names, types and shapes of a dict of tensors, with tied tensors found by their shared storage."""
+    """Returns names, types and shapes of a dict of tensors; tied tensors are found by their shared storage."""
     if not isinstance(tensors, Mapping):
         raise InputError(f"{label} is a {type(tensors).__name__}, expected a dict of tensors")
     infos: dict[str, TensorInfo] = {}
@@ -138,7 +138,7 @@ def signature_of(tensors: StateDict, label: str) -> Signature:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors that begin at the same place are one."""
+    """Whether two tensors that begin at the same address are one."""
     return (one.device, one.dtype, one.shape, one.stride()) == (other.device, other.dtype, other.shape, other.stride())
 
 
@@ -165,7 +165,7 @@ class MemoryVectors:
 
 
 def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
-    """The output in the base's order: merged tensors, copies of the others, tied names sharing one tensor."""
+    """Returns the output in the base's order: merged tensors, copies of the others, one tensor for tied names."""
     result: dict[str, Tensor] = {}
     for name, tensor in base.items():
         if name in layout.ties:
@@ -182,7 +182,7 @@ def assemble(base: StateDict, layout: Layout, merged: Mapping[str, Tensor], opti
 
 
 class MergeSession:
-    """Merge one base and its tasks again and again, with other weights, scales and methods. A context manager.
+    """Merges one base and its tasks again and again, with other weights, scales and methods. A context manager.
 
     Each merge equals `merge_state_dicts` with the same options, to the bit, but compares the task vectors only once.
     Tensors may be shared with the dicts given, so leave those alone while the session is open.
@@ -205,13 +205,13 @@ class MergeSession:
     ) -> None:
         self._base, self._tasks, self._threads = base, tasks, threads
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
-        options = Options.read(len(tasks), **self._patterns)
+        options = read_options(len(tasks), **self._patterns)
         labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
         signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
         layout = build_layout(signatures, labels, options.include, options.exclude)
-        method = TunableMagmax(options, len(tasks), reusable=True)
+        method = METHODS[options.method](options, len(tasks), reusable=True)
         self._merge = merge_in_memory(layout, base, tasks, options, labels, threads, method)
-        self._marked: tuple[Sequence[bool], ...] | None = None
+        self._marked: list[tuple[bool, ...]] = []
         with torch.no_grad():
             self._merge.survey()
 
@@ -222,7 +222,7 @@ class MergeSession:
         self.close()
 
     def close(self) -> None:
-        """Let go of the vectors and planes."""
+        """Frees the vectors and planes."""
         self._merge.__exit__()
 
     @property
@@ -232,32 +232,26 @@ class MergeSession:
 
     @torch.no_grad()
     def merge(self, **given: Any) -> Merged:
-        """One merge; the options are those of `merge_state_dicts`, less include and exclude."""
+        """Merges; the options are those of `merge_state_dicts`, less include and exclude."""
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
-        if given.get("method") == "ties":  # trims with planes of its own
+        options = read_options(len(self._tasks), **self._patterns, **given)
+        method = METHODS[options.method](options, len(self._tasks), reusable=True)
+        if method.own_planes:
             return merge_state_dicts(self._base, self._tasks, threads=self._threads, **self._patterns, **given)
-        options = Options.read(len(self._tasks), **self._patterns, **given)
-        method = self._method(options)
         self._merge.restart(options, method, mark=self._needs_marks(method))
         self._merge.decide()
         values = self._merge.values()
         report = self._merge.report()
-        report = replace(report, warnings=(*options.idle(), *report.warnings))
+        report = replace(report, warnings=(*unused_options(options), *report.warnings))
         return Merged(assemble(self._base, self._merge.layout, values, options), report)
-
-    def _method(self, options: Options) -> Method:
-        if options.method == "tunable_magmax":
-            return TunableMagmax(options, len(self._tasks), reusable=True)
-        return METHODS[options.method](options, len(self._tasks))
 
     def _needs_marks(self, method: Method) -> bool:
         """Whether candidates must be marked again, because other tasks are compared than last time."""
-        if not isinstance(method, TunableMagmax):
+        if not method.plane_rows:
             return False
         method.assume(self.elements)
-        everyone = [True] * len(self._tasks)
-        compared = tuple(tuple(method.marks(s.tensor, s.size)[0]) for s in self._merge.places)
-        known = self._marked or tuple(tuple(everyone) for _ in self._merge.places)
+        compared = [tuple(method.marks(place.tensor, place.size)[0]) for place in self._merge.places]
+        known = self._marked or [(True,) * len(self._tasks)] * len(compared)
         self._marked = compared
         return compared != known

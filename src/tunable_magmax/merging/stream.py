@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
+from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress
-from tunable_magmax.merging.auction import TensorPlace, TensorRange, split_ranges
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Kernels, Planes
+from tunable_magmax.merging.kernels import SLOTS, Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.local_auction import LocalAuctioneer
-from tunable_magmax.merging.methods import METHODS, Counts, Method
+from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import (
     Buffers,
     ChunkReader,
-    Vectors,
+    Sources,
     Walker,
     Wanted,
     Work,
@@ -43,7 +40,7 @@ from tunable_magmax.merging.reading import (
     working_dtype,
 )
 from tunable_magmax.merging.report import MergeReport, Outcome, Survey, significant
-from tunable_magmax.merging.resources import MemoryPlan, padded, plan_memory, working_threads
+from tunable_magmax.merging.resources import Limits, MemoryPlan, padded, plan_memory, working_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +59,23 @@ class Merge:
 
     def __init__(
         self,
-        layout: Layout,
-        vectors: Vectors,
+        sources: Sources,
         options: Options,
         kernels: Kernels,
-        *,
-        labels: Sequence[str],
-        threads: int | None = None,
-        memory: int | None = None,
-        spill: Path | None = None,
-        progress: Progress | None = None,
-        notes: tuple[str, ...] = (),
+        limits: Limits | None = None,
         method: Method | None = None,
     ) -> None:
-        self.layout, self.options, self.kernels, self.labels = layout, options, kernels, labels
-        self.tasks = len(labels) - 1
+        layout, vectors = sources.layout, sources.vectors
+        limits = limits or Limits()
+        self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
+        self.tasks = len(self.labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
-        asked = working_threads(kernels, threads)
-        self.memory: MemoryPlan = plan_memory(layout, options, kernels, asked, memory, vectors.borrows)
-        self.progress = progress or (lambda phase, done, total: None)
+        threads = working_threads(kernels, limits.threads)
+        self.memory: MemoryPlan = plan_memory(layout, options, kernels, threads, limits.memory, vectors.borrows)
+        self.progress = limits.progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
-        self.notes = notes
-        self._spill = spill if self.memory.spill else None
+        self.notes = sources.notes
+        self._spill = limits.spill if self.memory.spill else None
         self._buffers = Buffers(layout, kernels, self.memory.chunk)
         self._reader = ChunkReader(layout, vectors, self.tasks, self._buffers)
         self.walker = Walker(self._reader, self.memory)
@@ -111,7 +103,7 @@ class Merge:
     def _walk(
         self, phase: str, work: Work, places: Sequence[TensorPlace], wanted: Wanted
     ) -> Iterator[tuple[TensorRange, Any]]:
-        """Apply `work` to all ranges of some tensors; yields results in order."""
+        """Applies `work` to all ranges of some tensors; yields results in order."""
         total = self.layout.elements if phase == "survey" else self.elements
         for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), wanted):
             # Before the yield: a consumer that has what it wants does not come back after its last range.
@@ -128,11 +120,11 @@ class Merge:
     # -- survey -------------------------------------------------------------------------------------------------------
 
     def survey(self) -> None:
-        """Walk 1: find what changed, refuse what is not finite, and mark candidates."""
+        """Reads all values once: finds what changed, refuses what is not finite, and marks candidates."""
         self.conclude(self.look())
 
     def look(self) -> Survey:
-        """The walk itself: what the tensors hold, with candidates marked as if all of them were merged.
+        """Walks over all tensors and returns what they hold; marks candidates as if all of them were merged.
 
         Methods that have nothing to decide are measured on the way.
         """
@@ -161,7 +153,7 @@ class Merge:
         return found
 
     def conclude(self, found: Survey) -> None:
-        """Know by a survey what is merged; values that can't be are an `InputError`."""
+        """Takes from a survey what is merged; values that can't be are an `InputError`."""
         found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
         merged = np.asarray(found.changed.any(axis=1))
         self.places = tuple(compress(self._everything, merged))
@@ -174,7 +166,7 @@ class Merge:
 
     @cached_property
     def _everything(self) -> list[TensorPlace]:
-        """All mergeable tensors, each at a place of its own in the planes."""
+        """The places of all mergeable tensors in the planes."""
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(TensorPlace(k, slot, tensor.element, tensor.size))
@@ -182,7 +174,7 @@ class Merge:
         return everything
 
     def _take(self) -> None:
-        """What was measured along with the survey holds for the tensors that turned out to be merged."""
+        """Keeps what was measured during the survey for the tensors that are merged."""
         self._measured = {place.tensor for place in self.places}
         self._stash = {k: stash for k, stash in self._stash.items() if k in self._measured}
         for k in sorted(self._measured):
@@ -191,11 +183,11 @@ class Merge:
         self._early = {}
 
     def _mark(self) -> None:
-        """Mark candidates anew."""
+        """Marks candidates again."""
         deque(self._walk("survey", self._survey_range, self.places, self._all_tasks), maxlen=0)
 
     def restart(self, options: Options, method: Method, mark: bool) -> None:
-        """Take up another merge of what was surveyed; `mark` says that other tasks are compared than before."""
+        """Begins another merge of what was surveyed; `mark` says that other tasks are compared than before."""
         self.options, self.method = options, method
         self.counts, self.squares, self._measured, self._stash = {}, [], set(), {}
         self.method.assume(self.elements)
@@ -212,7 +204,7 @@ class Merge:
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
     def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], found: Survey) -> None:
-        """Look closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
+        """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
 
         def look_closely(bounds: TensorRange, chunk: Chunk) -> None:
             k = bounds.place.tensor
@@ -237,7 +229,7 @@ class Merge:
     # -- decide -------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Let the method settle what it must, and find the scale."""
+        """Lets the method decide, and finds the scale."""
         self.choose()
         if self.options.scale is not None:
             self.scale = self.options.scale
@@ -247,25 +239,25 @@ class Merge:
         self.scale = matched_scale(self.last_square, self.merged_square)
 
     def make_stash(self, places: Sequence[TensorPlace]) -> None:
-        """Make room for the merged vector of these tensors, if memory allows; what was measured has its place."""
+        """Makes room for the merged vector of tensors that were not measured yet, if memory allows."""
         for place in places:
             if self.memory.stash and place.tensor not in self._measured:
                 dtype = working_dtype(self.layout.mergeable[place.tensor])
                 self._stash[place.tensor] = self.kernels.empty(place.size, dtype)
 
     def choose(self) -> None:
-        """Let the method settle what it must."""
+        """Lets the method decide what concerns all elements."""
         self.method.decide(self.auctioneer())
 
     def auctioneer(self) -> LocalAuctioneer:
-        """What the survey has found, for the method's decision."""
+        """Returns the auctioneer for the method's decision."""
         wide = [self.layout.mergeable[place.tensor].working == "F64" for place in self.places]
         pair = self._reader.pair
         chunk, room = self.memory.chunk, self.memory.room
         return LocalAuctioneer(self.kernels, self._planes, self.places, wide, pair, chunk, room, self.walker.each)
 
     def measure(self, places: Sequence[TensorPlace]) -> None:
-        """Count owners and measure the merged vector of tensors that were not measured yet."""
+        """Counts owners and measures the merged vector of tensors that were not measured yet."""
         places = [place for place in places if place.tensor not in self._measured]
         for bounds, (counts, square) in self._walk("measure", self._measure_range, places, self._combined_tasks):
             self._note(bounds, counts, square)
@@ -295,13 +287,13 @@ class Merge:
             self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     def findings(self) -> Findings:
-        """What was counted and measured since the last call, for a report that is made elsewhere."""
+        """Returns what was counted and measured since the last call, for a report that is made elsewhere."""
         found = Findings(self.counts, self.squares)
         self.counts, self.squares = {}, []
         return found
 
     def add(self, found: Findings) -> None:
-        """Count what was found elsewhere."""
+        """Adds what was counted and measured elsewhere."""
         self.squares += found.squares
         for k, counts in found.counts.items():
             self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
@@ -311,7 +303,7 @@ class Merge:
     def render(
         self, into: Callable[[TensorRange], Tensor], places: Sequence[TensorPlace] | None = None
     ) -> Iterator[tuple[TensorRange, Tensor]]:
-        """The merged values, range by range in order, each written to the tensor that `into` gives for it."""
+        """Yields the merged values, range by range in order, each written to the tensor that `into` returns for it."""
 
         def work(bounds: TensorRange, chunk: Chunk) -> tuple[Tensor, Counts, float]:
             return self._render_range(bounds, chunk, into(bounds))
@@ -347,7 +339,7 @@ class Merge:
         return out, counts, square
 
     def values(self) -> dict[str, Tensor]:
-        """The merged tensors, by name, in memory of their own. Call it once: kept vectors become the output."""
+        """Returns the merged tensors by name. Call it once: vectors that were kept become the output."""
         out: dict[int, Tensor] = {}
         for k in (place.tensor for place in self.places):
             dtype = self.torch_out_dtype(self.layout.mergeable[k])
@@ -363,17 +355,17 @@ class Merge:
     # -- report -------------------------------------------------------------------------------------------------------
 
     def out_dtype(self, tensor: Mergeable) -> str:
-        """The output type of a merged tensor."""
+        """Returns the output type of a merged tensor."""
         return self.options.out_dtype or tensor.widest
 
     def torch_out_dtype(self, tensor: Mergeable) -> torch.dtype:
-        """`out_dtype` as torch has it, which has every type that is merged."""
+        """Returns `out_dtype` as a torch type."""
         dtype = torch_dtype(self.out_dtype(tensor))
         assert dtype is not None
         return dtype
 
     def report(self) -> MergeReport:
-        """What was done. Call it after rendering."""
+        """Returns the report. Call it after rendering."""
         return Outcome(
             layout=self.layout,
             options=self.options,
@@ -390,7 +382,7 @@ class Merge:
 
 
 def matched_scale(last_square: float, merged_square: float) -> float:
-    """Rule 9: ||tau_T|| / ||tau_merged|| to six significant digits, 1 if the merged vector is zero.
+    """Returns ||tau_T|| / ||tau_merged|| to six significant digits, 1 if the merged vector is zero (rule 9).
 
     >>> matched_scale(4.0, 36.0)
     0.333333

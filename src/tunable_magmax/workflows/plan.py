@@ -19,7 +19,7 @@ from tunable_magmax.engines.local import fingerprint_of
 from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
 from tunable_magmax.engines.weight_files import check_space, existing_folder, expected_shards
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory, working_threads
 
@@ -107,7 +107,7 @@ def plan_merge(
     if target is not None and _problems(is_one_file, target):
         target = None  # its name was refused
     try:
-        read = Options.read(len(tasks), **options)
+        read = read_options(len(tasks), **options)
         with Inputs(base, tasks, read) as inputs:
             if target is not None:
                 problems += _problems(inputs.refuse_as_output, target)

@@ -27,10 +27,18 @@ from tunable_magmax.engines.weight_files import Job, expected_shards, space_prob
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size, write_atomic
 from tunable_magmax.merging.budget import read_weights
-from tunable_magmax.merging.methods import METHODS, Method, TunableMagmax
+from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.merging.resources import available_memory, kernels_for, plan_memory, read_threads, working_threads
+from tunable_magmax.merging.resources import (
+    Limits,
+    available_memory,
+    kernels_for,
+    plan_memory,
+    read_threads,
+    working_threads,
+)
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
 
@@ -298,7 +306,7 @@ def _read_options(tasks: int, points: Sequence[Point], given: Mapping[str, Any])
     """Reads the options that all points share, and checks every point's weights."""
     if given.keys() & {"weights", "budget"}:
         raise InputError("the points of a sweep are its weights: leave out weights and budget")
-    options = Options.read(tasks, **given)
+    options = read_options(tasks, **given)
     if METHODS[options.method].weights == "refused":
         usable = ", ".join(name for name, method in METHODS.items() if method.weights != "refused")
         raise InputError(f"method {options.method!r} takes no weights, so there is nothing to sweep; use {usable}")
@@ -380,15 +388,13 @@ def _remove(folder: Path, name: str) -> None:
 def _surveyed(opened: _Opened, progress: Progress | None) -> Iterator[Merge]:
     """Loads the inputs and yields the merge of them, surveyed."""
     inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
+    vectors = LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress)
     with Merge(
-        inputs.layout,
-        LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress),
+        Sources(inputs.layout, vectors, inputs.labels, tuple(inputs.warnings())),
         options,
         kernels_for(torch.device("cpu")),
-        labels=inputs.labels,
-        threads=threads,
-        notes=tuple(inputs.warnings()),
-        method=_method_of(options, len(inputs.paths) - 1),
+        Limits(threads),
+        _method_of(options, len(inputs.paths) - 1),
     ) as merge:
         merge.survey()
         yield merge
@@ -400,9 +406,7 @@ def _at_point(options: Options, point: Point) -> Options:
 
 def _method_of(options: Options, tasks: int) -> Method:
     # Without weights it has the most rows of planes that it can have, so that every point's method fits into them.
-    if options.method == "tunable_magmax":
-        return TunableMagmax(options, tasks, reusable=True)
-    return METHODS[options.method](options, tasks)
+    return METHODS[options.method](options, tasks, reusable=True)
 
 
 def _marks_differ(options: Options) -> bool:

@@ -232,10 +232,10 @@ def _same_tensor(one: MergeReport, other: MergeReport, name: str) -> bool:
 
 def _options(report: MergeReport) -> Options:
     """Reads the report's options as those of a merge."""
-    from tunable_magmax.merging.options import Options
+    from tunable_magmax.merging.methods import read_options
 
     try:
-        return Options.read(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
+        return read_options(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
     except (InputError, TypeError) as error:
         raise InputError(f"the options in the report are not those of a merge: {error}") from None
 

@@ -1,14 +1,15 @@
-"""The few primitives that every merge is made of, behind one interface: `Kernels`.
+"""The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`native` runs on compiled loops (numba, CPU), `portable` on torch operations (any device). Both give the same bits.
+`native` runs on compiled loops (numba, CPU), `portable` on torch operations (any device), `cuda` on NVIDIA GPUs. All
+give the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,16 +18,56 @@ from torch import Tensor
 
 Plane = Any
 """A slice of one row of `Planes`: a bit set over element slots, in the kernels' own form."""
+Counts: TypeAlias = NDArray[np.int64] | None
+"""Elements that each task gave; None where elements have no owners, or where a GPU adds the counts up by itself."""
+Formula = Callable[[Sequence[Tensor]], Tensor]
+"""Makes one task vector of several, element by element."""
 
 SLOTS = 64
 """Each tensor's elements start at a slot that is a multiple of this, so that no two tensors share a word of a plane."""
+# How the bit pattern of a magnitude is cut into digits (shift, bits): it has 31 bits in float32 and 63 in float64.
+NARROW_DIGITS = ((15, 16), (0, 15))
+WIDE_DIGITS = ((47, 16), (31, 16), (15, 16), (0, 15))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a mergeable tensor lies: its place in the layout, its first slot in the planes, its first element index."""
+
+    tensor: int
+    slot: int
+    element: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """Elements start:stop of a tensor."""
+
+    place: TensorPlace
+    start: int
+    stop: int
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The range's first slot in the planes, and the one after its last."""
+        return self.place.slot + self.start, self.place.slot + self.stop
+
+
+def split_ranges(places: Iterable[TensorPlace], chunk: int) -> list[TensorRange]:
+    """Splits tensors into ranges of at most `chunk` elements, in order."""
+    return [
+        TensorRange(place, start, min(start + chunk, place.size))
+        for place in places
+        for start in range(0, place.size, chunk)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A range of one tensor: the base's and all tasks' values in the working type, and where it lies.
+    """The base's and all tasks' values of a range, in the working type.
 
-    `slot` is the range's place in the planes, `element` the element index (rule 2) of its first value.
+    `slot` is the range's first slot in the planes, `element` the element index (rule 2) of its first value.
     """
 
     base: Tensor
@@ -34,18 +75,23 @@ class Chunk:
     slot: int
     element: int
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The chunk's first slot in the planes, and the one after its last."""
+        return self.slot, self.slot + self.base.numel()
+
 
 class Planes(Protocol):
-    """Rows of bits, one bit an element slot."""
+    """Rows of bits, one bit for each element slot."""
 
     def part(self, row: int, start: int, stop: int) -> Plane:
-        """A view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
+        """Returns a view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
 
     def release(self, row: int, start: int, stop: int) -> None:
-        """Let go of the memory behind these slots, if they are kept on disk."""
+        """Lets go of the memory behind these slots, if they are kept on disk."""
 
     def close(self) -> None:
-        """Drop everything."""
+        """Frees all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +104,59 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The elements of a range that are in both planes, with the values of the task and the base.
+
+    They are chosen by the magnitude of the difference, as float64 if `wide`.
+    """
+
+    plane: Plane
+    free: Plane
+    base: Tensor
+    values: Tensor
+    wide: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
-    """Elements of a slice of planes: the code of each one's magnitude, its lottery number, and its place (slot)."""
+    """Some candidates: the code of each one's magnitude, its lottery number, and its slot, counted in the range."""
 
     codes: NDArray[np.int64]
     numbers: NDArray[np.uint64]
     slots: NDArray[np.uint64]
 
 
-class Kernels(Protocol):
+class VectorKernels(Protocol):
+    """The operations that make merged vectors.
+
+    On a CPU they work on a `Chunk` and write to a tensor; on a GPU on a table of many tensors at once (`cuda`).
+    """
+
+    def apply(self, chunk: Any, formula: Formula, out: Any) -> Counts:
+        """Writes what a formula makes of all task vectors, by torch operations: for methods without a kernel."""
+
+    def gather(self, chunk: Any, rows: Any, planes: Any, out: Any) -> Counts:
+        """Writes each element's difference from the base in the task whose row holds it (-1: no row)."""
+
+    def largest(self, chunk: Any, out: Any) -> Counts:
+        """Writes the difference of largest magnitude, the later task's if two are equal."""
+
+    def single(self, chunk: Any, task: int, out: Any) -> Counts:
+        """Writes the vector of one task."""
+
+    def draw(self, chunk: Any, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Any) -> Counts:
+        """Writes the difference of the first of the tasks whose top is not below the element's lottery number."""
+
+    def weighted_sum(self, chunk: Any, tasks: Sequence[int], factors: Sequence[float], out: Any) -> None:
+        """Writes the sum of some task vectors, each times its factor."""
+
+    def elect(
+        self, chunk: Any, tasks: Sequence[int], factors: Sequence[float], rows: Sequence[int], planes: Any, out: Any
+    ) -> None:
+        """Writes the mean of those weighted differences, of elements in the task's row, that have the sum's sign."""
+
+
+class Kernels(VectorKernels, Protocol):
     """What a device must be able to do."""
 
     chunk: int
@@ -81,7 +171,6 @@ class Kernels(Protocol):
         self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]: ...
 
-    def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None: ...
     def square(self, vector: Tensor) -> float: ...
     def squared_distance(self, values: Tensor, base: Tensor) -> float: ...
 
@@ -95,40 +184,10 @@ class Kernels(Protocol):
     ) -> tuple[int, NDArray[np.uint64], NDArray[np.uint64]]: ...
     def award(self, won: Plane, slots: NDArray[np.uint64]) -> None: ...
 
-    def magnitude_histogram(
-        self,
-        plane: Plane,
-        free: Plane,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        shift: int,
-        prefix: int,
-        counts: NDArray[np.int64],
-    ) -> None:
-        """Count by a digit of the magnitude's code, where the higher ones are `prefix`; others go to the last bin."""
+    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
+        """Counts by a digit of the magnitude's code, where the higher ones are `prefix`; others go to the last bin."""
 
-    def magnitude_cut(
-        self,
-        plane: Plane,
-        free: Plane,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        low: int,
-        high: int,
-        won: Plane,
-        level: Plane,
-    ) -> None: ...
-    def magnitude_list(
-        self, plane: Plane, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
-    ) -> Listed: ...
+    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Plane, level: Plane) -> None: ...
+    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed: ...
 
-    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None: ...
-    def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]: ...
-    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]: ...
-    def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None: ...
-    def elect(
-        self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor
-    ) -> None: ...
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool: ...

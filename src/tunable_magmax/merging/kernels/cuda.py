@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax import lottery
-from tunable_magmax.merging.auction import NARROW_DIGITS, WIDE_DIGITS
-from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Module, Table, Target, row_of
+from tunable_magmax.merging.kernels import NARROW_DIGITS, WIDE_DIGITS, Formula
+from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Module, Table, Target, row_of
 
 THREADS, BINS, CLOSE = 256, 4096, 4096
 LEFT_OVER = 4
@@ -53,27 +54,65 @@ class _Cut(ctypes.Structure):
     )
 
 
-class Letter:
-    """What the device tells the host: written when its work has come so far, read without waiting for what follows."""
+class HostCopy:
+    """A copy of a device's values on the host, made when its work has come so far; read without waiting for more."""
 
     def __init__(self, values: Tensor) -> None:
-        self._told: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if values.is_cuda:
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)
-            self._told = torch.cuda.current_stream(values.device).record_event()
+            self._copied = torch.cuda.current_stream(values.device).record_event()
         else:
             self._values = values.clone()
 
     def read(self) -> NDArray[Any]:
-        """Waits until it is written."""
-        if self._told is not None:
-            self._told.synchronize()
+        """Waits until the values are copied, and returns them."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._values.numpy()
 
 
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A draw among the free elements of a plane, by group: the `wanted` number with the smallest lottery numbers win.
+
+    `wanted`, `candidates` and `counts` (0: none) are rows of numbers [groups]. A pick resets `candidates`, and writes
+    how many were taken to `counts`. `then` says what else becomes of the winners.
+    """
+
+    plane: Address
+    won: Address
+    lottery_state: int
+    wanted: Address
+    candidates: Address
+    then: Sequel
+    counts: Address = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The free candidates of a plane that are ranked by magnitude in a task's vector, and how many are wanted [groups].
+
+    `wide` says that magnitudes are compared as float64.
+    """
+
+    walk: Walk
+    task: int
+    wide: bool
+    plane: Address
+    free: Address
+    wanted: Tensor
+    candidates: Tensor
+
+    def structure(self, codes: Tensor) -> _Cut:
+        """Returns what the kernels read, with the codes of the thresholds so far."""
+        numbers = (tensor.data_ptr() for tensor in (self.wanted, self.candidates, codes))
+        return _Cut(self.task, int(self.wide), self.plane, self.free, *numbers)
+
+
 class Launcher(Protocol):
-    """What kernels are launched with: an `nvrtc.Module`, or what stands in for one."""
+    """What kernels are launched with: an `launch.Module`, or what stands in for one."""
 
     device: torch.device
     blocks: int
@@ -86,7 +125,7 @@ class Launcher(Protocol):
 
 
 def kernel_source() -> str:
-    """cuda.cu with the lottery's constants."""
+    """Returns cuda.cu with the lottery's constants."""
     constants = {"GOLDEN": lottery.GOLDEN, "MIX_A": lottery.MIX_A, "MIX_B": lottery.MIX_B}
     head = "".join(f"#define {name} {value:#x}ull\n" for name, value in constants.items())
     source = files("tunable_magmax.merging.kernels").joinpath("cuda.cu").read_text(encoding="utf-8")
@@ -99,12 +138,12 @@ def _module(index: int) -> Module:
 
 
 def kernels_on(device: torch.device) -> CudaKernels:
-    """The kernels for a GPU; torch's current one if the device has no number."""
+    """Returns the kernels for a GPU: torch's current one if the device has no number."""
     return CudaKernels(_module(torch.cuda.current_device() if device.index is None else device.index))
 
 
 def signed(value: int) -> int:
-    """The 64-bit pattern of an unsigned integer as the kernels' arguments hold it."""
+    """Returns the signed integer with the 64-bit pattern of an unsigned one."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -117,7 +156,7 @@ class CudaKernels:
         self.follow()
 
     def follow(self) -> None:
-        """Launch on torch's current stream from now on."""
+        """Launches on torch's current stream from now on."""
         self._stream = self._module.stream()
 
     def _launch(self, name: str, grid: tuple[int, int], *arguments: object, shared: int = 0) -> None:
@@ -130,17 +169,17 @@ class CudaKernels:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def numbers(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A small table of numbers on the device, in memory of its own: kernels may write to it."""
+        """Returns a small table of numbers on the device, in memory of its own: kernels may write to it."""
         return torch.tensor(np.ascontiguousarray(values), dtype=dtype).to(self.device, non_blocking=True)
 
     def planes(self, rows: int, slots: int) -> Tensor:
-        """Rows of bits [rows, words] that hold anything."""
+        """Returns rows of bits [rows, words], not yet set."""
         return torch.empty(rows, -(-slots // ALIGNMENT) * ALIGNMENT // 32, dtype=torch.int32, device=self.device)
 
     # -- survey --------------------------------------------------------------------------------------------------------
 
     def survey(self, table: Table, marks: Address, planes: Tensor, flags: Address, squares: Address) -> None:
-        """Mark candidates in the planes; flags[tensor, task]: 1 changed, 2 not finite; squares of the last vector.
+        """Marks candidates in the planes; writes flags[tensor, task] (1 changed, 2 not finite) and the last squares.
 
         marks[tensor, task]: twice the row for the task's candidates, and 1 if later tasks are compared with it.
         """
@@ -158,66 +197,55 @@ class CudaKernels:
         )
 
     def unexpected(self, table: Table, flags: Address, state: Address) -> None:
-        """Call an auction off that was ordered as if all tensors were merged, if the flags say otherwise."""
+        """Calls off an auction that was ordered as if all tensors were merged, if the flags say otherwise."""
         self._launch("unexpected", (1, 1), table.structure, flags, state)
 
     # -- the auction ---------------------------------------------------------------------------------------------------
 
     def open(self, table: Table, free: Address) -> None:
-        """Every element is free."""
+        """Makes every element free."""
         self._launch("open_free", (table.tiles, 1), table.structure, free)
 
     def count(self, table: Table, plane: Address, free: Address, won: Address, candidates: Address) -> None:
-        """Winners are no longer free; add what the plane has in common with the free elements to candidates[group]."""
+        """Takes winners out of the free elements; adds how many of the plane are free to candidates[group]."""
         self._launch("count", (self._shares(table), 1), table.structure, plane, free, won, candidates)
 
     def tally(self, table: Table, rows: Tensor, planes: Tensor, counts: Tensor) -> None:
-        """counts[tensor, k] += elements of rows[k]."""
+        """Adds the elements of rows[k] to counts[tensor, k]."""
         grid = (self._shares(table), len(rows))
         self._launch("tally", grid, table.structure, rows, planes, planes.stride(0), counts)
 
-    def pick(
-        self, table: Table, plane: Address, free: Address, won: Address, lottery_state: int, drawing: Drawing,
-        wanted: Address, candidates: Address, counts: Address, state: Address, then: Sequel,
-    ) -> None:  # fmt: skip
-        """Of each group's free candidates, the wanted number with the smallest lottery numbers are `won`.
+    def pick(self, table: Table, free: Address, drawing: Drawing, state: Address, pick: Pick) -> None:
+        """Draws. Writes to `state` if a threshold was missed; does nothing if that is not 0."""
+        draw = drawing.structure(pick.wanted, pick.candidates, state)
+        arguments = (pick.plane, free, pick.won, signed(pick.lottery_state), draw, pick.then)
+        self._launch("pick", (self._shares(table), 1), table.structure, *arguments)
+        self._launch("settle", (drawing.groups, drawing.blocks), pick.won, draw, drawing.rest, pick.then)
+        last = (drawing.rest, pick.then, pick.candidates, pick.counts)
+        self._launch("finish", (drawing.groups, 1), pick.won, draw, *last)
 
-        Resets `candidates`; writes to counts[group] how many were taken, and to `state` if a threshold was missed: if
-        that is not 0, nothing is drawn. `then` says what else becomes of the winners.
+    def divide(self, shape: tuple[int, int], rows: Sequence[Address], at_once: bool, state: Address) -> None:
+        """Divides what nobody owns among the tasks (rule 6); `shape` is [tasks, groups].
+
+        The rows are what tasks wanted and got, what nobody owns, portions, and what remains before each. If nobody
+        owns something and it is not drawn `at_once`, that is a state in which what follows is not done.
         """
-        draw = drawing.structure(wanted, candidates, state)
-        grid = (self._shares(table), 1)
-        self._launch("pick", grid, table.structure, plane, free, won, signed(lottery_state), draw, then)
-        self._launch("settle", (drawing.groups, drawing.blocks), won, draw, drawing.rest, then)
-        self._launch("finish", (drawing.groups, 1), won, draw, drawing.rest, then, candidates, counts)
-
-    def divide(
-        self, tasks: int, groups: int, wanted: Address, got: Address, unowned: Address, portions: Address,
-        remaining: Address, at_once: bool, state: Address,
-    ) -> None:  # fmt: skip
-        """Rule 6: each task's portion of what nobody owns, and how much there is before it [tasks, groups].
-
-        If there is anything and it is not drawn `at_once`, that is a state in which what follows is not done.
-        """
-        self._launch("divide", (1, 1), tasks, groups, wanted, got, unowned, portions, remaining, int(at_once), state)
+        self._launch("divide", (1, 1), *shape, *rows, int(at_once), state)
 
     def _shares(self, table: Table) -> int:
-        """Blocks that share a table's tiles."""
+        """Returns how many blocks share a table's tiles."""
         return min(self._blocks, table.tiles)
 
     # -- by magnitude --------------------------------------------------------------------------------------------------
 
-    def threshold(
-        self, walk: Walk, task: int, wide: bool, plane: Address, free: Address, wanted: Tensor,
-        candidates: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The code of each group's n-th largest magnitude, and how many equal to it are wanted [groups]."""
-        groups = len(wanted)
-        codes, left = self.zeros(groups), wanted.clone()
-        for shift, bits in WIDE_DIGITS if wide else NARROW_DIGITS:
+    def threshold(self, ranking: Ranking) -> tuple[Tensor, Tensor]:
+        """Returns the code of each group's n-th largest magnitude, and how many equal to it are wanted [groups]."""
+        groups = len(ranking.wanted)
+        codes, left = self.zeros(groups), ranking.wanted.clone()
+        for shift, bits in WIDE_DIGITS if ranking.wide else NARROW_DIGITS:
             histogram = self.zeros(groups, 1 << bits)
-            cut = _cut(task, wide, plane, free, wanted, candidates, codes)
-            for table in walk():
+            cut = ranking.structure(codes)
+            for table in ranking.walk():
                 self._launch(table.name("magnitudes"), (table.tiles, 1), table.structure, cut, shift, bits, histogram)
             from_top = histogram.flip(1).cumsum(1)
             place = torch.searchsorted(from_top, left[:, None]).clamp_(max=(1 << bits) - 1)
@@ -226,23 +254,68 @@ class CudaKernels:
             codes = (codes << bits) | ((1 << bits) - 1 - place[:, 0])
         return codes, left
 
-    def sever(
-        self, walk: Walk, task: int, wide: bool, plane: Address, free: Address, wanted: Tensor,
-        candidates: Tensor, codes: Tensor, won: Address, level: Address,
-    ) -> None:  # fmt: skip
-        """Free candidates above their group's threshold win; those that equal it go to `level`."""
-        cut = _cut(task, wide, plane, free, wanted, candidates, codes)
-        for table in walk():
+    def cut(self, ranking: Ranking, codes: Tensor, won: Address, level: Address) -> None:
+        """Lets free candidates above their group's threshold win; those that equal it go to `level`."""
+        cut = ranking.structure(codes)
+        for table in ranking.walk():
             self._launch(table.name("sever"), (table.tiles, 1), table.structure, cut, won, level)
 
-    # -- merged values -------------------------------------------------------------------------------------------------
+    # -- merged vectors: the `VectorKernels`, for a table of many tensors ----------------------------------------------
 
-    def combine(
-        self, table: Table, kernel: str, into: Target, *arguments: object, plain: bool, shared: int = 0
+    def apply(self, chunk: Table, formula: Formula, out: Target) -> None:
+        taus = []
+        for values in chunk.values:
+            base, *tasks = (stored.detach().reshape(-1).to(chunk.working) for stored in values)
+            taus.append(formula([own - base for own in tasks]))
+            out.sums.square.add_(taus[-1].double().square().sum())
+        if out.scale is not None:
+            self.step(chunk, Destination(taus, self.device), out)
+            return
+        for tau, place in zip(taus, out.into.outs, strict=True):
+            place.view(-1).copy_(tau)
+
+    def gather(self, chunk: Table, rows: Tensor, planes: Tensor, out: Target) -> None:
+        owners = rows.shape[1]
+        arguments = (row_of(rows, 0), row_of(rows, 1), owners, planes, planes.stride(0))
+        self._combine(chunk, "gather", out, *arguments, plain=True, shared=8 * owners)
+
+    def largest(self, chunk: Table, out: Target) -> None:
+        self._combine(chunk, "largest", out, out.sums.given, plain=True, shared=4 * chunk.structure.tasks)
+
+    def single(self, chunk: Table, task: int, out: Target) -> None:
+        self._combine(chunk, "single", out, task)
+
+    def draw(self, chunk: Table, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Target) -> None:
+        limits, drawn = self.numbers([signed(top) for top in tops]), self.numbers(tasks)
+        arguments = (drawn, limits, signed(lottery_state), out.sums.given)
+        self._combine(chunk, "mixed", out, *arguments, shared=4 * chunk.structure.tasks)
+
+    def weighted_sum(self, chunk: Table, tasks: Sequence[int], factors: Sequence[float], out: Target) -> None:
+        weights = self.numbers(factors, torch.float64)
+        self._combine(chunk, "weighted", out, self.numbers(tasks), weights, len(tasks))
+
+    def elect(
+        self,
+        chunk: Table,
+        tasks: Sequence[int],
+        factors: Sequence[float],
+        rows: Sequence[int],
+        planes: Tensor,
+        out: Target,
     ) -> None:
-        """Run one of the kernels that make merged vectors: gather, largest, mixed, weighted, single, elected, step."""
+        numbers, weights = self.numbers([tasks, rows]), self.numbers(factors, torch.float64)
+        voters, kept = row_of(numbers, 0), row_of(numbers, 1)
+        self._combine(chunk, "elected", out, voters, weights, kept, len(tasks), planes, planes.stride(0))
+
+    def step(self, chunk: Table, taus: Destination, out: Target) -> None:
+        """Writes base + scale * tau, for merged vectors that lie ready."""
+        self._combine(chunk, "step", out, taus.addresses, plain=True)
+
+    def _combine(
+        self, table: Table, kernel: str, out: Target, *arguments: object, plain: bool = False, shared: int = 0
+    ) -> None:
         name = table.name(kernel, plain=plain)
-        self._launch(name, (table.tiles, 1), table.structure, into.structure, *arguments, shared=shared)
+        self._launch(name, (table.tiles, 1), table.structure, out.structure, *arguments, shared=shared)
 
 
 class Drawing:
@@ -277,12 +350,6 @@ class Drawing:
         )
 
     def structure(self, wanted: Address, candidates: Address, state: Address) -> _Draw:
-        """What the kernels read; it changes with the next call."""
+        """Returns what the kernels read; it changes with the next call."""
         self._structure.wanted, self._structure.candidates, self._structure.state = wanted, candidates, state
         return self._structure
-
-
-def _cut(
-    task: int, wide: bool, plane: Address, free: Address, wanted: Tensor, candidates: Tensor, codes: Tensor
-) -> _Cut:
-    return _Cut(task, int(wide), plane, free, *(tensor.data_ptr() for tensor in (wanted, candidates, codes)))

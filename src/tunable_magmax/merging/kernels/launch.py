@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.kernels import TensorRange
 
 
 class Module:
@@ -35,13 +36,13 @@ class Module:
             _checked(self._driver, self._driver.cuModuleLoadData(ctypes.byref(self._module), image))
 
     def stream(self) -> int:
-        """The stream on which torch works now."""
+        """Returns the stream on which torch works now."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def launch(
         self, name: str, grid: tuple[int, int], threads: int, stream: int, *arguments: Any, shared: int = 0
     ) -> None:
-        """Arguments are ints (addresses, too), floats, tensors (their addresses) and ctypes structures."""
+        """Launches a kernel. Arguments are ints (also addresses), floats, tensors and ctypes structures."""
         if name not in self._functions:
             function = ctypes.c_void_p()
             _checked(
@@ -59,7 +60,7 @@ class Module:
 
 
 def available() -> str | None:
-    """None if kernels can be compiled here, else what is missing."""
+    """Returns None if kernels can be compiled here, else what is missing."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     try:
@@ -71,7 +72,7 @@ def available() -> str | None:
 
 
 def packed(arguments: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Arguments as a kernel reads them, and the array of their addresses, which holds as long as they are kept."""
+    """Returns arguments as a kernel reads them, and the array of their addresses, valid as long as they are kept."""
     values = [_argument(argument) for argument in arguments]
     return values, (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
 
@@ -91,7 +92,7 @@ def _driver() -> Any:
 
 @cache
 def _compiler() -> Any:
-    """The run-time compiler that this torch was built for: loaded already, on the library path, or in a package."""
+    """Returns the run-time compiler that torch was built for: loaded already, on the library path, or in a package."""
     version = str(torch.version.cuda).partition(".")[0]
     name = f"libnvrtc.so.{version}"
     roots = [Path(torch.__file__).parent / "lib", *(Path(folder) / "nvidia" for folder in sys.path if folder)]
@@ -143,7 +144,7 @@ Address = int
 
 
 def row_of(table: Tensor, row: int) -> Address:
-    """Where a row of a two-dimensional table begins. Views cost more than the kernels that they are for."""
+    """Returns the address of a row of a two-dimensional table. Views would cost more than the kernels."""
     return table.data_ptr() + row * table.stride(0) * table.element_size()
 
 
@@ -167,42 +168,39 @@ class _Target(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A range of a tensor: the base's and all tasks' values, as they are stored, and where it lies.
+class Table:
+    """Ranges of tensors of one working type with their values, as the kernels read them.
 
-    `slot` is its place in the planes, `element` the index (rule 2) of its first value; `tensor` and `group` say where
-    its results are added up. For work on planes alone, values may be left out.
+    `values` holds the base's and all tasks' values of each range, as they are stored; nothing for work on planes
+    alone. `groups` is the group of each range: results are added up by tensor, or by group.
     """
 
-    values: Sequence[Tensor]
-    size: int
-    slot: int
-    element: int
-    tensor: int
-    group: int = 0
-
-
-class Table:
-    """Segments of one working type, as the kernels read them."""
-
-    def __init__(self, segments: Sequence[Segment], working: torch.dtype, device: torch.device) -> None:
-        self.working, self.segments = working, segments
-        sources = len(segments[0].values)
-        sizes = np.array([segment.size for segment in segments], np.int64)
-        assert not any(segment.slot % ALIGNMENT for segment in segments)
+    def __init__(
+        self,
+        ranges: Sequence[TensorRange],
+        values: Sequence[Sequence[Tensor]],
+        groups: Sequence[int],
+        working: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.ranges, self.values, self.working = ranges, values, working
+        self.groups = {bounds.place.tensor: group for bounds, group in zip(ranges, groups, strict=True)}
+        sources = len(values[0])
+        sizes = np.array([bounds.stop - bounds.start for bounds in ranges], np.int64)
+        slots = np.array([bounds.place.slot + bounds.start for bounds in ranges], np.int64)
+        assert not (slots % ALIGNMENT).any()
         tiles = -(-sizes // TILE)
         columns = {
-            "address": np.array([[s.values[k].data_ptr() for s in segments] for k in range(sources)], np.int64),
+            "address": np.array([[own[k].data_ptr() for own in values] for k in range(sources)], np.int64),
             "size": sizes,
-            "slot": np.array([segment.slot for segment in segments], np.int64),
-            "element": np.array([segment.element for segment in segments], np.int64),
-            "tensor": np.array([segment.tensor for segment in segments], np.int64),
-            "group": np.array([segment.group for segment in segments], np.int64),
-            "tile_segment": np.repeat(np.arange(len(segments), dtype=np.int64), tiles),
+            "slot": slots,
+            "element": np.array([bounds.place.element + bounds.start for bounds in ranges], np.int64),
+            "tensor": np.array([bounds.place.tensor for bounds in ranges], np.int64),
+            "group": np.array(groups, np.int64),
+            "tile_segment": np.repeat(np.arange(len(ranges), dtype=np.int64), tiles),
             "tile_start": np.concatenate([np.arange(n, dtype=np.int64) * TILE for n in tiles]),
         }
-        kinds = np.array([[KINDS[s.values[k].dtype] for s in segments] for k in range(sources)], np.uint8)
+        kinds = np.array([[KINDS[own[k].dtype] for own in values] for k in range(sources)], np.uint8)
         self.plain = bool((kinds == KINDS[working]).all())
         self.tiles = int(tiles.sum())
         # One transfer for all columns.
@@ -214,16 +212,16 @@ class Table:
             places[name] = self._columns.data_ptr() + 8 * at
             at += column.size
         self.structure = _Table(
-            **places, kind=self._kinds.data_ptr(), segments=len(segments), tasks=sources - 1, tiles=self.tiles
+            **places, kind=self._kinds.data_ptr(), segments=len(ranges), tasks=sources - 1, tiles=self.tiles
         )
 
     def name(self, kernel: str, plain: bool = False) -> str:
-        """The version of a kernel for this working type, and for values that are stored in it where there is one."""
+        """Returns the name of a kernel for this working type; with `plain`, for values that are stored in it."""
         return f"{kernel}{'_plain' if plain and self.plain else ''}_{'f64' if self.working == torch.float64 else 'f32'}"
 
 
 class Destination:
-    """Where merged values go: a tensor for each segment of a table."""
+    """Where merged values go: a tensor for each range of a table."""
 
     def __init__(self, outs: Sequence[Tensor], device: torch.device) -> None:
         self.outs = outs
@@ -236,22 +234,37 @@ class Destination:
         self.kinds: Address = self.addresses + addresses.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What kernels add up, on the device: the square of the merged vector, where values did not fit [tensors], and
+    elements that each task gave [tensors, tasks]."""
+
+    square: Tensor
+    unfit: Tensor
+    given: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Where a kernel writes, and as what: the merged vector in the working type, or base + scale * vector, cast.
 
     `state` is that of the auction that decides what is written, if one does.
     """
 
-    def __init__(
-        self, into: Destination, square: Tensor, unfit: Tensor, scale: float | None, state: Address = 0
-    ) -> None:
-        self._kept = (into, square, unfit)
-        self.structure = _Target(
-            into.addresses,
-            into.kinds,
-            int(scale is not None),
-            scale or 0.0,
-            square.data_ptr(),
-            unfit.data_ptr(),
-            state,
+    into: Destination
+    sums: Sums
+    scale: float | None
+    state: Address = 0
+
+    @property
+    def structure(self) -> _Target:
+        """The target as the kernels read it."""
+        return _Target(
+            self.into.addresses,
+            self.into.kinds,
+            int(self.scale is not None),
+            self.scale or 0.0,
+            self.sums.square.data_ptr(),
+            self.sums.unfit.data_ptr(),
+            self.state,
         )

@@ -80,7 +80,7 @@ def pattern(typing_context, value):  # the bits of a float as a signed integer o
 
 @compiled()
 def ticket(lottery_state, element):
-    """The lottery number of an element (rule 8)."""
+    """Returns the lottery number of an element (rule 8)."""
     x = lottery_state + _GOLDEN * (element + ONE)
     x = (x ^ (x >> np.uint64(30))) * _MIX_A
     x = (x ^ (x >> np.uint64(27))) * _MIX_B
@@ -89,7 +89,7 @@ def ticket(lottery_state, element):
 
 @compiled()
 def packed(octets, word):
-    """64 bytes of 0 or 1, as eight integers from 8 * word on, as the bits of one word."""
+    """Packs 64 bytes of 0 or 1, in eight integers from 8 * word on, into the bits of one word."""
     bits = np.uint64(0)
     for o in range(8):
         bits |= ((octets[word * 8 + o] * _GATHER_BITS) >> np.uint64(56)) << np.uint64(8 * o)
@@ -98,7 +98,7 @@ def packed(octets, word):
 
 @compiled()
 def unpack(bits, octets, word):
-    """The opposite: the bits of one word as 64 bytes of 0 or 1."""
+    """Does the opposite: spreads the bits of one word over 64 bytes of 0 or 1."""
     for o in range(8):
         # Eight copies of a byte, one bit of it left in each; adding 127 carries that bit, wherever it is, to the top.
         copies = ((bits >> np.uint64(8 * o)) & np.uint64(0xFF)) * _EIGHT_ONES
@@ -107,7 +107,7 @@ def unpack(bits, octets, word):
 
 @compiled()
 def tally(plane, free):
-    """How many bits the two have in common."""
+    """Returns how many bits two planes have in common."""
     count = 0
     for w in range(plane.shape[0]):
         count += ones(plane[w] & free[w])
@@ -116,19 +116,22 @@ def tally(plane, free):
 
 @compiled()
 def retire(free, won):
-    """Take the winners out of the free elements."""
+    """Takes the winners out of the free elements."""
     for w in range(free.shape[0]):
         free[w] &= ~won[w]
 
 
 @compiled()
-def split(plane, free, won, starts, stops, elements, lottery_state, low, high, keys, slots):
-    """Draw a lottery number for each free candidate: below `low` wins, up to `high` is kept for a closer look.
+def split(plane, free, won, runs, lottery_state, window, found):
+    """Draws a lottery number for each free candidate: below the window wins, inside it is kept for a closer look.
 
     The planes are slices of equal length; run r covers words starts[r]:stops[r] of them and its first element has
-    index elements[r]. Returns (winners, undecided); undecided numbers and slots (bit positions in the slice) are
-    stored as far as `keys` has room: the caller makes more and calls again if `undecided` exceeds it.
+    index elements[r]. Returns (winners, undecided); undecided numbers and slots (bit positions in the slice) go to
+    `found` as far as it has room: the caller makes more and calls again if `undecided` exceeds it.
     """
+    starts, stops, elements = runs
+    low, high = window
+    keys, slots = found
     winners = 0
     undecided = 0
     for r in range(starts.shape[0]):
@@ -154,7 +157,7 @@ def split(plane, free, won, starts, stops, elements, lottery_state, low, high, k
 
 @compiled()
 def award(won, slots):
-    """Set the bits at the given slots."""
+    """Sets the bits at the given slots."""
     for i in range(slots.shape[0]):
         won[slots[i] >> np.uint64(6)] |= ONE << (slots[i] & np.uint64(63))
 
@@ -176,23 +179,25 @@ def _digit(code, shift, first, bins):
 
 
 @compiled()
-def _digits(values, origins, unit, shift, first, bins, digits):
+def _digits(values, origins, unit, digit, digits):
+    shift, first, bins = digit
     for j in range(WORD):
         digits[j] = _digit(_code(values[j], origins[j], unit), shift, first, bins)
 
 
 @compiled()
-def magnitude_histogram(plane, free, base, values, unit, shift, first, bins, histogram):
-    """Count free candidates by (code >> shift) - first; who is outside of the `bins` goes to one more at their end.
+def magnitude_histogram(plane, free, base, values, unit, digit, histogram):
+    """Counts free candidates by (code >> shift) - first; those outside of the `bins` go to one more at their end.
 
-    `shift`, `first` and `bins` are integers of the codes' type: in 32 bits, twice as many fit in a vector.
+    `digit` is (shift, first, bins), integers of the codes' type: in 32 bits, twice as many fit in a vector.
     """
+    shift, first, bins = digit
     digits = np.empty(WORD, np.uint32)
     for w in range(plane.shape[0]):
         candidates = plane[w] & free[w]
         start = w * WORD
         if candidates == _ALL:
-            _digits(values[start : start + WORD], base[start : start + WORD], unit, shift, first, bins, digits)
+            _digits(values[start : start + WORD], base[start : start + WORD], unit, digit, digits)
             for j in range(WORD):
                 histogram[digits[j]] += 1
         else:
@@ -211,8 +216,9 @@ def _compare(values, origins, unit, low, high, above, within):
 
 
 @compiled()
-def magnitude_cut(plane, free, base, values, unit, low, high, won, level):
-    """Free candidates whose code is above `high` win; those with a code from `low` to `high` go to `level`."""
+def magnitude_cut(plane, free, base, values, unit, limits, won, level):
+    """Free candidates whose code is above the limits (low, high) win; those with a code between them go to `level`."""
+    low, high = limits
     above, within = np.empty(WORD, np.uint8), np.empty(WORD, np.uint8)
     above_octets, within_octets = above.view(np.uint64), within.view(np.uint64)
     for w in range(plane.shape[0]):
@@ -237,8 +243,9 @@ def magnitude_cut(plane, free, base, values, unit, low, high, won, level):
 
 
 @compiled()
-def magnitude_list(plane, base, values, unit, first_element, lottery_state, codes, numbers, slots):
-    """The code, the lottery number and the place of each element in a plane."""
+def magnitude_list(plane, base, values, unit, first_element, lottery_state, into):
+    """Writes the code, the lottery number and the slot of each element in a plane to three arrays."""
+    codes, numbers, slots = into
     found = 0
     for w in range(plane.shape[0]):
         listed = plane[w]

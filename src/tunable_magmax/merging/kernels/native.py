@@ -15,7 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Listed, Planes, Runs, loops, value_loops
+from tunable_magmax.merging.kernels import (
+    SLOTS,
+    Candidates,
+    Chunk,
+    Counts,
+    Formula,
+    Listed,
+    Planes,
+    Runs,
+    loops,
+    value_loops,
+)
 
 Words = NDArray[np.uint64]
 WINDOW = 1 << 16
@@ -35,10 +46,10 @@ class MemoryPlanes:
         return self.words[row, start // SLOTS : -(-stop // SLOTS)]
 
     def release(self, row: int, start: int, stop: int) -> None:
-        """Nothing to let go of."""
+        """Does nothing: the planes are in memory."""
 
     def close(self) -> None:
-        """Freed with the object."""
+        """Does nothing: the memory is freed with the object."""
 
 
 class MappedPlanes(MemoryPlanes):
@@ -116,9 +127,6 @@ class NativeKernels:
         )
         return changed, suspect
 
-    def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None:
-        value_loops.subtract(values.numpy(), base.numpy(), out.numpy())
-
     def square(self, vector: Tensor) -> float:
         return float(value_loops.sum_of_squares(vector.numpy()))
 
@@ -154,14 +162,10 @@ class NativeKernels:
                 plane,
                 free,
                 won,
-                runs.starts // SLOTS,
-                -(-runs.stops // SLOTS),
-                runs.elements,
+                (runs.starts // SLOTS, -(-runs.stops // SLOTS), runs.elements),
                 np.uint64(lottery_state),
-                np.uint64(low),
-                np.uint64(high),
-                keys,
-                slots,
+                (np.uint64(low), np.uint64(high)),
+                (keys, slots),
             )
             if undecided <= room:
                 return int(winners), keys[:undecided].copy(), slots[:undecided].copy()
@@ -170,56 +174,30 @@ class NativeKernels:
     def award(self, won: Words, slots: Words) -> None:
         loops.award(won, slots)
 
-    def magnitude_histogram(
-        self,
-        plane: Words,
-        free: Words,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        shift: int,
-        prefix: int,
-        counts: NDArray[np.int64],
-    ) -> None:
-        integer, unit = _CODES[wide]
+    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
+        integer, _ = _CODES[candidates.wide]
         bins = len(counts) - 1
         digit = integer(shift), integer(prefix * bins), integer(bins)
-        loops.magnitude_histogram(plane, free, base.numpy(), values.numpy(), unit, *digit, counts)
+        loops.magnitude_histogram(candidates.plane, candidates.free, *_values(candidates), digit, counts)
 
-    def magnitude_cut(
-        self,
-        plane: Words,
-        free: Words,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        low: int,
-        high: int,
-        won: Words,
-        level: Words,
-    ) -> None:
-        integer, unit = _CODES[wide]
-        loops.magnitude_cut(plane, free, base.numpy(), values.numpy(), unit, integer(low), integer(high), won, level)
+    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Words, level: Words) -> None:
+        integer, _ = _CODES[candidates.wide]
+        limits = integer(low), integer(high)
+        loops.magnitude_cut(candidates.plane, candidates.free, *_values(candidates), limits, won, level)
 
-    def magnitude_list(
-        self, plane: Words, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
-    ) -> Listed:
-        size = loops.tally(plane, plane)
+    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed:
+        size = loops.tally(candidates.plane, candidates.free)
         listed = Listed(np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.uint64))
-        loops.magnitude_list(
-            plane,
-            base.numpy(),
-            values.numpy(),
-            _CODES[wide][1],
-            np.uint64(element),
-            np.uint64(lottery_state),
-            listed.codes,
-            listed.numbers,
-            listed.slots,
-        )
+        into = listed.codes, listed.numbers, listed.slots
+        first, state = np.uint64(element), np.uint64(lottery_state)
+        loops.magnitude_list(candidates.plane & candidates.free, *_values(candidates), first, state, into)
         return listed
 
-    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
+        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
+        return None
+
+    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
         value_loops.gather(
             chunk.base.numpy(),
             _addresses(chunk.tasks),
@@ -228,40 +206,71 @@ class NativeKernels:
             chunk.slot // SLOTS,
             out.numpy(),
         )
+        owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
+        counts = np.array([0 if plane is None else self.tally(plane, plane) for plane in owned], np.int64)
+        _release(planes, rows, chunk)
+        return counts
 
-    def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]:
+    def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         counts = np.zeros(len(chunk.tasks), np.int64)
         value_loops.largest(chunk.base.numpy(), _addresses(chunk.tasks), out.numpy(), counts)
         return counts
 
-    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]:
+    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
+        value_loops.subtract(chunk.tasks[task].numpy(), chunk.base.numpy(), out.numpy())
         counts = np.zeros(len(chunk.tasks), np.int64)
+        counts[task] = out.numel()
+        return counts
+
+    def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
+        drawn = np.zeros(len(tasks), np.int64)
         value_loops.draw(
             chunk.base.numpy(),
-            _addresses(chunk.tasks),
+            _addresses([chunk.tasks[t] for t in tasks]),
             np.array(tops, np.uint64),
             np.uint64(lottery_state),
             np.uint64(chunk.element),
             out.numpy(),
-            counts,
+            drawn,
         )
+        counts = np.zeros(len(chunk.tasks), np.int64)
+        counts[list(tasks)] = drawn
         return counts
 
-    def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None:
-        value_loops.weighted_sum(
-            chunk.base.numpy(), _addresses(chunk.tasks), np.array(factors, np.float64), out.numpy()
-        )
+    def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
+        addresses = _addresses([chunk.tasks[t] for t in tasks])
+        value_loops.weighted_sum(chunk.base.numpy(), addresses, np.array(factors, np.float64), out.numpy())
 
-    def elect(self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor) -> None:
+    def elect(
+        self,
+        chunk: Chunk,
+        tasks: Sequence[int],
+        factors: Sequence[float],
+        rows: Sequence[int],
+        planes: Planes,
+        out: Tensor,
+    ) -> None:
         value_loops.elect(
             chunk.base.numpy(),
-            _addresses(chunk.tasks),
+            _addresses([chunk.tasks[t] for t in tasks]),
             np.array(factors, np.float64),
             np.array(rows, np.int64),
             _words(planes),
             chunk.slot // SLOTS,
             out.numpy(),
         )
+        _release(planes, rows, chunk)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         return bool(value_loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
+
+
+def _values(candidates: Candidates) -> tuple[Any, Any, Any]:
+    """The values of base and task, and a 1 of the type in which their difference's magnitude counts."""
+    return candidates.base.numpy(), candidates.values.numpy(), _CODES[candidates.wide][1]
+
+
+def _release(planes: Planes, rows: Sequence[int], chunk: Chunk) -> None:
+    for row in rows:
+        if row >= 0:
+            planes.release(row, *chunk.slots)

@@ -1,4 +1,4 @@
-"""The primitives on torch operations, for any device and for machines without numba. Planes are boolean tensors."""
+"""The primitives on torch operations, for any device. Planes are boolean tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
-from tunable_magmax.merging.kernels import Chunk, Listed, Planes, Runs
+from tunable_magmax.merging.kernels import Candidates, Chunk, Counts, Formula, Listed, Planes, Runs
 
 _TOP_BIT = -(1 << 63)
 
@@ -47,15 +47,10 @@ class TensorPlanes:
         return self.bits[row, start:stop]
 
     def release(self, row: int, start: int, stop: int) -> None:
-        """Nothing to let go of."""
+        """Does nothing: the planes are in memory."""
 
     def close(self) -> None:
-        """Freed with the object."""
-
-
-def _bits(planes: Planes | None) -> Tensor:
-    assert isinstance(planes, TensorPlanes)
-    return planes.bits
+        """Does nothing: the memory is freed with the object."""
 
 
 class PortableKernels:
@@ -80,20 +75,17 @@ class PortableKernels:
         self, chunk: Chunk, compared: Sequence[bool], rows: Sequence[int], planes: Planes | None
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         largest = torch.zeros_like(chunk.base)
-        stop = chunk.slot + chunk.base.numel()
         flags = []
         for values, takes_part, row in zip(chunk.tasks, compared, rows, strict=True):
             magnitude = (values - chunk.base).abs_()
             flags.append(torch.stack(((magnitude != 0).any(), ~magnitude.isfinite().all())))
             if takes_part:
                 if row >= 0:
-                    torch.ge(magnitude, largest, out=_bits(planes)[row, chunk.slot : stop])
+                    assert planes is not None
+                    torch.ge(magnitude, largest, out=planes.part(row, *chunk.slots))
                 largest = torch.maximum(largest, magnitude)
         changed, suspect = torch.stack(flags).cpu().numpy().T
         return changed, suspect
-
-    def difference(self, values: Tensor, base: Tensor, out: Tensor) -> None:
-        torch.sub(values, base, out=out)
 
     def square(self, vector: Tensor) -> float:
         return float(vector.double().square().sum())
@@ -134,56 +126,45 @@ class PortableKernels:
     def award(self, won: Tensor, slots: NDArray[np.uint64]) -> None:
         won[torch.from_numpy(slots.astype(np.int64)).to(self.device)] = True
 
-    def magnitude_histogram(
-        self,
-        plane: Tensor,
-        free: Tensor,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        shift: int,
-        prefix: int,
-        counts: NDArray[np.int64],
-    ) -> None:
+    def magnitude_histogram(self, candidates: Candidates, shift: int, prefix: int, counts: NDArray[np.int64]) -> None:
         bins = len(counts) - 1
-        digits = (_magnitude_codes(base, values, wide)[plane & free] >> shift) - prefix * bins
+        digits = (_magnitude_codes(candidates)[candidates.plane & candidates.free] >> shift) - prefix * bins
         digits[(digits < 0) | (digits > bins)] = bins
         counts += torch.bincount(digits, minlength=bins + 1).cpu().numpy()
 
-    def magnitude_cut(
-        self,
-        plane: Tensor,
-        free: Tensor,
-        base: Tensor,
-        values: Tensor,
-        wide: bool,
-        low: int,
-        high: int,
-        won: Tensor,
-        level: Tensor,
-    ) -> None:
-        codes = _magnitude_codes(base, values, wide)
-        candidates = plane & free
-        torch.logical_and(candidates, codes > high, out=won)
-        torch.logical_and(candidates, (codes >= low) & (codes <= high), out=level)
+    def magnitude_cut(self, candidates: Candidates, low: int, high: int, won: Tensor, level: Tensor) -> None:
+        codes = _magnitude_codes(candidates)
+        chosen = candidates.plane & candidates.free
+        torch.logical_and(chosen, codes > high, out=won)
+        torch.logical_and(chosen, (codes >= low) & (codes <= high), out=level)
 
-    def magnitude_list(
-        self, plane: Tensor, base: Tensor, values: Tensor, wide: bool, element: int, lottery_state: int
-    ) -> Listed:
-        slots = plane.nonzero().squeeze(1)
-        codes = _magnitude_codes(base, values, wide)[slots]
+    def magnitude_list(self, candidates: Candidates, element: int, lottery_state: int) -> Listed:
+        slots = (candidates.plane & candidates.free).nonzero().squeeze(1)
+        codes = _magnitude_codes(candidates)[slots]
         numbers = _tickets(lottery_state, slots + element) ^ _TOP_BIT
         columns = [column.cpu().numpy() for column in (codes, numbers, slots)]
         return Listed(columns[0], columns[1].view(np.uint64), columns[2].view(np.uint64))
 
-    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> None:
-        stop = chunk.slot + chunk.base.numel()
-        for values, row in zip(chunk.tasks, rows, strict=True):
-            if row >= 0:
-                owned = _bits(planes)[row, chunk.slot : stop]
-                torch.where(owned, values - chunk.base, out, out=out)
+    def apply(self, chunk: Chunk, formula: Formula, out: Tensor) -> Counts:
+        out.copy_(formula([values - chunk.base for values in chunk.tasks]))
+        return None
 
-    def largest(self, chunk: Chunk, out: Tensor) -> NDArray[np.int64]:
+    def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
+        counts = np.zeros(len(rows), np.int64)
+        for t, (values, row) in enumerate(zip(chunk.tasks, rows, strict=True)):
+            if row >= 0:
+                owned = planes.part(row, *chunk.slots)
+                torch.where(owned, values - chunk.base, out, out=out)
+                counts[t] = int(owned.sum())
+        return counts
+
+    def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
+        torch.sub(chunk.tasks[task], chunk.base, out=out)
+        counts = np.zeros(len(chunk.tasks), np.int64)
+        counts[task] = out.numel()
+        return counts
+
+    def largest(self, chunk: Chunk, out: Tensor) -> Counts:
         out.zero_()
         owners = torch.zeros(out.shape, dtype=torch.int64, device=self.device)
         for k, values in enumerate(chunk.tasks):
@@ -193,27 +174,35 @@ class PortableKernels:
             owners[reached] = k
         return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
 
-    def draw(self, chunk: Chunk, tops: Sequence[int], lottery_state: int, out: Tensor) -> NDArray[np.int64]:
+    def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         elements = torch.arange(chunk.base.numel(), device=self.device) + chunk.element
-        bounds = torch.tensor([_flipped(top) for top in tops], device=self.device)
-        owners = torch.bucketize(_tickets(lottery_state, elements), bounds)
-        for k, values in enumerate(chunk.tasks):
-            torch.where(owners == k, values - chunk.base, out, out=out)
+        limits = torch.tensor([_flipped(top) for top in tops], device=self.device)
+        drawn = torch.bucketize(_tickets(lottery_state, elements), limits)
+        owners = torch.tensor(tasks, device=self.device)[drawn]
+        for t in tasks:
+            torch.where(owners == t, chunk.tasks[t] - chunk.base, out, out=out)
         return torch.bincount(owners, minlength=len(chunk.tasks)).cpu().numpy()
 
-    def weighted_sum(self, chunk: Chunk, factors: Sequence[float], out: Tensor) -> None:
+    def weighted_sum(self, chunk: Chunk, tasks: Sequence[int], factors: Sequence[float], out: Tensor) -> None:
         total = torch.zeros_like(out, dtype=torch.float64)
-        for values, factor in zip(chunk.tasks, factors, strict=True):
-            total += (values - chunk.base).double() * factor
+        for t, factor in zip(tasks, factors, strict=True):
+            total += (chunk.tasks[t] - chunk.base).double() * factor
         out.copy_(total)
 
-    def elect(self, chunk: Chunk, factors: Sequence[float], rows: Sequence[int], planes: Planes, out: Tensor) -> None:
-        stop = chunk.slot + chunk.base.numel()
+    def elect(
+        self,
+        chunk: Chunk,
+        tasks: Sequence[int],
+        factors: Sequence[float],
+        rows: Sequence[int],
+        planes: Planes,
+        out: Tensor,
+    ) -> None:
         total, agreed = (torch.zeros_like(out, dtype=torch.float64) for _ in range(2))
         votes = torch.zeros_like(out, dtype=torch.int64)
         ballots = [
-            torch.where(_bits(planes)[row, chunk.slot : stop], (values - chunk.base).double() * factor, 0.0)
-            for values, factor, row in zip(chunk.tasks, factors, rows, strict=True)
+            torch.where(planes.part(row, *chunk.slots), (chunk.tasks[t] - chunk.base).double() * factor, 0.0)
+            for t, factor, row in zip(tasks, factors, rows, strict=True)
         ]
         for ballot in ballots:
             total += ballot
@@ -229,9 +218,9 @@ class PortableKernels:
         return bool(out.isfinite().all())
 
 
-def _magnitude_codes(base: Tensor, values: Tensor, wide: bool) -> Tensor:
+def _magnitude_codes(candidates: Candidates) -> Tensor:
     # Bit patterns of non-negative floats order like the floats.
-    magnitude = (values - base).abs_()
-    if wide:
+    magnitude = (candidates.values - candidates.base).abs_()
+    if candidates.wide:
         return magnitude.double().view(torch.int64)
     return magnitude.view(torch.int32).long()

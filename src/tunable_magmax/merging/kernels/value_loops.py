@@ -27,7 +27,7 @@ from tunable_magmax.merging.kernels.loops import (
 
 @compiled()
 def survey(base, addresses, compared, rows, planes, first_word, changed, suspect):
-    """Mark where each task is a candidate if nobody refuses it, and what the task vectors hold.
+    """Marks the candidates of each task, and notes which task vectors are not zero or not finite.
 
     Task k takes part in the comparison where compared[k]; its candidates go to planes[rows[k]] unless rows[k] < 0.
     changed[k] is set where a value differs from the base's, suspect[k] where a difference is NaN or infinite.
@@ -68,7 +68,7 @@ def survey(base, addresses, compared, rows, planes, first_word, changed, suspect
 
 @compiled(fastmath={"reassoc"})
 def sum_of_squares(vector):
-    """The squared length in float64; the order of the additions is the machine's choice."""
+    """Returns the squared length in float64; the additions may be in any order."""
     total = 0.0
     for j in range(vector.shape[0]):
         value = np.float64(vector[j])
@@ -78,7 +78,7 @@ def sum_of_squares(vector):
 
 @compiled(fastmath={"reassoc"})
 def squared_distance(values, base):
-    """The squared length of values - base, like `sum_of_squares`."""
+    """Returns the squared length of values - base, like `sum_of_squares`."""
     total = 0.0
     for j in range(base.shape[0]):
         difference = np.float64(values[j] - base[j])
@@ -88,14 +88,14 @@ def squared_distance(values, base):
 
 @compiled()
 def subtract(values, base, out):
-    """out = values - base."""
+    """Writes values - base."""
     for j in range(base.shape[0]):
         out[j] = values[j] - base[j]
 
 
 @compiled()
 def gather(base, addresses, rows, planes, first_word, out):
-    """out = the owner's value less the base's; task k owns the bits of planes[rows[k]]. Every element has one owner."""
+    """Writes the owner's value less the base's; task k owns the bits of planes[rows[k]], and somebody each element."""
     n = base.shape[0]
     for w in range((n + WORD - 1) // WORD):
         for k in range(addresses.shape[0]):
@@ -111,7 +111,7 @@ def gather(base, addresses, rows, planes, first_word, out):
 
 @compiled()
 def largest(base, addresses, out, counts):
-    """MAGMAX: out = the difference of largest magnitude, the later task's on a tie; counts[k] += what task k gave."""
+    """Writes the difference of largest magnitude (MAGMAX), the later task's on a tie; counts what each task gave."""
     n = base.shape[0]
     owners = np.empty(BLOCK, np.int32)
     for start in range(0, n, BLOCK):
@@ -136,7 +136,7 @@ def largest(base, addresses, out, counts):
 
 @compiled()
 def draw(base, addresses, tops, lottery_state, first_element, out, counts):
-    """Random mix: the first task whose top is not below the element's lottery number; the last top is 2**64 - 1."""
+    """Writes the difference of the first task whose top is not below the lottery number; the last is 2**64 - 1."""
     n = base.shape[0]
     for p in range(n):
         number = ticket(lottery_state, first_element + np.uint64(p))
@@ -149,7 +149,7 @@ def draw(base, addresses, tops, lottery_state, first_element, out, counts):
 
 @compiled()
 def weighted_sum(base, addresses, factors, out):
-    """out = the sum over tasks of factor * difference, in float64 and task order, rounded once."""
+    """Writes the sum over tasks of factor * difference, in float64 and task order, rounded once."""
     n = base.shape[0]
     sums = np.empty(BLOCK, np.float64)
     for start in range(0, n, BLOCK):
@@ -198,9 +198,9 @@ def _mean(signs, agreed, votes, out):
 
 @compiled()
 def elect(base, addresses, factors, rows, planes, first_word, out):
-    """TIES: the mean of the kept values (planes[rows[k]]) whose sign is that of their sum.
+    """Writes the mean of the kept values (planes[rows[k]]) whose sign is that of their sum (TIES).
 
-    Who is not kept casts a ballot of 0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who
+    Values that are not kept count as 0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who
     agree are summed as if positive and the sign comes last: rounding is the same either side of 0. The small loops are
     functions of their own because LLVM makes vector code of them there, and not in one large function.
     """
@@ -231,7 +231,7 @@ def elect(base, addresses, factors, rows, planes, first_word, out):
 
 @compiled()
 def step(base, tau, scale, out):
-    """out = base + scale * tau, each operation rounded. Returns whether every result is finite."""
+    """Writes base + scale * tau, each operation rounded. Returns whether every result is finite."""
     limit = np.finfo(base.dtype).max
     odd = np.uint8(0)
     for j in range(base.shape[0]):

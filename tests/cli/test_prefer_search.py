@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
@@ -12,7 +13,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
 
-from tunable_magmax.cli.prefer_output import SearchProgress
+from tunable_magmax.cli import progress as cli_progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Trial
 from tunable_magmax.workflows import search as tuning
@@ -101,17 +102,18 @@ def test_an_interrupted_search_says_how_to_go_on(tmx, image_run, site, tmp_path,
     assert len(calls) == 6 + 4
 
 
-def test_the_bar_shows_the_best_so_far():
+def test_the_bar_shows_the_best_so_far(monkeypatch):
     from rich.progress import Progress
 
     bars = Progress()
-    follower = SearchProgress(5, bars)
-    follower.progress("loading", 1, 3)
-    for count in (1, 2, 3):
-        follower.watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])
-    assert [(task.description, task.completed, task.total) for task in bars.tasks] == [
-        ("loading", 1, 3),
-        ("best 75.0%", 3, 5),
+    monkeypatch.setattr(cli_progress, "_bars", lambda quiet: contextlib.nullcontext(bars))
+    with cli_progress.search_bars(False, 5) as (progress, watch):
+        progress("loading", 1, 3)
+        for count in (1, 2, 3):
+            watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])
+    assert [(task.description, task.completed, task.total, task.fields["note"]) for task in bars.tasks] == [
+        ("search", 3, 5, "best 75.0%"),
+        ("loading", 1, 3, ""),
     ]
 
 

@@ -10,12 +10,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
-from tunable_magmax.cli.prefer_options import Finding, Reading, Searching, Sources, estimation_of, sources_of
+from tunable_magmax.cli.prefer_options import Estimating, Reading, Searching, Sources, estimation_of, sources_of
 from tunable_magmax.cli.prefer_output import search_progress, summary, written
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
 
-_SOURCES, _FINDING, _SEARCHING, _READING = Sources(), Finding(), Searching(), Reading()
+_SOURCES, _ESTIMATING, _SEARCHING, _READING = Sources(), Estimating(), Searching(), Reading()
 
 
 def prefer(
@@ -24,7 +24,7 @@ def prefer(
     *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     sources: Sources = _SOURCES,
-    finding: Finding = _FINDING,
+    estimating: Estimating = _ESTIMATING,
     searching: Searching = _SEARCHING,
     reading: Reading = _READING,
     plot: Path | None = None,
@@ -43,13 +43,13 @@ def prefer(
     Parameters
     ----------
     run_dir
-        A run directory: run.json, checkpoints and profiles.
+        The run directory, with run.json, checkpoints and profiles.
     out
-        The preference file (JSON), for tmx merge --preference.
+        Write the preference to this file (JSON), for tmx merge --preference.
     plot
         Draw weights and intervals into this file: .png, .svg or .pdf.
     quiet
-        No progress bars, no summary.
+        Print no progress bars and no summary.
     as_json
         Print preference and budget as JSON on stdout.
     """
@@ -65,28 +65,28 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
-    estimation = estimation_of(finding, searching)
+    estimation = estimation_of(estimating, searching)
     evidence = (run_dir, sources_of(sources), estimation, ReadingOptions(**vars(reading)))
-    if finding.method == "search":
-        with search_progress(estimation.search.trials, searching.study, quiet or as_json) as shown:
-            found = find(*evidence, progress=shown.progress, watch=shown.watch)
+    if estimating.method == "search":
+        with search_progress(estimation.search.trials, searching.study, quiet or as_json) as (progress, watch):
+            result = find(*evidence, progress=progress, watch=watch)
     else:
         with progress_bars(quiet or as_json) as progress:
-            found = find(*evidence, progress=progress)
+            result = find(*evidence, progress=progress)
     if out is not None:
-        found.preference.save(out)
+        result.preference.save(out)
     if plot is not None:
         from tunable_magmax.plots.preference import save_chart
 
-        save_chart(found.preference, plot)
-    for warning in found.warnings:
+        save_chart(result.preference, plot)
+    for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     if as_json:
-        record = {"preference": json.loads(found.preference.to_json()), "elements": found.elements}
-        record |= {"budget": found.budget, "warnings": found.warnings}
+        record = {"preference": json.loads(result.preference.to_json()), "elements": result.elements}
+        record |= {"budget": result.budget, "warnings": result.warnings}
         sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        lines = [*summary(found), *written(out, plot, found.preference)]
+        lines = [*summary(result), *written(out, plot, result.preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 

@@ -15,110 +15,98 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.prefer import Estimation
 
 
-@Parameter(name="*", group=Group("What is known of the target: one or several", sort_key=1))
+SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
+
+
+@Parameter(name="*", group=Group("What is known of the target (one source or several)", sort_key=1))
 @dataclass(frozen=True)
 class Sources:
-    """Where the weights come from."""
+    """The options that say what is known of the target."""
 
-    weights: Annotated[
-        str | None, Parameter(help="How much each task matters, as 3,1,0.", allow_leading_hyphen=True)
-    ] = None
-    alpha: Annotated[
-        float | None,
-        Parameter(
-            help="The paper's schedule: above 1 favours early tasks, below 1 late ones.", allow_leading_hyphen=True
-        ),
-    ] = None
-    equal: Annotated[bool, Parameter(help="The same weight for every task.")] = False
-    labels: Annotated[
-        Path | None, Parameter(help="Labels, names or indices: .txt (one a line), .csv, .jsonl, .npy or labelled data.")
-    ] = None
-    inputs: Annotated[
-        Path | None,
-        Parameter(help="A folder of images, texts (.txt, .csv, .jsonl), parquet, or features (.npy, .safetensors)."),
-    ] = None
-    predictions: Annotated[
-        Path | None, Parameter(help="The classes that the fixed classifier predicted for the target, as --labels.")
-    ] = None
-    pairs: Annotated[
-        Path | None,
-        Parameter(
-            help="Inputs with their labels: class folders of images, or a table or parquet with labels. auto uses the "
-            "labels only."
-        ),
-    ] = None
-    strengths: Annotated[
-        str | None,
-        Parameter(help="How much each source counts, in the order of this list. Default: by its samples."),
-    ] = None
+    weights: Annotated[str | None, SIGNED] = None
+    """How much each task matters, for example 3,1,0."""
+    alpha: Annotated[float | None, SIGNED] = None
+    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
+    equal: bool = False
+    """Give every task the same weight."""
+    labels: Path | None = None
+    """Labels of the target, names or indices: .txt (one per line), .csv, .jsonl, .npy or labelled data."""
+    inputs: Path | None = None
+    """Inputs of the target: a folder of images, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
+    predictions: Path | None = None
+    """The classes that the fixed classifier predicted for the target, in a file like that of --labels."""
+    pairs: Path | None = None
+    """Inputs of the target with labels: class folders of images, a table, or parquet. auto uses only the labels."""
+    strengths: str | None = None
+    """How much each source counts, in the order of this list. By default it depends on the samples."""
 
 
-@Parameter(name="*", group=Group("How weights are found", sort_key=2))
+@Parameter(name="*", group=Group("How the weights are estimated", sort_key=2))
 @dataclass(frozen=True)
-class Finding:
-    """The method and its details."""
+class Estimating:
+    """The options of the method."""
 
     method: Annotated[
         Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
         Parameter(
-            help="auto: labels if there are any; of inputs, the first of probe, shift and ot that the profiles allow "
-            "and that can be trusted. search: try merges on --pairs."
+            help="auto uses labels if there are any; for inputs, it takes the first of probe, shift and ot that the "
+            "profiles allow and whose expected error is small. search tries merges on --pairs."
         ),
     ] = "auto"
-    similarity: Annotated[
-        Literal["inner", "count"], Parameter(help="Of labels: the paper's inner product, or counts.")
-    ] = "inner"
-    on_zero: Annotated[Literal["error", "equal"], Parameter(help="What to do if no label belongs to any task.")] = (
-        "error"
-    )
-    gamma: Annotated[
-        float | None, Parameter(help="Sharpness of ot, cosine, mmd. Default: 100, 50, 100.", allow_leading_hyphen=True)
-    ] = None
-    debias: Annotated[bool, Parameter(help="ot: take off each side's transport onto itself.")] = False
-    regularisation: Annotated[
-        float | None, Parameter(help="ot: of the transport. Default: 0.1.", allow_leading_hyphen=True)
-    ] = None
-    iterations: Annotated[int | None, Parameter(help="ot: at most so many. Default: 100.")] = None
-    bandwidth: Annotated[
-        Literal["pooled", "authors"] | None, Parameter(help="mmd: one kernel, or the authors' three. Default: pooled.")
-    ] = None
-    shrink: Annotated[
-        str, Parameter(help="Move weights toward equal ones: 0 (off) to 1, or auto.", allow_leading_hyphen=True)
-    ] = "0"
-    seed: Annotated[int, Parameter(help="Of the intervals, of the draw from many inputs, and of a search.")] = 0
+    similarity: Literal["inner", "count"] = "inner"
+    """Compare labels by the paper's inner product, or by counts."""
+    on_zero: Literal["error", "equal"] = "error"
+    """What to do if no label belongs to any task."""
+    gamma: Annotated[float | None, SIGNED] = None
+    """How sharply ot, cosine and mmd prefer near tasks. The defaults are 100, 50 and 100."""
+    debias: bool = False
+    """For ot: subtract the cost of moving each side onto itself."""
+    regularisation: Annotated[float | None, SIGNED] = None
+    """For ot: the strength of the entropy term. The default is 0.1."""
+    iterations: int | None = None
+    """For ot: the largest number of iterations. The default is 100."""
+    bandwidth: Literal["pooled", "authors"] | None = None
+    """For mmd: one kernel, or the authors' three. The default is pooled."""
+    shrink: Annotated[str, SIGNED] = "0"
+    """How far to move the weights toward equal ones: from 0 (off) to 1, or auto."""
+    seed: int = 0
+    """The seed of the intervals, of the draw from many inputs, and of a search."""
 
 
 @Parameter(name="*", group=Group("Search (--method search)", sort_key=3))
 @dataclass(frozen=True)
 class Searching:
-    """How far to search, and where to keep it."""
+    """The options of a search."""
 
-    trials: Annotated[int | None, Parameter(help="At most so many merges, in all. Default: 500.")] = None
-    patience: Annotated[int | None, Parameter(help="Stop after so many trials without a better one. Default: 10.")] = (
-        None
-    )
-    search_scale: Annotated[
-        str | None, Parameter(help="Search the scale too, as 0.5,2. Default: every merge has the matched one.")
-    ] = None
-    study: Annotated[Path | None, Parameter(help="Keep the trials in this file; the same command goes on.")] = None
+    trials: int | None = None
+    """The largest number of merges in all. The default is 500."""
+    patience: int | None = None
+    """Stop after this many trials without a better one. The default is 10."""
+    search_scale: str | None = None
+    """Search the scale too, for example in 0.5,2. By default every merge has the matched scale."""
+    study: Path | None = None
+    """Keep the trials in this file, so that the same command continues after an interruption."""
 
 
-@Parameter(name="*", group=Group("Reading", sort_key=4))
+@Parameter(name="*", group=Group("How files are read", sort_key=4))
 @dataclass(frozen=True)
 class Reading:
-    """How files are read."""
+    """The options that say how files are read."""
 
-    classifier: Annotated[
-        Path | None, Parameter(help="Head of the fixed classifier, and for a search. Default: the run's.")
-    ] = None
-    classifier_checkpoint: Annotated[
-        Path | None, Parameter(help="Its encoder. Default: the run's, or else the base.")
-    ] = None
-    max_samples: Annotated[int, Parameter(help="Of more inputs, embed a seeded draw.")] = 500
-    split: Annotated[str | None, Parameter(help="Of a data set with several.")] = None
-    text_column: Annotated[str | None, Parameter(help="Default: text, sentence, query, ...")] = None
-    label_column: Annotated[str | None, Parameter(help="Default: label, class, intent, ...")] = None
-    device: Annotated[str | None, Parameter(help="For encoders. Default: the GPU if there is one.")] = None
+    classifier: Path | None = None
+    """The head of the fixed classifier, also used by a search. The default is the run's head."""
+    classifier_checkpoint: Path | None = None
+    """The encoder of the fixed classifier. The default is the run's, or else the base."""
+    max_samples: int = 500
+    """If there are more inputs than this, use a seeded draw of this size."""
+    split: str | None = None
+    """Which split to use of a data set that has several."""
+    text_column: str | None = None
+    """The column of the texts. By default text, sentence, query, ..."""
+    label_column: str | None = None
+    """The column of the labels. By default label, class, intent, ..."""
+    device: str | None = None
+    """The device for encoders. The default is the GPU if there is one."""
 
 
 def sources_of(sources: Sources) -> workflow.Sources:
@@ -129,15 +117,15 @@ def sources_of(sources: Sources) -> workflow.Sources:
     return Sources(**{**vars(sources), **lists})
 
 
-def estimation_of(finding: Finding, searching: Searching) -> Estimation:
+def estimation_of(estimating: Estimating, searching: Searching) -> Estimation:
     """Converts the options to what the workflow takes, with texts read as numbers."""
     from tunable_magmax.workflows.prefer import Estimation
 
     scale = numbers(searching.search_scale, "--search-scale")
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
-    options: dict[str, Any] = {**vars(finding), **vars(searching)}
-    return Estimation(**{**options, "shrink": _shrink(finding.shrink), "search_scale": scale})
+    options: dict[str, Any] = {**vars(estimating), **vars(searching)}
+    return Estimation(**{**options, "shrink": _shrink(estimating.shrink), "search_scale": scale})
 
 
 def _shrink(text: str) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.cli.progress import search_bars
 from tunable_magmax.cli.tables import number, table
 from tunable_magmax.errors import TmxError
+from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.preference.search import Trial
+    from tunable_magmax.preference.search import Trial, Watch
     from tunable_magmax.workflows.prefer import Preferred
 
 # About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
@@ -22,80 +23,54 @@ FEW = 20
 """Samples below which a weight says little without its interval."""
 
 
-class SearchProgress:
-    """Callbacks for a search of at most `trials`: `progress` while files are read, `watch` after each trial."""
-
-    def __init__(self, trials: int, bars: Any = None) -> None:
-        self.last: tuple[int, Trial] | None = None
-        self._trials, self._bars, self._tasks = trials, bars, dict[str, Any]()
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        self._draw(phase, phase, done, total)
-
-    def watch(self, history: Sequence[Trial]) -> None:
-        best = max(history, key=lambda trial: trial.value)
-        self.last = len(history), best
-        self._draw("search", f"best {best.value:.1%}", len(history), self._trials)
-
-    def _draw(self, key: str, text: str, done: int, total: int) -> None:
-        if self._bars is None:
-            return
-        if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(text, total=total)
-        self._bars.update(self._tasks[key], description=text, completed=done)
-
-
 @contextmanager
-def search_progress(trials: int, study: Path | None, quiet: bool) -> Iterator[SearchProgress]:
-    """Draws bars on a terminal. If the search is interrupted, the error says what was kept and how to go on."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def search_progress(trials: int, study: Path | None, quiet: bool) -> Iterator[tuple[Progress | None, Watch]]:
+    """Yields callbacks that draw bars. If the search is interrupted, the error says what was kept and how to go on."""
+    history: list[Trial] = []
+    with search_bars(quiet, trials) as (progress, show):
 
-    # The time that remains is not known: patience may end the search at any trial.
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = SearchProgress(trials)
-    try:
-        if quiet or not sys.stderr.isatty():
-            yield shown
-        else:
-            with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-                shown = SearchProgress(trials, bars)
-                yield shown
-    except KeyboardInterrupt:
-        raise TmxError(_interrupted(shown, study)) from None
+        def watch(tried: Sequence[Trial]) -> None:
+            history[:] = tried
+            if show is not None:
+                show(tried)
+
+        try:
+            yield progress, watch
+        except KeyboardInterrupt:
+            raise TmxError(_interrupted(history, study)) from None
 
 
-def _interrupted(shown: SearchProgress, study: Path | None) -> str:
-    if shown.last is None:
+def _interrupted(history: Sequence[Trial], study: Path | None) -> str:
+    if not history:
         return "interrupted before the first trial was done; run the same command again"
-    trials, best = shown.last
-    text = f"interrupted after {number(trials, 'trial')}, the best {best.value:.1%} right"
+    best = max(history, key=lambda trial: trial.value)
+    text = f"interrupted after {number(len(history), 'trial')}, the best {best.value:.1%} right"
     if study is not None:
         return f"{text}; {study} keeps them: run the same command again to go on"
     weights = ",".join(f"{weight:.4g}" for weight in best.weights)
     return f"{text}, with --weights {weights}; nothing is kept, --study FILE would have kept the trials"
 
 
-def summary(found: Preferred) -> Iterator[str]:
+def summary(result: Preferred) -> Iterator[str]:
     """Yields the lines for the terminal."""
-    preference = found.preference
+    preference = result.preference
     samples = preference.provenance.get("samples")
     yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference))
     if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
         yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --shrink auto"
     header = ["task", "weight"]
-    columns = [list(found.labels), [f"{weight:.4f}" for weight in preference.weights]]
+    columns = [list(result.labels), [f"{weight:.4f}" for weight in preference.weights]]
     if preference.intervals is not None:
         header.append(f"{_level(preference):.0%} interval")
         columns.append([f"{low:.3f} to {high:.3f}" for low, high in preference.intervals])
-    if found.budget is not None:
+    if result.budget is not None:
         header.append("elements")
-        columns.append([f"{share:,}" for share in found.budget])
+        columns.append([f"{share:,}" for share in result.budget])
     yield from table([header, *(list(row) for row in zip(*columns, strict=True))])
-    if found.elements is not None:
+    if result.elements is not None:
         yield (
-            f"budget of {found.elements:,} elements, counted from headers: approximate, since tensors that no task "
+            f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
             "changed drop out of the merge"
         )
 

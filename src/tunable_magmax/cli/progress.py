@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
+    from tunable_magmax.preference.search import Trial
     from tunable_magmax.training.trainer import Tick
 
 PHASES = {
@@ -49,6 +50,22 @@ def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick
                 note=f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s",
                 visible=True,
             )
+
+        yield _phases(bars), watch
+
+
+@contextmanager
+def search_bars(quiet: bool, trials: int) -> Iterator[tuple[Progress | None, Callable[[Sequence[Trial]], None] | None]]:
+    """Yields such a callback, and one for the trials of a search, which shows the best; None where nobody watches."""
+    with _bars(quiet) as bars:
+        if bars is None:
+            yield None, None
+            return
+        search = bars.add_task("search", total=trials, note="", visible=False)
+
+        def watch(history: Sequence[Trial]) -> None:
+            best = max(trial.value for trial in history)
+            bars.update(search, completed=len(history), note=f"best {best:.1%}", visible=True)
 
         yield _phases(bars), watch
 

@@ -54,7 +54,7 @@ class TaskProbe:
     def fit(cls, task_features: Sequence[Matrix], task_labels: Sequence[Sequence[Any]], seed: int = 0) -> TaskProbe:
         """Fits a probe to T arrays [rows, width] and T lists of the rows' classes, names or indices."""
         groups: dict[tuple[int, Any], int] = {}
-        labels = [groups.setdefault((t, label), len(groups)) for t, given in enumerate(task_labels) for label in given]
+        labels = [groups.setdefault((t, label), len(groups)) for t, own in enumerate(task_labels) for label in own]
         owners = np.array([t for t, _ in groups], dtype=np.int64)
         indices = np.array(labels, dtype=np.int64)
         probe = Probe.fit(np.concatenate([*task_features]), indices, len(groups), seed)
@@ -68,9 +68,9 @@ class TaskProbe:
         """Returns p(x | task) [n, T] from posteriors [n, groups], with a scale of its own in each row."""
         belongs = np.eye(self.tasks)[self.owners]
         priors = np.bincount(self.members, minlength=self.tasks) / len(self.members)
-        found = posterior @ belongs / priors
-        found /= found.max(axis=1, keepdims=True)
-        return np.maximum(found, LEAST)
+        likelihoods = posterior @ belongs / priors
+        likelihoods /= likelihoods.max(axis=1, keepdims=True)
+        return np.maximum(likelihoods, LEAST)
 
     def accuracies(self) -> dict[str, JSON]:
         """Returns the shares of held-out rows whose class and whose task the probe tells; the latter also by task."""
@@ -215,8 +215,8 @@ def _checked(
     tasks = [feature_matrix(x, f"base features of task {t}") for t, x in enumerate(task_features, 1)]
     target = feature_matrix(target_features, "base features of the target")
     labels = []
-    for t, (task, given) in enumerate(zip(tasks, task_labels, strict=True), 1):
-        plain = given.tolist() if hasattr(given, "tolist") else list(given)
+    for t, (task, own) in enumerate(zip(tasks, task_labels, strict=True), 1):
+        plain = own.tolist() if hasattr(own, "tolist") else list(own)
         if len(plain) != len(task):
             raise InputError(f"task {t}: {len(task)} rows of features and {len(plain)} labels: give one for each row")
         if task.shape[1] != target.shape[1]:

@@ -130,8 +130,8 @@ class Discriminant:
     def scores(self, rotated: Floats, shrinkage: float) -> Floats:
         """Returns log densities [n, classes] under the shrunk covariance, up to a constant for each row."""
         scaled = self.means * self._precision(shrinkage)
-        found: Floats = rotated @ scaled.T - 0.5 * (self.means * scaled).sum(axis=1)
-        return found
+        scores: Floats = rotated @ scaled.T - 0.5 * (self.means * scaled).sum(axis=1)
+        return scores
 
     def posterior(self, rotated: Floats, shrinkage: float, temperature: float) -> Floats:
         logs = self.scores(rotated, shrinkage) / temperature + self.log_prior
@@ -142,12 +142,12 @@ class Discriminant:
 
     def distances(self, rotated: Floats, shrinkage: float) -> Floats:
         scores = np.where(np.isfinite(self.log_prior), self.scores(rotated, shrinkage), -np.inf)
-        found: Floats = np.square(rotated) @ self._precision(shrinkage) - 2 * scores.max(axis=1)
-        return found.clip(min=0.0)
+        squares: Floats = np.square(rotated) @ self._precision(shrinkage) - 2 * scores.max(axis=1)
+        return squares.clip(min=0.0)
 
     def _precision(self, shrinkage: float) -> Floats:
-        found: Floats = 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.level)
-        return found
+        precision: Floats = 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.level)
+        return precision
 
 
 def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -209,8 +209,8 @@ class _Part:
             known = np.zeros(len(members), dtype=bool)
         else:
             known = counts[labels[members]] > 0
-        found = Discriminant.of((counts, sums, scatter), np.zeros_like(centre))
-        return cls(members, labels[members], rows[members] @ found.axes, known, found)
+        others_fit = Discriminant.of((counts, sums, scatter), np.zeros_like(centre))
+        return cls(members, labels[members], rows[members] @ others_fit.axes, known, others_fit)
 
 
 def _choose(parts: list[_Part]) -> tuple[float, float, float | None]:
@@ -248,9 +248,9 @@ def _loss(part: _Part, scores: Floats, temperature: float) -> float:
 
 
 def _indices(labels: Any, rows: int, classes: int) -> NDArray[np.int64]:
-    found = np.asarray(labels)
-    if found.shape != (rows,) or found.dtype.kind not in "iu":
-        raise InputError(f"labels: expected {rows} class indices, one for each row, found shape {list(found.shape)}")
-    if found.min() < 0 or found.max() >= classes:
+    indices = np.asarray(labels)
+    if indices.shape != (rows,) or indices.dtype.kind not in "iu":
+        raise InputError(f"labels: expected {rows} class indices, one for each row, found shape {list(indices.shape)}")
+    if indices.min() < 0 or indices.max() >= classes:
         raise InputError(f"labels must be class indices from 0 to {classes - 1}")
-    return found.astype(np.int64)
+    return indices.astype(np.int64)

@@ -99,11 +99,11 @@ class Profile:
 
     def _check_base(self, where: str) -> None:
         parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
-        lacking = [name for name, value in parts.items() if value is None]
-        if len(lacking) == len(parts):
+        missing = [name for name, value in parts.items() if value is None]
+        if len(missing) == len(parts):
             return
-        if lacking:
-            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(lacking)} is missing")
+        if missing:
+            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(missing)} is missing")
         if not isinstance(self.base, str) or not self.base:
             raise InputError(f"{where}: 'base' must be a non-empty text, not {self.base!r}")
         embedded = _embeddings(self.base_features, f"{where}: base_features")
@@ -153,10 +153,10 @@ class Profile:
         """Refuses the profile unless it belongs to this encoder, this classifier and this base."""
         asked = {"encoder": encoder, "classifier": classifier, "base": base}
         for name, wanted in asked.items():
-            found = getattr(self, name)
-            if wanted is not None and wanted != found:
+            own = getattr(self, name)
+            if wanted is not None and wanted != own:
                 raise InputError(
-                    f"the profile of task {self.task!r} belongs to another {name}: {found}, expected {wanted}; "
+                    f"the profile of task {self.task!r} belongs to another {name}: {own}, expected {wanted}; "
                     "its numbers cannot be compared, so make the profile again"
                 )
 

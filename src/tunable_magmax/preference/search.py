@@ -166,13 +166,13 @@ def _study(optuna: Any, study_file: str | os.PathLike[str] | None, seed: int, se
         journal = optuna.storages.journal
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
     study = optuna.create_study(storage=storage, study_name=STUDY, direction="maximize", load_if_exists=True)
-    found = study.user_attrs.get("settings")
-    if found is None:
+    before = study.user_attrs.get("settings")
+    if before is None:
         study.set_user_attr("settings", settings)
-    elif found != settings:
-        other = ", ".join(key for key in settings if found.get(key) != settings[key]) or "settings"
+    elif before != settings:
+        other = ", ".join(key for key in settings if before.get(key) != settings[key]) or "settings"
         raise InputError(
-            f"{study_file}: holds a search with {found}, not {settings} (other: {other}); name another study file"
+            f"{study_file}: holds a search with {before}, not {settings} (other: {other}); name another study file"
         )
     # A resumed sampler must not replay the draws of the run before it.
     study.sampler = optuna.samplers.TPESampler(seed=(seed + len(study.get_trials(deepcopy=False))) % 2**32)

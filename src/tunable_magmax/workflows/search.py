@@ -222,12 +222,12 @@ def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float
     alpha = (1 - level) / 2
     worse = np.array([_sign_test(b, c) <= alpha for b, c in zip(lost, won, strict=True)])
     weights = np.array([trial.weights for trial in history])
-    found = []
+    intervals = []
     for column in weights.T:
         low, high = column[~worse].min(), column[~worse].max()
         below, above = column[column < low], column[column > high]
-        found.append((float(below.max()) if below.size else 0.0, float(above.min()) if above.size else 1.0))
-    return tuple(found)
+        intervals.append((float(below.max()) if below.size else 0.0, float(above.min()) if above.size else 1.0))
+    return tuple(intervals)
 
 
 def _sign_test(lost: int, won: int) -> float:

@@ -32,7 +32,7 @@ class Sources:
     labels: Path | None = None
     """Labels of the target, names or indices: .txt (one per line), .csv, .jsonl, .npy or labelled data."""
     inputs: Path | None = None
-    """Inputs of the target: a folder of images, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
+    """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
     predictions: Path | None = None
     """The classes that the fixed classifier predicted for the target, in a file like that of --labels."""
     pairs: Path | None = None

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.data.glyphs import FONTS, SIDE, SITE, SIZE, alphabets, clean_glyphs, glyph_pictures, glyph_samples
+from tunable_magmax.data.glyphs import (
+    FONTS,
+    MASK_SIDE,
+    SITE_STREAM,
+    SIZE,
+    alphabets,
+    clean_glyphs,
+    glyph_pictures,
+    glyph_samples,
+)
 from tunable_magmax.errors import InputError
 
 
@@ -58,8 +67,8 @@ def test_every_drawing_has_ink_in_the_middle():
     for alphabet in alphabets():
         rows, columns = (alphabet.masks.max(axis=axis) > 0 for axis in (3, 2))
         for held in (rows, columns):
-            first, last = held.argmax(axis=2), SIDE - 1 - held[:, :, ::-1].argmax(axis=2)
-            assert abs(first + last - (SIDE - 1)).max() <= 2
+            first, last = held.argmax(axis=2), MASK_SIDE - 1 - held[:, :, ::-1].argmax(axis=2)
+            assert abs(first + last - (MASK_SIDE - 1)).max() <= 2
 
 
 def test_more_classes_than_characters():
@@ -96,7 +105,7 @@ def test_pictures_do_not_depend_on_what_else_is_read():
 def test_seeds_parts_and_sites_hold_other_pictures():
     train, test = glyph_samples(classes=5, train=4, test=4)
     other, _ = glyph_samples(classes=5, train=4, test=4, seed=1)
-    sites = [glyph_pictures(train.labels, 5, 0, SITE + k) for k in range(2)]
+    sites = [glyph_pictures(train.labels, 5, 0, SITE_STREAM + k) for k in range(2)]
     drawn = [picture.tobytes() for samples in (train, test, other, *sites) for picture in pixels(samples, range(20))]
     assert len(set(drawn)) == len(drawn)
 

@@ -9,7 +9,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.data.imagenet_r import NAMES
+from tunable_magmax.data.imagenet_r import WORDNET_NAMES
 from tunable_magmax.errors import InputError
 
 IDS = {"n01443537": "goldfish", "n07742313": "Granny_Smith", "n02102318": "cocker_spaniels"}
@@ -28,8 +28,8 @@ def opened(data, **given):
 
 
 def test_names_are_known_for_all_ids():
-    assert len(NAMES) == len(set(NAMES.values())) == 200
-    assert all(NAMES[key] == name for key, name in IDS.items())
+    assert len(WORDNET_NAMES) == len(set(WORDNET_NAMES.values())) == 200
+    assert all(WORDNET_NAMES[key] == name for key, name in IDS.items())
 
 
 def test_both_ways_to_name_folders_give_one_benchmark(tmp_path):

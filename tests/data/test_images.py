@@ -13,9 +13,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from PIL import Image
 
-from tunable_magmax.data import images as decoding
-from tunable_magmax.data import images as pictures
-from tunable_magmax.data import parquet as parquet_column
+from tunable_magmax.data import images, parquet
 from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
@@ -48,8 +46,8 @@ def samples(tmp_path):
 @pytest.mark.parametrize("positions", [range(COUNT), [0, 5, 6, 19, 20, 39], [7, 8], [39], []])
 def test_any_positions_in_order(samples, monkeypatch, kept, positions):
     if not kept:
-        monkeypatch.setattr(parquet_column, "KEPT_BYTES", 0)
-        monkeypatch.setattr(parquet_column, "BATCH_ROWS", 4)
+        monkeypatch.setattr(parquet, "KEPT_BYTES", 0)
+        monkeypatch.setattr(parquet, "BATCH_ROWS", 4)
     found = list(samples.load(positions))
     assert len(found) == len(positions)
     for position, image in zip(positions, found, strict=True):
@@ -64,17 +62,17 @@ def test_no_other_input_is_decoded(samples, monkeypatch):
 
     def read(source, name):
         names.append(name)
-        return pictures.read_picture(source, name)
+        return images.read_picture(source, name)
 
-    monkeypatch.setattr(parquet_column, "read_picture", read)
+    monkeypatch.setattr(parquet, "read_picture", read)
     assert len(list(samples.load([3, 30]))) == 2
     assert names == ["train-0.parquet, row 3", "train-1.parquet, row 30"]
 
 
 def test_a_row_group_is_read_once(samples, monkeypatch):
     reads = []
-    whole = parquet_column._values
-    monkeypatch.setattr(parquet_column, "_values", lambda table: reads.append(1) or whole(table))
+    whole = parquet._values
+    monkeypatch.setattr(parquet, "_values", lambda table: reads.append(1) or whole(table))
     for _ in range(3):
         list(samples.load([0, 1, 2]))
         list(samples.load([4, 21]))
@@ -101,7 +99,7 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
 
     results = in_order(work, items(), 3)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
-    assert len(taken) <= 5 + 3 * decoding.AHEAD
+    assert len(taken) <= 5 + 3 * images.IMAGES_AHEAD
     results.close()
     assert threading.get_ident() not in used
     assert list(in_order(work, range(50), 3)) == [k * k for k in range(50)]
@@ -111,12 +109,12 @@ def test_threads_keep_the_order_and_stay_near_the_reader():
 
 
 def test_only_large_images_are_worth_threads():
-    assert decoding.threads_for(2_000) == 1
-    assert 1 <= decoding.threads_for(100_000) <= decoding.MOST_THREADS
+    assert images.threads_for(2_000) == 1
+    assert 1 <= images.threads_for(100_000) <= images.MOST_THREADS
 
 
 def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "WORTH_BYTES", 0)
+    monkeypatch.setattr(images, "WORTH_BYTES", 0)
     for k in range(12):
         Image.new("RGB", (8, 8), (k, 0, 0)).save(tmp_path / f"{k:02d}.png")
     (tmp_path / "05.png").write_bytes(b"?")
@@ -130,14 +128,14 @@ def test_large_images_of_a_folder_come_in_order(tmp_path, monkeypatch):
 )
 def test_bytes_of_every_format(kind, more):
     image = Image.new("RGB", (4, 2), (200, 0, 0))
-    found = pictures.read_picture(encoded(image, kind, **more), "x")
+    found = images.read_picture(encoded(image, kind, **more), "x")
     assert (found.mode, found.size) == ("RGB", (4, 2))
     assert abs(found.getpixel((1, 1))[0] - 200) < 3
 
 
 def test_what_only_begins_like_an_image():
     for start in (b"RIFF0000", b"\x89PNG", b"\xff\xd8\xff"):
-        assert isinstance(pictures.read_picture(start + b"nothing of the kind", "x"), Unreadable)
+        assert isinstance(images.read_picture(start + b"nothing of the kind", "x"), Unreadable)
 
 
 def test_pictures_are_turned_as_the_camera_says():
@@ -146,6 +144,6 @@ def test_pictures_are_turned_as_the_camera_says():
     told = Image.Exif()
     told[0x0112] = 6
     for kind, more in (("png", {}), ("webp", {"lossless": True})):
-        found = pictures.read_picture(encoded(image, kind, exif=told, **more), "x")
+        found = images.read_picture(encoded(image, kind, exif=told, **more), "x")
         assert found.size == (2, 4)
         assert found.getpixel((1, 0)) == (255, 255, 255)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tunable_magmax.data.benchmark import BenchmarkOptions
 from tunable_magmax.data.class_names import read_class_names
 from tunable_magmax.data.orders import equal_parts, named_groups, permutation, sizes_sentence
-from tunable_magmax.data.splits import limited, shuffled, split_all, split_each
+from tunable_magmax.data.splits import limited, shuffled, split_all, split_groups
 from tunable_magmax.errors import InputError
 
 ANIMALS = ("ant", "bee", "cat", "dog_fish")
@@ -152,11 +152,11 @@ def test_groups():
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=80), st.floats(0.01, 0.99), st.integers(0, 9))
 def test_splits_are_disjoint_and_complete(groups, share, seed):
-    for train, test in (split_each(groups, share, seed), split_all(len(groups), share, seed)):
+    for train, test in (split_groups(groups, share, seed), split_all(len(groups), share, seed)):
         assert sorted(train + test) == list(range(len(groups)))
         assert train == sorted(train)
         assert test == sorted(test)
-    train, test = split_each(groups, share, seed)
+    train, test = split_groups(groups, share, seed)
     for name in set(groups):
         here = sum(groups[position] == name for position in test)
         assert abs(here - groups.count(name) * share) <= 1
@@ -213,10 +213,10 @@ def test_bad_class_names(tmp_path, name, content, says):
     not (SHARED / "data/class_orders.json").exists(), reason="shared/data/class_orders.json is not here"
 )
 def test_the_paper_s_orders_and_the_names_of_imagenet_r():
-    from tunable_magmax.data.imagenet_r import NAMES
+    from tunable_magmax.data.imagenet_r import WORDNET_NAMES
 
     path = SHARED / "data" / "class_orders.json"
     content = json.loads(path.read_text())
-    assert sorted(NAMES.values()) == content["imagenet_r_classes"]
-    found = order({"file": str(path), "name": "A"}).indices(tuple(sorted(NAMES.values())), "imagenet-r")
+    assert sorted(WORDNET_NAMES.values()) == content["imagenet_r_classes"]
+    found = order({"file": str(path), "name": "A"}).indices(tuple(sorted(WORDNET_NAMES.values())), "imagenet-r")
     assert found == content["imagenet_r"]["A"]

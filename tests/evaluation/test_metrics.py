@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.metrics import DEFINITIONS, AccuracyMatrix
+from tunable_magmax.evaluation.metrics import METRIC_DEFINITIONS, AccuracyMatrix
 
 NAN = math.nan
 
@@ -79,9 +79,9 @@ def test_json_both_ways():
     matrix = AccuracyMatrix.of(["a", "b"], np.array([[0.5, np.nan], [0.25, 1]]), base=[0.1, 0.2], samples=[3, 4])
     told = json.loads(json.dumps(matrix.to_dict()))
     assert told["matrix"] == [[0.5, None], [0.25, 1]]
-    assert told["metrics"]["forgetting"] == {"value": 0.25, "definition": DEFINITIONS["forgetting"]}
-    assert "Chaudhry" in DEFINITIONS["forgetting"]
-    assert "Lopez-Paz" in DEFINITIONS["backward_transfer"]
+    assert told["metrics"]["forgetting"] == {"value": 0.25, "definition": METRIC_DEFINITIONS["forgetting"]}
+    assert "Chaudhry" in METRIC_DEFINITIONS["forgetting"]
+    assert "Lopez-Paz" in METRIC_DEFINITIONS["backward_transfer"]
     assert AccuracyMatrix.from_dict({**told, "seconds": 3}) == matrix
 
 

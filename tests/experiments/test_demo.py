@@ -24,7 +24,7 @@ def small():
             patch.setattr(demonstration, name, value)
         patch.setattr(demonstration, "OPTIMISATION", SOON)
         patch.setattr(glyph_encoder, "STEPS", 5)
-        patch.setattr(glyph_encoder, "EACH", 2)
+        patch.setattr(glyph_encoder, "PICTURES_EACH", 2)
         yield
 
 

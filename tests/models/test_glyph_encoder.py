@@ -12,7 +12,7 @@ from tunable_magmax.models.glyph_encoder import glyph_base, glyph_head
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch):
-    monkeypatch.setattr(glyph_encoder, "EACH", 3)
+    monkeypatch.setattr(glyph_encoder, "PICTURES_EACH", 3)
 
 
 def made(path, **options):

@@ -45,7 +45,7 @@ def pictures(count):
 @pytest.mark.parametrize("chunk", [2, 256])
 @pytest.mark.parametrize("kind", IMAGE_KINDS)
 def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind, chunk):
-    monkeypatch.setattr(prepared_module, "CHUNK", chunk)
+    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", chunk)
     encoder, images = load(kind, tmp_path), pictures(7)
     found = prepare(encoder, samples(images))
     assert (len(found), found.kind, found.positions, found.failed) == (7, "image", tuple(range(7)), 0)
@@ -71,7 +71,7 @@ def test_what_a_processor_leaves_out_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("chunk", [2, 256])
 def test_tokens_are_equal_up_to_padding(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(prepared_module, "CHUNK", chunk)
+    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", chunk)
     encoder = load("bert", tmp_path)
     found = prepare(encoder, samples(TEXTS))
     for rows in ([0], [3, 1], [4, 2, 0, 5], range(6)):
@@ -96,7 +96,7 @@ def test_tokens_padded_on_the_left_are_not_cut_off(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_cannot_be_read_is_left_out_and_the_rest_stays_in_order(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr(prepared_module, "CHUNK", 2)
+    monkeypatch.setattr(prepared_module, "INPUTS_AT_ONCE", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoder = load("vit", tmp_path)
     images: list = pictures(9)

@@ -21,8 +21,8 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError, some_of
 
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
+_SIDE = 32
+PIXELS = 3 * _SIDE * _SIDE
 ROW = 2 + PIXELS  # coarse label, fine label, pixels
 
 BINARY = ("train.bin", "test.bin", "fine_label_names.txt")
@@ -200,7 +200,7 @@ def pixel_samples(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any], 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         module = pillow()
         for position in positions:
-            planes = np.asarray(pixels[position]).reshape(3, SIDE, SIDE)
+            planes = np.asarray(pixels[position]).reshape(3, _SIDE, _SIDE)
             yield module.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
     return Samples(origin, "image", len(labels), load, classes, tuple(labels.tolist()))

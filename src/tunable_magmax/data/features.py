@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.arrays import feature_matrix
 
-SUFFIXES = frozenset({".npy", ".safetensors"})
-BASE = "base"
+FEATURE_SUFFIXES = frozenset({".npy", ".safetensors"})
+_BASE = "base"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Features:
 
 def holds_features(path: Path) -> bool:
     """Returns whether a path is a file of features, or a folder of them."""
-    return bool(_files(path)) if path.is_dir() else path.suffix in SUFFIXES
+    return bool(_files(path)) if path.is_dir() else path.suffix in FEATURE_SUFFIXES
 
 
 def read_features(path: Path) -> Features:
@@ -77,10 +77,10 @@ def read_base_features(path: Path, tasks: Sequence[str], encoders: Sequence[str]
     """
     if path.is_dir():
         files = _files(path)
-        return read_features(files[BASE]) if BASE in files and BASE not in tasks else None
+        return read_features(files[_BASE]) if _BASE in files and _BASE not in tasks else None
     tensors, encoder = _arrays(path)
-    if BASE in tensors and BASE not in tasks:
-        return _checked(tensors[BASE], encoder, f"{path}: {BASE}")
+    if _BASE in tensors and _BASE not in tasks:
+        return _checked(tensors[_BASE], encoder, f"{path}: {_BASE}")
     only = next(iter(tensors.values())) if len(tensors) == 1 else None
     return _checked(only, encoder, str(path)) if _dimensions(only) == 2 and len(set(encoders)) > 1 else None
 
@@ -95,7 +95,7 @@ def holds_task_features(path: Path, tasks: Sequence[str], encoders: Sequence[str
 
 def _files(folder: Path) -> dict[str, Path]:
     """Returns the files of features in a folder, by their names without suffix."""
-    return {item.stem: item for item in sorted(folder.iterdir()) if item.suffix in SUFFIXES}
+    return {item.stem: item for item in sorted(folder.iterdir()) if item.suffix in FEATURE_SUFFIXES}
 
 
 def _dimensions(array: Any) -> int:
@@ -117,7 +117,7 @@ def _require(path: Path, tasks: Sequence[str], names: Mapping[str, Any], what: s
 
 def _arrays(path: Path) -> tuple[dict[str, Any], str | None]:
     """Reads the arrays of a file by name, and the digest of their encoder if the file has it."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in FEATURE_SUFFIXES:
         raise InputError(f"{path}: features must be a .npy or .safetensors file")
     try:
         if path.suffix == ".npy":

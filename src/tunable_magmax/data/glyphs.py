@@ -43,16 +43,21 @@ OTHERS = (
 )
 ROUND = 5  # characters of one script that follow each other
 CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "Sc", "So", "Po")
-SIDE, INK = 64, 44  # of a mask, and of the longer side of what is drawn in it
+MASK_SIDE, INK_SIDE = 64, 44  # of a mask, and of the longer side of what is drawn in it
 POINTS = 72
 SMALLEST = 0.3  # of the font's size: a dot made large is no longer a dot
 ALIKE, ALIKE_ONCE = 0.92, 0.97  # correlations that are too much: mean over fonts, and in any one font
+SIZE = 32  # of a picture
+TRAIN_STREAM, TEST_STREAM, BASE_STREAM = 0, 1, 2  # streams of random numbers
+SITE_STREAM = 3  # and the numbers after it, one for each site
+SLOPE = 0.15  # of the paper's brightness, from left to right
+CHOICES = 11  # random numbers of a picture, before its grain
 MISSING = 'the glyphs need pillow and the fonts of matplotlib: pip install "tunable-magmax[train,report]"'
 
 
 @dataclass(frozen=True, eq=False)
 class Alphabet:
-    """Characters with their drawings: `masks` [characters, fonts, SIDE, SIDE], ink 255 on 0."""
+    """Characters with their drawings: `masks` [characters, fonts, MASK_SIDE, MASK_SIDE], ink 255 on 0."""
 
     characters: tuple[str, ...]
     masks: NDArray[np.uint8]
@@ -114,7 +119,7 @@ def _in_turn(scripts: Sequence[Sequence[str]]) -> list[str]:
 def _distinct(masks: NDArray[np.uint8], allowed: Sequence[bool]) -> list[bool]:
     """Says for each character whether it looks unlike all kept before it, by correlations of blurred drawings."""
     count, fonts = masks.shape[:2]
-    coarse = masks.reshape(count, fonts, SIDE // 2, 2, SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32)
+    coarse = masks.reshape(count, fonts, MASK_SIDE // 2, 2, MASK_SIDE // 2, 2).mean(axis=(3, 5), dtype=np.float32)
     for axis in (2, 3):
         # A hat of five cells: strokes of slightly different places still overlap.
         parts = [share * np.roll(coarse, step, axis) for step, share in zip(range(-2, 3), (1, 2, 3, 2, 1), strict=True)]
@@ -171,17 +176,16 @@ def _drawn(font: str, character: str) -> tuple[NDArray[np.uint8], float]:
     drawn = Image.new("L", (right - left + 2, lower - upper + 2))
     ImageDraw.Draw(drawn).text((1 - left, 1 - upper), character, fill=255, font=opened)
     drawn = drawn.crop(drawn.getbbox())
-    factor = INK / max(drawn.size)
+    factor = INK_SIDE / max(drawn.size)
     width, height = (max(1, round(factor * side)) for side in drawn.size)
-    canvas = Image.new("L", (SIDE, SIDE))
-    canvas.paste(drawn.resize((width, height), Image.Resampling.BILINEAR), ((SIDE - width) // 2, (SIDE - height) // 2))
-    return np.asarray(canvas), 1 / factor * INK / POINTS
+    canvas = Image.new("L", (MASK_SIDE, MASK_SIDE))
+    canvas.paste(
+        drawn.resize((width, height), Image.Resampling.BILINEAR), ((MASK_SIDE - width) // 2, (MASK_SIDE - height) // 2)
+    )
+    return np.asarray(canvas), 1 / factor * INK_SIDE / POINTS
 
 
-SIZE = 32
-TRAIN, TEST, BASE, SITE = 0, 1, 2, 3  # streams of random numbers; from the last on, one for each site
-SLOPE = 0.15  # of the paper's brightness, from left to right
-CHOICES = 11  # random numbers of a picture, before its grain
+# -- pictures ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,7 @@ def glyph_samples(classes: int = 40, train: int = 100, test: int = 50, seed: int
         if count < 1:
             raise InputError(f"glyphs: {name} is {count}, the number of pictures of each class; give 1 or more")
     labels = [[k for k in range(classes) for _ in range(each)] for each in (train, test)]
-    return glyph_pictures(labels[0], classes, seed, TRAIN), glyph_pictures(labels[1], classes, seed, TEST)
+    return glyph_pictures(labels[0], classes, seed, TRAIN_STREAM), glyph_pictures(labels[1], classes, seed, TEST_STREAM)
 
 
 def open_glyphs(options: DataOptions) -> Split:
@@ -222,7 +226,7 @@ def open_glyphs(options: DataOptions) -> Split:
 def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) -> Samples:
     """Draws a picture for each label, an index into the first `classes` characters; streams differ in pictures."""
     alphabet = alphabets()[0].first(classes)
-    drawing = Drawing(alphabet, seed, stream, STRONG)
+    drawing = GlyphDrawing(alphabet, seed, stream, STRONG)
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         from PIL import Image
@@ -230,11 +234,11 @@ def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) 
         for position in positions:
             yield Image.fromarray(drawing(labels[position], position)).convert("RGB")
 
-    part = {TRAIN: "training", TEST: "test"}.get(stream, "further")
+    part = {TRAIN_STREAM: "training", TEST_STREAM: "test"}.get(stream, "further")
     return Samples(f"glyphs, seed {seed}, {part} pictures", "image", len(labels), load, alphabet.names, tuple(labels))
 
 
-class Drawing:
+class GlyphDrawing:
     """Draws distorted pictures of an alphabet. Random numbers come from the lottery, so that they never change."""
 
     def __init__(self, alphabet: Alphabet, seed: int, stream: int, distortion: Distortion) -> None:
@@ -280,7 +284,7 @@ def _numbers(start: int, count: int) -> NDArray[np.uint64]:
 
 
 def _strokes(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns thin, plain and thick versions [3, characters, fonts, SIDE, SIDE], smoothed for halving."""
+    """Returns thin, plain and thick versions [3, characters, fonts, MASK_SIDE, MASK_SIDE], smoothed for halving."""
 
     def near(choose: Callable[..., Any]) -> NDArray[np.uint8]:
         shape = masks
@@ -301,11 +305,11 @@ def _matrix(most: Distortion, turn: float, shear: float, zoom: float, right: flo
     """Returns the affine map from picture to mask. `zoom` is in 0 .. 1, the others in -1 .. 1."""
     angle, lean = math.radians(most.turn * turn), most.shear * shear
     low, high = most.zoom
-    size = SIZE / SIDE * (low + (high - low) * zoom)
+    size = SIZE / MASK_SIDE * (low + (high - low) * zoom)
     a, d = math.cos(angle) / size, math.sin(angle) / size
     b, e = a * lean - d, d * lean + a
     x, y = SIZE * (0.5 + most.shift * right), SIZE * (0.5 + most.shift * down)
-    return a, b, SIDE / 2 - a * x - b * y, d, e, SIDE / 2 - d * x - e * y
+    return a, b, MASK_SIDE / 2 - a * x - b * y, d, e, MASK_SIDE / 2 - d * x - e * y
 
 
 def clean_glyphs(classes: Sequence[str]) -> list[list[Any]]:
@@ -322,4 +326,4 @@ def clean(alphabet: Alphabet, label: int, font: int) -> Any:
     """Draws a character as it is in one font."""
     from PIL import Image, ImageOps
 
-    return ImageOps.invert(Image.fromarray(alphabet.masks[label, font]).reduce(SIDE // SIZE)).convert("RGB")
+    return ImageOps.invert(Image.fromarray(alphabet.masks[label, font]).reduce(MASK_SIDE // SIZE)).convert("RGB")

@@ -58,7 +58,7 @@ n07753592 banana, n07768694 pomegranate, n07873807 pizza, n07880968 burrito, n07
 n09472597 volcano, n09835506 baseball_player, n10565667 scuba_diver, n12267677 acorn
 """
 
-NAMES = MappingProxyType(dict(pair.split() for pair in _PAIRS.replace("\n", " ").split(",")))
+WORDNET_NAMES = MappingProxyType(dict(pair.split() for pair in _PAIRS.replace("\n", " ").split(",")))
 """WordNet id -> class name, as other copies of the data set name their folders."""
 
 
@@ -114,5 +114,5 @@ def _readable(root: Path) -> Mapping[str, str]:
     if readme.is_file():
         listed = wordnet_names(readme.read_text(encoding="utf-8", errors="replace"))
         if listed:
-            return NAMES | listed
-    return NAMES
+            return WORDNET_NAMES | listed
+    return WORDNET_NAMES

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 # Pillow tries its formats one after the other; asking for the right one first halves the time of a small image.
 _SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP"}
 _ORIENTATION = 0x0112
@@ -25,7 +25,7 @@ MOST_THREADS = 16
 # Encoded bytes of an image from which on threads win. Of smaller ones Python's own work is the larger part, and
 # threads that wait for each other's lock are slower than one (measured: 1.5 times for 32 px images).
 WORTH_BYTES = 8 << 10
-AHEAD = 4  # images in work or ready for each thread
+IMAGES_AHEAD = 4  # images in work or ready for each thread
 _PROBED = 32  # files whose size decides about threads
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -43,7 +43,9 @@ def open_image_folder(path: Path) -> Samples:
     if loose:
         return Samples(str(path), "image", len(loose), _loader(path, loose))
     if not any(images for _, images in folders):
-        raise InputError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))}), neither loose nor in class folders")
+        raise InputError(
+            f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}), neither loose nor in class folders"
+        )
     return image_samples(path, folders)
 
 
@@ -62,7 +64,7 @@ def open_domain_folders(path: Path) -> Samples:
         folders += inside
         domains += [domain.name for _, images in inside for _ in images]
     if not domains:
-        raise InputError(f"{path} holds no images in DOMAIN/CLASS/ folders ({', '.join(sorted(SUFFIXES))})")
+        raise InputError(f"{path} holds no images in DOMAIN/CLASS/ folders ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return image_samples(path, folders, tuple(domains))
 
 
@@ -100,7 +102,9 @@ def _folders(path: Path) -> list[Path]:
 
 def _images(items: Iterable[Path]) -> list[Path]:
     return sorted(
-        item for item in items if item.suffix.lower() in SUFFIXES and not item.name.startswith(".") and item.is_file()
+        item
+        for item in items
+        if item.suffix.lower() in IMAGE_SUFFIXES and not item.name.startswith(".") and item.is_file()
     )
 
 
@@ -159,8 +163,8 @@ def threads_for(encoded_bytes: float) -> int:
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Iterable[Item], threads: int, ahead: int | None = None
-) -> Iterator[Result]:
+    work: Callable[[_Item], _Result], items: Iterable[_Item], threads: int, ahead: int | None = None
+) -> Iterator[_Result]:
     """Yields `work` of each item, in order, at most `ahead` items (default: a few for each thread) before the reader.
 
     >>> list(in_order(lambda x: x * x, range(5), 2))
@@ -169,9 +173,9 @@ def in_order(
     if threads < 2:
         yield from map(work, items)
         return
-    source, most = iter(items), threads * AHEAD if ahead is None else ahead
+    source, most = iter(items), threads * IMAGES_AHEAD if ahead is None else ahead
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(source, most))
+        waiting: deque[Future[_Result]] = deque(pool.submit(work, item) for item in islice(source, most))
         try:
             while waiting:
                 yield waiting.popleft().result()

@@ -9,7 +9,7 @@ from tunable_magmax.data.images import open_domain_folders, open_image_folder
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split
-from tunable_magmax.data.tables import SUFFIXES, open_table, read_labels
+from tunable_magmax.data.tables import TABLE_SUFFIXES, open_table, read_labels
 from tunable_magmax.errors import InputError
 
 
@@ -44,16 +44,16 @@ def open_samples(
         return open_parquet(path, split, text_column, label_column, domain_column)
     if suffix == ".json":
         return read_clinc150(path, split)
-    if suffix in SUFFIXES:
+    if suffix in TABLE_SUFFIXES:
         return open_table(path, text_column, label_column, domain_column)
-    known = ".parquet, .json, " + ", ".join(sorted(SUFFIXES))
+    known = ".parquet, .json, " + ", ".join(sorted(TABLE_SUFFIXES))
     raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
 
 
 def open_labels(path: str | Path, split: str | None = None, label_column: str | None = None) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, an .npy vector, or a labelled data set."""
     path = Path(path)
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in TABLE_SUFFIXES:
         return read_labels(path, label_column)
     if path.suffix.lower() == ".npy":
         return _vector(path)
@@ -121,7 +121,7 @@ def _parquet_split(path: Path, options: DataOptions) -> Split | None:
 
 
 def _table(folder: Path, stems: tuple[str, ...]) -> Path:
-    suffixes = (SUFFIXES - {".txt"}) | {".parquet"}
+    suffixes = (TABLE_SUFFIXES - {".txt"}) | {".parquet"}
     for stem in stems:
         files = [file for file in sorted(folder.glob(f"{stem}.*")) if file.suffix.lower() in suffixes]
         if len(files) > 1:

@@ -16,10 +16,10 @@ Scenario: TypeAlias = Literal["class", "domain"]
 TEST_NAMES = ("test", "val", "validation")
 """What the test part may be called where the data is split already; the first that is there is used."""
 # Streams of the lottery; merges use 0 to 3.
-SPLIT = 16
-LIMIT = 17
-ORDER = 18
-HELD = 19
+SPLIT_STREAM = 16
+LIMIT_STREAM = 17
+ORDER_STREAM = 18
+HELD_STREAM = 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def drawn_split(samples: Samples, options: DataOptions, by_class: bool = True) -
     share, seed = options.test_share, options.split_seed
     if by_class:
         domains = samples.domains or ("",) * len(samples)
-        train, test = split_each(list(zip(domains, samples.labels or (), strict=True)), share, seed)
+        train, test = split_groups(list(zip(domains, samples.labels or (), strict=True)), share, seed)
     else:
         train, test = split_all(len(samples), share, seed)
     facts = {
@@ -113,7 +113,7 @@ def require_labels(samples: Samples, options: DataOptions) -> None:
 # -- seeded draws -----------------------------------------------------------------------------------------------------
 
 
-def shuffled(count: int, seed: int, stream: int = ORDER) -> list[int]:
+def shuffled(count: int, seed: int, stream: int = ORDER_STREAM) -> list[int]:
     """Returns 0 .. count - 1 in an order that only the seed decides, whatever the versions of Python and NumPy.
 
     >>> shuffled(5, seed=3) == shuffled(5, seed=3), sorted(shuffled(5, seed=3))
@@ -128,18 +128,18 @@ def split_all(size: int, share: float, seed: int) -> tuple[list[int], list[int]]
     >>> [len(part) for part in split_all(30, 0.2, seed=0)]
     [24, 6]
     """
-    drawn = shuffled(size, seed, SPLIT)
+    drawn = shuffled(size, seed, SPLIT_STREAM)
     cut = min(max(1, round(size * share)), size - 1) if size > 1 else 0
     return sorted(drawn[cut:]), sorted(drawn[:cut])
 
 
-def split_each(groups: Sequence[Hashable], share: float, seed: int) -> tuple[list[int], list[int]]:
+def split_groups(groups: Sequence[Hashable], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Splits each group, such as a class, in the same way: a group of two or more has samples on both sides.
 
-    >>> split_each(["a", "a", "b", "b", "b"], 0.2, seed=0)[1]
+    >>> split_groups(["a", "a", "b", "b", "b"], 0.2, seed=0)[1]
     [0, 4]
     """
-    return _split_groups(shuffled(len(groups), seed, SPLIT), groups, share, least=1)
+    return _divided(shuffled(len(groups), seed, SPLIT_STREAM), groups, share, least=1)
 
 
 def held_out(
@@ -150,12 +150,12 @@ def held_out(
     >>> held_out([0, 1, 2, 4], ["a", "a", "a", "a", "b"], 0.3, seed=0)
     ([0, 1, 4], [2])
     """
-    return _split_groups(_drawn(positions, seed, HELD), groups, share, least=0)
+    return _divided(_drawn(positions, seed, HELD_STREAM), groups, share, least=0)
 
 
 def limited(positions: Sequence[int], groups: Sequence[Hashable], most: int, seed: int) -> list[int]:
     """Draws at most `most` positions of each group; `groups` holds the group of each position. Ascending."""
-    drawn = _drawn(positions, seed, LIMIT)
+    drawn = _drawn(positions, seed, LIMIT_STREAM)
     return sorted(p for members in _members(drawn, groups).values() for p in members[:most])
 
 
@@ -165,9 +165,7 @@ def _drawn(positions: Sequence[int], seed: int, stream: int) -> list[int]:
     return sorted(positions, key=lambda p: (ticket(start, p), p))
 
 
-def _split_groups(
-    drawn: Sequence[int], groups: Sequence[Hashable], share: float, least: int
-) -> tuple[list[int], list[int]]:
+def _divided(drawn: Sequence[int], groups: Sequence[Hashable], share: float, least: int) -> tuple[list[int], list[int]]:
     """Returns the positions that stay, and the first `share` of each group (at least `least`), which do not."""
     taken = {
         position

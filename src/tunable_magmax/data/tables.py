@@ -14,7 +14,7 @@ from tunable_magmax.errors import InputError, closest
 
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content")
 LABEL_COLUMNS = ("label", "class", "intent", "category", "target", "fine_label", "label_text")
-SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
+TABLE_SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 
 
 def open_table(
@@ -86,7 +86,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     elif suffix == ".txt":
         rows = [{"text": line.strip()} for line in content.splitlines() if line.strip()]
     else:
-        raise InputError(f"{path}: expected one of {', '.join(sorted(SUFFIXES))}")
+        raise InputError(f"{path}: expected one of {', '.join(sorted(TABLE_SUFFIXES))}")
     if not rows:
         raise InputError(f"{path}: holds no samples; give at least one")
     return rows

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 
 LEVEL = 0.95
-VERSION = 1
-DEFINITIONS = {
+ACCURACY_VERSION = 1
+ACCURACY_DEFINITIONS = {
     "accuracy": "share of samples whose class has the largest score among all classes of the head (task unknown)",
     "known_accuracy": "share of samples whose class has the largest score among the classes of their own task (task "
     "known); of samples that belong to a task",
@@ -180,8 +180,8 @@ class Accuracy:
             for name, members in zip(self.tasks, self.task_classes, strict=True)
         ]
         return {
-            "version": VERSION,
-            "definitions": dict(DEFINITIONS),
+            "version": ACCURACY_VERSION,
+            "definitions": dict(ACCURACY_DEFINITIONS),
             "level": self.level,
             **self._record(self.overall),
             **({} if self.known is None else self._record(self.known, "known_")),

@@ -148,7 +148,7 @@ def _unknown(samples: Samples, classes: Sequence[str], unknown: Sequence[str], l
     )
 
 
-BATCH = 256
+EVALUATION_BATCH = 256
 
 
 class Evaluator:
@@ -168,7 +168,7 @@ class Evaluator:
         head: Head,
         labelled: Labelled,
         *,
-        batch: int = BATCH,
+        batch: int = EVALUATION_BATCH,
         strict: bool = False,
         level: float = LEVEL,
         progress: Progress | None = None,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 
-VERSION = 1
-DEFINITIONS = {
+MATRIX_VERSION = 1
+METRIC_DEFINITIONS = {
     "average_accuracy": "mean over tasks j <= T of R[T, j]",
     "forgetting": "mean over tasks j < T of max over i < T of R[i, j], less R[T, j] (Chaudhry et al. 2018); positive "
     "is worse",
@@ -91,12 +91,12 @@ class AccuracyMatrix:
         if self.base is not None:
             before = r.diagonal(1)[: max(last - 1, 0)] - np.array(self.base)[1 : max(last, 1)]
             values["forward_transfer"] = _mean(before)
-        return tuple(Metric(name, value, DEFINITIONS[name]) for name, value in values.items())
+        return tuple(Metric(name, value, METRIC_DEFINITIONS[name]) for name, value in values.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the matrix, the metrics and their definitions."""
         return {
-            "version": VERSION,
+            "version": MATRIX_VERSION,
             "tasks": list(self.tasks),
             "samples": None if self.samples is None else list(self.samples),
             "base": None if self.base is None else _nulls(self.base),
@@ -108,8 +108,8 @@ class AccuracyMatrix:
     @classmethod
     def from_dict(cls, data: Any) -> AccuracyMatrix:
         """Reads what `to_dict` made, whatever other keys there are. The metrics are computed again."""
-        if not isinstance(data, dict) or data.get("version") != VERSION:
-            raise InputError(f"not an accuracy matrix of version {VERSION}")
+        if not isinstance(data, dict) or data.get("version") != MATRIX_VERSION:
+            raise InputError(f"not an accuracy matrix of version {MATRIX_VERSION}")
         try:
             return cls.of(data["tasks"], data["matrix"], data.get("base"), data.get("samples"))
         except (KeyError, TypeError, ValueError) as error:

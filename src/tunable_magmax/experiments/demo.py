@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.data.glyphs import SITE, alphabets, glyph_pictures
+from tunable_magmax.data.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.engines.local import merge_checkpoints
@@ -188,7 +188,7 @@ def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
     draw = random.Random(derived_seed(seed, "site", number))
     tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
     labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
-    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE + number)
+    pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE_STREAM + number)
     (folder / "inputs").mkdir(parents=True)
     names = [pictures.classes[label] for label in labels]
     (folder / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")

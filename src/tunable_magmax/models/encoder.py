@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean"]
-BATCH = 64
+EMBEDDING_BATCH = 64
 WHOLE = ("clip", "siglip")
 # Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, and small random numbers.
 MARK = 1000
@@ -148,15 +148,15 @@ class Encoder:
 
     # -- without gradients -----------------------------------------------------------------------------------------
 
-    def embed_images(self, images: Sequence[Any], batch: int = BATCH) -> NDArray[np.float32]:
+    def embed_images(self, images: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
         """Returns embeddings [n, dim] of PIL images."""
         return self._embed(images, batch, lambda part: self.pool_images(self.prepare_images(part)))
 
-    def embed_texts(self, texts: Sequence[str], batch: int = BATCH) -> NDArray[np.float32]:
+    def embed_texts(self, texts: Sequence[str], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
         """Returns embeddings [n, dim] of texts."""
         return self._embed(texts, batch, lambda part: self.pool_texts(self.prepare_texts(part)))
 
-    def embed(self, inputs: Sequence[Any], batch: int = BATCH) -> NDArray[np.float32]:
+    def embed(self, inputs: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
         """Returns embeddings [n, dim] of inputs that are all texts or all images."""
         if inputs and isinstance(inputs[0], str):
             return self.embed_texts(inputs, batch)

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunable_magmax.data.glyphs import BASE, FONTS, MILD, SIZE, Alphabet, Drawing, alphabets, clean, clean_glyphs
+from tunable_magmax.data.glyphs import (
+    BASE_STREAM,
+    FONTS,
+    MILD,
+    SIZE,
+    Alphabet,
+    GlyphDrawing,
+    alphabets,
+    clean,
+    clean_glyphs,
+)
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
@@ -27,11 +37,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-WIDTH, LAYERS, HEADS, PATCH = 96, 3, 4, 8
+EMBEDDING_WIDTH, LAYERS, HEADS, PATCH = 96, 3, 4, 8
 MEAN, DEVIATION = 0.7, 0.3  # of pixels, between 0 and 1
-EACH = 60  # distorted pictures of each character
-STEPS, BATCH, CLEAN = 1000, 96, 12  # the last: clean pictures in a batch
-RATE, DECAY, SCALE = 4e-3, 0.05, 16.0
+PICTURES_EACH = 60  # distorted pictures of each character
+STEPS, TRAINING_BATCH, CLEAN = 1000, 96, 12  # the last: clean pictures in a batch
+RATE, DECAY, COSINE_SCALE = 4e-3, 0.05, 16.0
 HEAD_SCALE = 3.0  # low: cosines must come close to 1 before the loss is content
 
 
@@ -103,8 +113,8 @@ def _model() -> Any:
     except ImportError:
         raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
     config = ViTConfig(
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
+        hidden_size=EMBEDDING_WIDTH,
+        intermediate_size=2 * EMBEDDING_WIDTH,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         image_size=SIZE,
@@ -125,19 +135,19 @@ def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: P
     plain = torch.from_numpy(
         np.stack([np.asarray(clean(alphabet, k, font))[:, :, 0] for k in range(count) for font in range(len(FONTS))])
     )
-    vectors = torch.nn.Parameter(torch.randn(count, WIDTH))
+    vectors = torch.nn.Parameter(torch.randn(count, EMBEDDING_WIDTH))
     trained = [*model.parameters(), vectors]
     optimiser = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, betas=(0.9, 0.98))
     model.train()
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / (0.1 * steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        noisy = torch.randint(len(pictures), (BATCH - CLEAN,))
+        noisy = torch.randint(len(pictures), (TRAINING_BATCH - CLEAN,))
         named = torch.randint(len(plain), (CLEAN,))
-        labels = torch.cat([noisy // EACH, named // len(FONTS)])
+        labels = torch.cat([noisy // PICTURES_EACH, named // len(FONTS)])
         states = model(pixel_values=_pixels(torch.cat([pictures[noisy], plain[named]]))).last_hidden_state[:, 0]
         cosines = torch.nn.functional.normalize(states, dim=1) @ torch.nn.functional.normalize(vectors, dim=1).T
-        loss = torch.nn.functional.cross_entropy(SCALE * cosines, labels)
+        loss = torch.nn.functional.cross_entropy(COSINE_SCALE * cosines, labels)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -147,14 +157,14 @@ def _pretrain(model: Any, alphabet: Alphabet, seed: int, steps: int, progress: P
 
 
 def _pictures(alphabet: Alphabet, seed: int, progress: Progress) -> Tensor:
-    """Draws distorted pictures [characters * EACH, SIZE, SIZE], by character."""
+    """Draws distorted pictures [characters * PICTURES_EACH, SIZE, SIZE], by character."""
     import torch
 
     count = len(alphabet.characters)
-    drawing = Drawing(alphabet, seed, BASE, MILD)
-    rows = np.empty((count * EACH, SIZE, SIZE), dtype=np.uint8)
+    drawing = GlyphDrawing(alphabet, seed, BASE_STREAM, MILD)
+    rows = np.empty((count * PICTURES_EACH, SIZE, SIZE), dtype=np.uint8)
     for k in range(count):
-        for position in range(k * EACH, (k + 1) * EACH):
+        for position in range(k * PICTURES_EACH, (k + 1) * PICTURES_EACH):
             rows[position] = drawing(k, position)
         progress("drawing", k + 1, count)
     return torch.from_numpy(rows)

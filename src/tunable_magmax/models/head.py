@@ -23,7 +23,7 @@ from tunable_magmax.models.state import checkpoint_digest, tensors_digest
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0
-BATCH = 256
+SENTENCES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +251,7 @@ def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequen
     names, used = require_class_names(classes), read_templates(templates)
     require_readable(names)
     texts = [sentence for name in names for sentence in sentences(name, used)]
-    rows = _normalised(encoder.embed_texts(texts, BATCH).astype(np.float64))
+    rows = _normalised(encoder.embed_texts(texts, SENTENCES_AT_ONCE).astype(np.float64))
     return _unit_means(rows.reshape(len(names), len(used), -1).sum(axis=1), names)
 
 

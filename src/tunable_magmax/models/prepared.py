@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     Batch: TypeAlias = Tensor | dict[str, Tensor]
 
-CHUNK = 256
+INPUTS_AT_ONCE = 256
 # Decoding threads beyond this gain nothing: the parts that hold the interpreter's lock take over.
-MOST_THREADS = 8
+DECODING_THREADS = 8
 # The share of a GPU's free memory that inputs may take before they stay in pinned host memory.
 DEVICE_SHARE = 0.25
 
@@ -112,10 +112,12 @@ def prepare(
     kept: list[int] = []
     parts: list[Any] = []
     # Tokenizers refuse to be used from two threads at once.
-    threads = min(MOST_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
-    batches = samples.batches(wanted, CHUNK, failed)
+    threads = min(DECODING_THREADS, torch.get_num_threads()) if samples.kind == "image" else 1
+    batches = samples.batches(wanted, INPUTS_AT_ONCE, failed)
     # A few batches at a time: hundreds of decoded images each, before they are made smaller.
-    for where, part in in_order(lambda batch: (batch[0], decode(encoder, batch[1])), batches, threads, MOST_THREADS):
+    for where, part in in_order(
+        lambda batch: (batch[0], decode(encoder, batch[1])), batches, threads, DECODING_THREADS
+    ):
         kept += where
         parts.append(part)
         if progress is not None:
@@ -138,7 +140,7 @@ def prepare(
     )
 
 
-def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = CHUNK) -> Tensor:
+def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = INPUTS_AT_ONCE) -> Tensor:
     """Returns embeddings [n, dim], float32, on the encoder's device, without gradients."""
     import torch
 

@@ -14,7 +14,7 @@ from tunable_magmax.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 1 << 24
+DIGEST_CHUNK = 1 << 24
 
 
 def checkpoint_digest(path: str | Path) -> str:
@@ -95,8 +95,8 @@ def _heading(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def _chunks(checkpoint: Checkpoint, name: str) -> Iterator[memoryview]:
     size = checkpoint.tensors[name].nbytes
-    buffer = memoryview(bytearray(min(size, CHUNK)))
-    for start in range(0, size, CHUNK):
-        part = buffer[: min(CHUNK, size - start)]
+    buffer = memoryview(bytearray(min(size, DIGEST_CHUNK)))
+    for start in range(0, size, DIGEST_CHUNK):
+        part = buffer[: min(DIGEST_CHUNK, size - start)]
         checkpoint.read_into(name, start, part)
         yield part

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.errors import InputError, StorageError, closest, some_of
 from tunable_magmax.files import sync_directory
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.pretrained import from_state, put_companions, quiet
@@ -64,10 +64,10 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
     names = [name for name, _ in named]
     idle = [pattern for pattern in freeze if not any(fnmatchcase(name, pattern) for name in names)]
     if idle:
-        shown = ", ".join(f"{pattern!r}{closest(pattern, names)}" for pattern in idle)
+        shown = some_of(idle, show=lambda pattern: f"{pattern!r}{closest(pattern, names)}")
         raise InputError(
             f"nothing of {encoder.path} is called {shown}: patterns of what to freeze must match a parameter; it has "
-            f"{len(names)}, such as {', '.join(map(repr, _some(names)))}"
+            f"{len(names)}, such as {some_of(names, show=repr)}"
         )
     for parameter in encoder.module.parameters():
         parameter.requires_grad_(False)
@@ -130,8 +130,3 @@ def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]
     with encoder.evaluating(), torch.enable_grad():
         slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
     return [slope is not None for slope in slopes]
-
-
-def _some(names: Sequence[str], count: int = 5) -> list[str]:
-    """Returns a few names from all over the model."""
-    return [names[k * (len(names) - 1) // (count - 1)] for k in range(count)] if len(names) > count else list(names)

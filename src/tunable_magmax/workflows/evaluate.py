@@ -15,7 +15,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy
-from tunable_magmax.evaluation.evaluator import BATCH, Evaluator, Labelled, label_benchmark, label_samples
+from tunable_magmax.evaluation.evaluator import EVALUATION_BATCH, Evaluator, Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import Recipe
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.models.head import Head
 
-PathLike: TypeAlias = str | Path
+Data: TypeAlias = str | Path | Samples | Benchmark | None
+"""Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
 
@@ -42,7 +43,7 @@ class Reading:
     limit: int | None = None
     """If there are more samples, a seeded draw of so many is evaluated."""
     seed: int = 0
-    batch: int = BATCH
+    batch: int = EVALUATION_BATCH
     device: str | None = None
     strict: bool = False
     level: float = LEVEL
@@ -97,11 +98,11 @@ class RunEvaluation:
 
 
 def evaluate(
-    model: PathLike | Recipe,
-    data: PathLike | Samples | Benchmark | None = None,
+    model: str | Path | Recipe,
+    data: Data = None,
     *,
-    head: PathLike | None = None,
-    run: PathLike | None = None,
+    head: str | Path | None = None,
+    run: str | Path | None = None,
     reading: Reading | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -127,11 +128,11 @@ def evaluate(
 
 
 def evaluate_run(
-    run: PathLike,
-    data: PathLike | Samples | Benchmark | None = None,
+    run: str | Path,
+    data: Data = None,
     *,
     checkpoints: Sequence[str] | None = None,
-    head: PathLike | None = None,
+    head: str | Path | None = None,
     reading: Reading | None = None,
     progress: Progress | None = None,
 ) -> RunEvaluation:
@@ -163,7 +164,7 @@ def evaluate_run(
     return RunEvaluation(str(trained.path), origin, str(head_file), accuracies, evaluator.unreadable, unknown, known)
 
 
-def measured_by_training(run: PathLike) -> AccuracyMatrix:
+def measured_by_training(run: str | Path) -> AccuracyMatrix:
     """Returns the accuracy matrix that training wrote into a run directory."""
     opened = Run.open(run)
     metrics = opened.read_metrics()
@@ -246,9 +247,7 @@ def _holder(checkpoints: list[Path]) -> Run | None:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def _labelled(
-    data: PathLike | Samples | Benchmark | None, head: Head, run: Run | None, reading: Reading
-) -> tuple[Labelled, str]:
+def _labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> tuple[Labelled, str]:
     """Opens the data with labels in the head's classes and the run's tasks; also returns what to call them."""
     if data is None:
         data = _run_benchmark(run)
@@ -296,7 +295,7 @@ def _benchmark_file(path: Path) -> Benchmark:
 
 def _evaluator(
     checkpoint: Path,
-    data: PathLike | Samples | Benchmark | None,
+    data: Data,
     head_file: Path,
     run: Run | None,
     reading: Reading,
@@ -363,5 +362,5 @@ def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMat
     return unknown, known
 
 
-def _path(path: PathLike | None) -> Path | None:
+def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)

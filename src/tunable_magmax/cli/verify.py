@@ -14,7 +14,8 @@ from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows.verify import KnownInputs, Verification
+    from tunable_magmax.runs.recipe import Recipe
+    from tunable_magmax.workflows.verify import Verification
 
 
 def verify(
@@ -53,32 +54,35 @@ def verify(
     from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
 
     with progress_bars(quiet or as_json) as progress:
-        found = verify_checkpoint(path, base, task, memory=memory, threads=threads, progress=progress)
+        verification = verify_checkpoint(path, base, task, memory=memory, threads=threads, progress=progress)
     if as_json:
-        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
-        return 0 if found.ok else 1
-    failed = [check for check in found.checks if not check.ok]
+        sys.stdout.write(json.dumps(verification.to_dict(), indent=1) + "\n")
+        return 0 if verification.ok else 1
+    failed = [check for check in verification.checks if not check.ok]
     if not quiet:
-        sys.stdout.write(_checks(found))
-        if not failed and not found.rederived and (known := logged_inputs(path)) is not None:
+        sys.stdout.write(_checks(verification))
+        if not failed and not verification.rederived and (known := logged_inputs(path)) is not None:
             sys.stdout.write(_again(path, known))
     if failed:
-        inputs = ", or these are not its inputs in training order" if found.rederived else ""
+        inputs = ", or these are not its inputs in training order" if verification.rederived else ""
         details = f": {'; '.join(f'{check.what}: {check.detail}' for check in failed)}" if quiet else ""
-        count = f"{len(failed)} of {number(len(found.checks), 'check')} failed"
+        count = f"{len(failed)} of {number(len(verification.checks), 'check')} failed"
         sys.stderr.write(f"error: {path} is not what its report says{inputs}: {count}{details}\n")
     return 1 if failed else 0
 
 
-def _checks(found: Verification) -> str:
-    width = max(len(check.what) for check in found.checks)
-    lines = [f"  {'ok    ' if check.ok else 'FAILED'}  {check.what:<{width}}  {check.detail}" for check in found.checks]
-    if found.ok:
-        lines.append(f"{found.path} is what its report says")
+def _checks(verification: Verification) -> str:
+    width = max(len(check.what) for check in verification.checks)
+    lines = [
+        f"  {'ok    ' if check.ok else 'FAILED'}  {check.what:<{width}}  {check.detail}"
+        for check in verification.checks
+    ]
+    if verification.ok:
+        lines.append(f"{verification.path} is what its report says")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _again(path: Path, known: KnownInputs) -> str:
+def _again(path: Path, known: Recipe) -> str:
     parts = ["tmx", "verify", str(path), "--base", str(known.base)]
     parts += [part for place in known.tasks for part in ("--task", str(place))]
     return f"Its inputs are still there; to merge them again and compare every byte:\n{shlex.join(parts)}\n"

@@ -100,13 +100,13 @@ class Log:
             file.write(json.dumps(entry) + "\n")
 
 
-def _base_name(base: Path, given: str | None) -> str:
-    """Returns the base's name for the model card: the name given, or the hub name in the base's configuration.
+def _base_name(base: Path, chosen: str | None) -> str:
+    """Returns the base's name for the model card: the chosen one, or the hub name in the base's configuration.
 
     Never its path: equal merges must give equal bytes wherever they are made.
     """
-    if given:
-        return given
+    if chosen:
+        return chosen
     try:
         config = json.loads((base / MODEL_CONFIG).read_text(encoding="utf-8"))
         name = config.get("_name_or_path", "")

@@ -92,6 +92,12 @@ def expected_shards(layout: Layout, out_dtype: str | None, shard_size: int | Non
     return plan_shards(output_tensors(layout, merged, out_dtype), shard_size, aliases=layout.ties)
 
 
+def merged_tensors(merge: Merge) -> list[TensorInfo]:
+    """Returns the tensors of a surveyed merge's output."""
+    merged = [merge.layout.mergeable[place.tensor] for place in merge.places]
+    return output_tensors(merge.layout, {t.name: merge.out_dtype(t) for t in merged}, merge.options.out_dtype)
+
+
 Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 """Writes shards and returns the sha256 of each by its name."""
 
@@ -104,9 +110,7 @@ def write_weights(
     `write` writes the others, by default here and one after the other.
     """
     layout = merge.layout
-    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.places}
-    tensors = output_tensors(layout, merged, merge.options.out_dtype)
-    shards = plan_shards(tensors, shard_size, aliases=layout.ties)
+    shards = plan_shards(merged_tensors(merge), shard_size, aliases=layout.ties)
     written = {shard.name: done for shard in shards if (done := output.finished(shard)) is not None}
     names = {name for shard in shards if shard.name in written for name in _names(shard)}
     merge.measure([s for s in merge.places if layout.mergeable[s.tensor].name in names])

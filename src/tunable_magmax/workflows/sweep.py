@@ -270,10 +270,10 @@ def _opened(
     folder: Path,
     points: Sequence[Point],
     reports_only: bool,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> Iterator[_Opened]:
     """Opens the inputs and checks everything that can be checked before values are read."""
-    rest = dict(given)
+    rest = dict(arguments)
     settings = OutputSettings.take(rest)
     resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
     options = _read_options(len(tasks), points, rest)
@@ -302,11 +302,11 @@ def _opened(
         yield replace(opened, finished=finished)
 
 
-def _read_options(tasks: int, points: Sequence[Point], given: Mapping[str, Any]) -> Options:
+def _read_options(tasks: int, points: Sequence[Point], arguments: Mapping[str, Any]) -> Options:
     """Reads the options that all points share, and checks every point's weights."""
-    if given.keys() & {"weights", "budget"}:
+    if arguments.keys() & {"weights", "budget"}:
         raise InputError("the points of a sweep are its weights: leave out weights and budget")
-    options = read_options(tasks, **given)
+    options = read_options(tasks, **arguments)
     if METHODS[options.method].weights == "refused":
         usable = ", ".join(name for name, method in METHODS.items() if method.weights != "refused")
         raise InputError(f"method {options.method!r} takes no weights, so there is nothing to sweep; use {usable}")

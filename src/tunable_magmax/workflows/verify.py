@@ -9,27 +9,27 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.settings import Resources
+from tunable_magmax.engines.weight_files import merged_tensors, shard_data
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import Progress, is_plain_name
+from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.merging.stream import Merge
+from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.workflows.inspect import read_report
-
-if TYPE_CHECKING:
-    from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.merging.options import Options
-    from tunable_magmax.merging.stream import Merge
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
-_REDERIVED = (
-    "elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length", "tensors", "copied",
-)  # fmt: skip
+_REDERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,61 +193,33 @@ def _rederive(
     resources: Resources,
     progress: Progress | None,
 ) -> list[Check]:
-    from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.engines.local import merge_of
-
-    options = _options(report)
+    try:
+        options = read_options(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
+    except (InputError, TypeError) as error:
+        raise InputError(f"the options in the report are not those of a merge: {error}") from None
     checks = []
     with tempfile.TemporaryDirectory(prefix="tmx-verify-") as folder, Inputs(base, tasks, options) as inputs:
         if report.inputs:
-            found = inputs.digests()
-            wrong = [f"{name} differs" for name in sorted(report.inputs) if found.get(name) != report.inputs[name]]
-            checks.append(_none("SHA-256 of the inputs", wrong, f"{len(found)} as reported"))
-        spill = Path(folder) / "planes"
-        with merge_of(inputs, options, resources, spill, progress) as merge:
+            digests = inputs.digests()
+            wrong = [f"{name} differs" for name in sorted(report.inputs) if digests.get(name) != report.inputs[name]]
+            checks.append(_none("SHA-256 of the inputs", wrong, f"{len(digests)} as reported"))
+        with merge_of(inputs, options, resources, Path(folder) / "planes", progress) as merge:
             merge.survey()
             merge.decide()
             checks.append(_values(merge, inputs, checkpoint, report))
             again = merge.report()
     for name in _REDERIVED:
-        what = f"{name.replace('_', ' ')}, derived again"
-        if name == "tensors":
-            wrong = [
-                f"{key!r} differs"
-                for key in {**again.tensors, **report.tensors}
-                if not _same_tensor(again, report, key)
-            ]
-            checks.append(_none(what, wrong, f"{len(again.tensors)} as reported"))
-        elif name == "copied":
-            differ = sorted(set(again.copied) ^ set(report.copied))
-            checks.append(_none(what, [f"{key!r} differs" for key in differ], f"{len(again.copied)} as reported"))
-        else:
-            checks.append(_equal(what, getattr(again, name), getattr(report, name)))
+        checks.append(_equal(f"{name.replace('_', ' ')}, derived again", getattr(again, name), getattr(report, name)))
+    tensors = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
+    copied = sorted(set(again.copied) ^ set(report.copied))
+    for what, differ, count in (("tensors", tensors, len(again.tensors)), ("copied", copied, len(again.copied))):
+        checks.append(_none(f"{what}, derived again", [f"{key!r} differs" for key in differ], f"{count} as reported"))
     return checks
-
-
-def _same_tensor(one: MergeReport, other: MergeReport, name: str) -> bool:
-    return name in one.tensors and one.tensors[name] == other.tensors.get(name)
-
-
-def _options(report: MergeReport) -> Options:
-    """Reads the report's options as those of a merge."""
-    from tunable_magmax.merging.methods import read_options
-
-    try:
-        return read_options(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
-    except (InputError, TypeError) as error:
-        raise InputError(f"the options in the report are not those of a merge: {error}") from None
 
 
 def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
     """Compares all values, merged and copied, with the checkpoint's. All are rendered, since that counts owners."""
-    from tunable_magmax.checkpoints.shards import plan_shards
-    from tunable_magmax.engines.weight_files import output_tensors, shard_data
-
-    layout = merge.layout
-    merged = {layout.mergeable[s.tensor].name: merge.out_dtype(layout.mergeable[s.tensor]) for s in merge.places}
-    [shard] = plan_shards(output_tensors(layout, merged, merge.options.out_dtype))
+    [shard] = plan_shards(merged_tensors(merge))
     blocks = shard_data(merge, inputs, shard)
     differing: list[str] = []
     for info in shard.tensors:
@@ -279,10 +251,10 @@ def _none(what: str, faults: Sequence[str], fine: str) -> Check:
     return Check(what, not faults, some_of(faults, limit=3, joint="; ") or fine)
 
 
-def _equal(what: str, found: object, reported: object) -> Check:
-    if found == reported:
-        return Check(what, True, _short(found))
-    return Check(what, False, f"{_short(found)}, but the report says {_short(reported)}")
+def _equal(what: str, actual: object, reported: object) -> Check:
+    if actual == reported:
+        return Check(what, True, _short(actual))
+    return Check(what, False, f"{_short(actual)}, but the report says {_short(reported)}")
 
 
 def _short(value: object) -> str:
@@ -295,15 +267,7 @@ def _short(value: object) -> str:
 # -- where the inputs were --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KnownInputs:
-    """The inputs that a merge's log names."""
-
-    base: Path
-    tasks: tuple[Path, ...]
-
-
-def logged_inputs(path: str | Path) -> KnownInputs | None:
+def logged_inputs(path: str | Path) -> Recipe | None:
     """Returns base and tasks from the log beside a merge, if it is about these files and all inputs still exist."""
     path = Path(path)
     report = read_report(path)
@@ -315,7 +279,7 @@ def logged_inputs(path: str | Path) -> KnownInputs | None:
         try:
             entry = json.loads(line)
             made = entry["files"].items() <= dict(report.files).items()
-            inputs = KnownInputs(Path(entry["base"]), tuple(map(Path, entry["tasks"])))
+            inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a line cut short by a kill
         if made and len(inputs.tasks) == report.tasks:

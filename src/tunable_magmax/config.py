@@ -164,31 +164,31 @@ def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], data: Any, ins
 
 
 def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:
-    """The mapping that a file holds; `expected`: what kind of file this should be, `mapping`: what of."""
+    """Reads a YAML file that holds a mapping. `expected` and `mapping` are for errors: which file, with which keys."""
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; expected {expected}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path}: not a readable YAML file: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping with {mapping}")
-    return found
+    return content
 
 
-def set_value(given: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:
-    """Put a value into nested mappings, in place: "train.lr=3e-5".
+def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:
+    """Sets a value in nested mappings, in place: "train.lr=3e-5".
 
-    `paths`: keys that say where something is, each with what makes of the value a path that no longer depends on where
-    the file lies. They are also found inside a mapping that is given, as in "benchmark={data: cifar, ...}".
+    `paths`: keys that hold paths, each with a function that makes the path independent of where the file is. They may
+    also be inside a mapping that is set, as in "benchmark={data: cifar, ...}".
     """
     import yaml
 
     path, equals, value = change.partition("=")
     *outer, last = path.split(".")
-    place = given
+    place = content
     for key in outer:
         if isinstance(place, dict) and place.get(key) is None:
             place[key] = {}  # not there, or there without a value
@@ -201,20 +201,20 @@ def set_value(given: Any, change: str, paths: Mapping[str, Reader] = MappingProx
         raise InputError(f"--set {change}: the value is not readable ({error})") from None
     for key, read in paths.items():
         if f"{key}.".startswith(f"{path}."):
-            _replace(given, key.split("."), read)
+            _replace(content, key.split("."), read)
 
 
 def path_here(value: Any) -> Any:
-    """A path as people type it: it counts from the current directory. What is no text stays, to be refused later."""
+    """Returns a path typed on the command line as an absolute one. Other values stay, to be refused later."""
     return str(Path(value).expanduser().absolute()) if isinstance(value, str) and value else value
 
 
-def _replace(given: Any, keys: Sequence[str], read: Reader) -> None:
+def _replace(content: Any, keys: Sequence[str], read: Reader) -> None:
     *outer, last = keys
     for key in outer:
-        given = given.get(key) if isinstance(given, dict) else None
-    if isinstance(given, dict) and last in given:
-        given[last] = read(given[last])
+        content = content.get(key) if isinstance(content, dict) else None
+    if isinstance(content, dict) and last in content:
+        content[last] = read(content[last])
 
 
 def read_section(given: Any, readers: Mapping[str, Reader], name: str, problems: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tunable_magmax.models.prepared import prepare
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.training.config import Optimisation
 from tunable_magmax.training.step import Step
-from tunable_magmax.training.trainer import Midway, Trainer, augment, draw_epoch, learning_rate
+from tunable_magmax.training.trainer import Snapshot, Trainer, augment, draw_epoch, learning_rate
 
 KINDS = ["clip", "siglip", "vit", "bert"]
 RATES = [1e-3, 3e-3, 2e-3, 1e-4]
@@ -204,7 +204,7 @@ def test_a_task_goes_on_from_each_of_its_ticks(tmp_path, kind):
         torch.manual_seed(step)  # whatever the state of the random numbers outside
         again = []
         before = torch.random.get_rng_state()
-        Trainer(other, *parts).train(0, inputs[0], start=Midway(step, state), watch=again.append)
+        Trainer(other, *parts).train(0, inputs[0], start=Snapshot(step, state), watch=again.append)
         assert torch.equal(torch.random.get_rng_state(), before)
         assert [(tick.step, tick.loss, tick.rate) for tick in again] == [
             (tick.step, tick.loss, tick.rate) for tick in ticks if tick.step > step

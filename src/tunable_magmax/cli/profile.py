@@ -39,7 +39,7 @@ class Data:
     classes: Annotated[
         str | None, Parameter(help="Only samples of these classes, as cat,dog or 0,1: the task's share of a data set.")
     ] = None
-    split: Annotated[str | None, Parameter(help="Of a data set with several, such as train.")] = None
+    split: Annotated[str | None, Parameter(help="Which part of a data set that has several, such as train.")] = None
     text_column: Annotated[str | None, Parameter(help="Default: text, sentence, query, ...")] = None
     label_column: Annotated[str | None, Parameter(help="Default: label, class, intent, ...")] = None
 
@@ -55,8 +55,8 @@ class Making:
     classifier_checkpoint: Annotated[
         Path | None, Parameter(help="Its encoder; one for all tasks. Default in a run: the base.")
     ] = None
-    rows: Annotated[int, Parameter(help="At most so many embeddings.")] = 500
-    seed: Annotated[int, Parameter(help="Of their choice.")] = 0
+    rows: Annotated[int, Parameter(help="The largest number of embeddings kept.")] = 500
+    seed: Annotated[int, Parameter(help="Seed of the draw of these embeddings.")] = 0
     device: Annotated[str | None, Parameter(help="Default: the GPU if there is one.")] = None
 
 
@@ -73,7 +73,7 @@ def profile(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Make a task's profile, so that its data is never needed again: label counts, class names, some embeddings.
+    """Make a task's profile: label counts, class names and some embeddings, so that its data is not needed again.
 
     tmx profile CHECKPOINT --task NAME --data DATA -o profile.safetensors
     tmx profile RUN_DIR --task NAME --data DATA
@@ -98,31 +98,31 @@ def profile(
     with progress_bars(quiet or as_json) as progress, plain_warnings():
         made = profile_tasks(source, sources, ProfileOptions(**vars(making)), out=out, progress=progress)
     if as_json:
-        records = [_record(path, found) for path, found in made]
+        records = [_record(path, profile) for path, profile in made]
         sys.stdout.write(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        sys.stdout.write("".join(f"{_line(path, found)}\n" for path, found in made))
+        sys.stdout.write("".join(f"{_line(path, profile)}\n" for path, profile in made))
 
 
-def _record(path: Path, found: Profile) -> dict[str, Any]:
+def _record(path: Path, profile: Profile) -> dict[str, Any]:
     return {
         "out": str(path),
-        "task": found.task,
-        "samples": found.samples,
-        "rows": len(found.features),
-        "width": found.width,
-        "label_counts": {name: count for name, count in found.label_table.items() if count},
-        "encoder": found.encoder,
-        "classifier": found.classifier,
-        "base": found.base,
+        "task": profile.task,
+        "samples": profile.samples,
+        "rows": len(profile.features),
+        "width": profile.width,
+        "label_counts": {name: count for name, count in profile.label_table.items() if count},
+        "encoder": profile.encoder,
+        "classifier": profile.classifier,
+        "base": profile.base,
     }
 
 
-def _line(path: Path, found: Profile) -> str:
-    classes = sum(count > 0 for count in found.label_counts)
+def _line(path: Path, profile: Profile) -> str:
+    classes = sum(count > 0 for count in profile.label_counts)
     return (
-        f"{path}: task {found.task}, {number(found.samples, 'sample')} of {number(classes, 'class', 'classes')}, "
-        f"{number(len(found.features), 'embedding')} of width {found.width}"
-        + ("" if found.base is None else ", and by the base")
-        + ("" if found.classifier is None else f", predictions over {len(found.classifier_classes)} classes")
+        f"{path}: task {profile.task}, {number(profile.samples, 'sample')} of {number(classes, 'class', 'classes')}, "
+        f"{number(len(profile.features), 'embedding')} of width {profile.width}"
+        + ("" if profile.base is None else ", and by the base")
+        + ("" if profile.classifier is None else f", predictions over {len(profile.classifier_classes)} classes")
     )

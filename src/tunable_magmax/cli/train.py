@@ -31,7 +31,7 @@ def train(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Train an encoder through a sequence of tasks: a checkpoint and a profile for each.
+    """Train an encoder on a sequence of tasks, with a checkpoint and a profile for each.
 
     tmx train run.yaml -o run/
     tmx train run.yaml -o run/ --set train.lr=3e-5 --set seed=4
@@ -45,7 +45,7 @@ def train(
     out
         The run directory. Default: named after the file, beside it.
     change
-        KEY=VALUE instead of what the file says; may be repeated. Relative paths count from the current directory here,
+        KEY=VALUE replaces a value of the file; repeatable. Relative paths count from the current directory here,
         and from the file's own inside the file.
     device
         Default: the GPU if there is one.
@@ -54,7 +54,7 @@ def train(
     tensorboard
         Also write records for TensorBoard, into the run directory.
     snapshot_every
-        Seconds of training that a kill may cost.
+        Seconds between snapshots, from which an interrupted training goes on.
     dry_run
         Only say what would be trained: tasks, samples, steps, bytes.
     quiet

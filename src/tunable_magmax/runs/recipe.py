@@ -140,7 +140,7 @@ def read_config(path: Path) -> Recipe:
         problems.append("parameters has both 'scale' and 'lambda', which are the same")
     tasks = [] if file is None else [entry for entry in file.models if not _same(path, entry.model, file.base_model)]
     weights = [None if task.parameters is None else task.parameters.weight for task in tasks]
-    # As they are written: 1 and 1.0 are told apart in the report.
+    # As they are written, because the report shows 1 and 1.0 differently.
     options: dict[str, Any] = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
     if any(weight is not None for weight in weights):
         if "weights" in options:
@@ -164,7 +164,7 @@ def _same(path: Path, one: str, other: str) -> bool:
 
 
 def _entry(entry: Any, k: int, problems: list[str]) -> Any:
-    """A model as a mapping, also where only its path is given."""
+    """Returns a model as a mapping, also where the file has only its path."""
     if isinstance(entry, str):
         return {"model": entry}
     entry = _supported(entry, ModelEntry, f" in models.{k}", problems)

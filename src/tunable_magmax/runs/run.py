@@ -143,7 +143,7 @@ class Run:
     @cached_property
     def profiles(self) -> tuple[Profile | None, ...]:
         """Each task's profile, None for tasks that have none. A profile of another task is refused."""
-        found: list[Profile | None] = []
+        profiles: list[Profile | None] = []
         for task in self._record.tasks:
             profile = None if task.profile is None else Profile.load(self.path / task.profile)
             if profile is not None and self.names is not None and profile.task != task.name:
@@ -151,8 +151,8 @@ class Run:
                     f"{self.path / str(task.profile)} is the profile of task {profile.task!r}, but {RUN_FILE} lists it "
                     f"under {task.name!r}; correct {RUN_FILE}, or make the profile again"
                 )
-            found.append(profile)
-        return tuple(found)
+            profiles.append(profile)
+        return tuple(profiles)
 
     def require_profiles(self, why: str) -> list[Profile]:
         """Returns all profiles, or raises an error that says which tasks have none and how to make them."""
@@ -169,14 +169,14 @@ class Run:
     @cached_property
     def classes(self) -> dict[str, tuple[str, ...]]:
         """Each task's class names, from run.json or else from its profile; empty unless all tasks' are known."""
-        found: dict[str, tuple[str, ...]] = {}
+        classes: dict[str, tuple[str, ...]] = {}
         for t, (label, task) in enumerate(zip(self.labels, self._record.tasks, strict=True)):
             profile = self.profiles[t] if task.classes is None else None
             if task.classes is not None:
-                found[label] = task.classes
+                classes[label] = task.classes
             elif profile is not None:
-                found[label] = tuple(name for name, count in profile.label_table.items() if count)
-        return found if len(found) == len(self.tasks) else {}
+                classes[label] = tuple(name for name, count in profile.label_table.items() if count)
+        return classes if len(classes) == len(self.tasks) else {}
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

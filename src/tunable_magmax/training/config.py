@@ -1,4 +1,4 @@
-"""run.yaml: what to train, on what, and how. Every problem of a file is told at once."""
+"""run.yaml: what to train, on what, and how. Every problem of a file is in one error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Regularisation:
-    """A pull towards what earlier tasks taught. `none`, `ewc` (online EWC) or `lwf` (learning without forgetting).
+    """How forgetting of earlier tasks is reduced: `none`, `ewc` (online EWC) or `lwf` (learning without forgetting).
 
     `strength` is the factor of the extra loss. `samples` and `decay`: of EWC's Fisher information; `temperature`: of
     LwF's distillation.
@@ -126,7 +126,7 @@ class TrainConfig:
 
     @classmethod
     def read(cls, content: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
-        """From a mapping as run.yaml holds it; all problems in one error."""
+        """Reads a mapping as run.yaml holds it; all problems are in one error."""
         root = root.absolute()  # the record is read from other directories, as by `tmx eval`
         problems: list[str] = []
         file = gather(RunFile, content, problems)
@@ -156,7 +156,7 @@ class TrainConfig:
         )
 
     def record(self) -> dict[str, Any]:
-        """The effective configuration, as run.yaml would say it in full."""
+        """Returns the effective configuration: a run.yaml with every key."""
         return {
             "model": self.model,
             "benchmark": self.benchmark.record(),
@@ -171,21 +171,21 @@ class TrainConfig:
 
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Read run.yaml; `changes` such as "train.lr=3e-5" replace single values.
+    """Reads run.yaml; `changes` such as "train.lr=3e-5" replace single values.
 
     Relative paths in the file count from its directory, those in `changes` from the current one.
     """
     path = Path(path)
-    given = read_yaml(
+    content = read_yaml(
         path, "a YAML file that says what to train", f"the keys {', '.join(field.name for field in fields(RunFile))}"
     )
     for change in changes:
-        set_value(given, change, PATHS)
-    return TrainConfig.read(given, path.parent, str(path))
+        set_value(content, change, PATHS)
+    return TrainConfig.read(content, path.parent, str(path))
 
 
 def model_here(value: Any) -> Any:
-    """A model as people type it: a path from the current directory, unless it can only be a name."""
+    """Returns a model typed on the command line: a path from the current directory, unless it can only be a name."""
     from tunable_magmax.models.hub import is_hub_name
 
     if not isinstance(value, str) or value == GLYPHS:
@@ -200,11 +200,11 @@ PATHS: dict[str, Reader] = {
     "benchmark.order.file": path_here,
     "head.file": path_here,
 }
-"""The keys of run.yaml that say where something is, and how they are read when typed on the command line."""
+"""The keys of run.yaml that hold paths, and how each is read when it is typed on the command line."""
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
-    """A warm-up in steps: given as such, or, below 1, as a share of the task's steps.
+    """Returns the warm-up in steps; below 1 it is a share of the task's steps.
 
     >>> warmup_steps(500, 200), warmup_steps(0.1, 200)
     (500, 20)
@@ -213,7 +213,7 @@ def warmup_steps(warmup: float, steps: int) -> int:
 
 
 def task_steps(samples: int, epochs: int, batch: int) -> int:
-    """How many steps a task takes: each epoch ends with a smaller batch where samples are left.
+    """Returns how many steps a task takes; the last batch of an epoch may be smaller.
 
     >>> task_steps(10, 3, 4)
     9

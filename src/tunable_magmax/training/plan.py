@@ -33,12 +33,12 @@ class TrainingPlan:
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the plan for JSON."""
         return asdict(self)
 
 
 def plan_training(config: TrainConfig) -> TrainingPlan:
-    """Plan without reading inputs or weights."""
+    """Plans a training run without reading inputs or weights."""
     benchmark = open_benchmark(config.benchmark)
     options = config.train
     tasks = tuple(
@@ -69,7 +69,7 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
 
 
 def _model_note(config: TrainConfig) -> str | None:
-    """What is to be said of a model that is not here; training itself refuses it if it is nowhere else either."""
+    """Returns a note about a model that is not on this machine; training refuses it if it cannot be fetched."""
     from tunable_magmax.models.hub import fetch_note, is_hub_name
 
     place = config.root / Path(config.model).expanduser()
@@ -81,7 +81,7 @@ def _model_note(config: TrainConfig) -> str | None:
 
 
 def _bytes(config: TrainConfig, tasks: int) -> int | None:
-    """Base and tasks in float32, from the header of the model's file; None for models that are not here yet."""
+    """Returns the size of base and tasks in float32, from the header of the model's file; None if it is not here."""
     from tunable_magmax.checkpoints.source import open_checkpoint
     from tunable_magmax.models.tower import IMAGE_SIDE
 

@@ -1,4 +1,4 @@
-"""From a task's data to its profile, and the profiles of a run."""
+"""Makes a task's profile from its data, or from ready features."""
 
 from __future__ import annotations
 

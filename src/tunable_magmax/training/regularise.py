@@ -18,24 +18,24 @@ Parameters = Sequence[tuple[str, "nn.Parameter"]]
 
 
 class Regulariser(Protocol):
-    """What the loop asks of a regulariser. `weight` and `earlier`: scaled head rows [classes, dim] as in the loss."""
+    """What training calls on a regulariser. `weight` and `earlier`: scaled head rows [classes, dim] as in the loss."""
 
     def begin(self, encoder: Encoder, earlier: Tensor | None) -> None:
-        """A task starts: the encoder is as the task before left it; `earlier` has the rows of the tasks before."""
+        """Starts a task: the encoder is as the task before left it; `earlier` has the head rows of earlier tasks."""
 
     def penalty(self, batch: Batch, features: Tensor, parameters: Parameters) -> Tensor | None:
-        """What to add to the loss; `features` [b, dim] are normalised."""
+        """Returns what is added to the loss; `features` [b, dim] are normalised."""
 
     def finish(
         self, encoder: Encoder, inputs: Prepared, targets: Tensor, weight: Tensor, parameters: Parameters
     ) -> None:
-        """A task has ended; its data can be looked at once more."""
+        """Ends a task, whose data can be read once more."""
 
     def state(self) -> dict[str, Tensor]:
-        """What must be kept from one task to the next."""
+        """Returns what must be kept from one task to the next."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the state of an earlier run."""
+        """Sets the state that an earlier call kept."""
 
 
 class ElasticWeights:
@@ -91,7 +91,7 @@ class ElasticWeights:
 
 
 class WithoutForgetting:
-    """LwF: the model as it was before the task teaches the new one what it thinks of the earlier tasks' classes.
+    """LwF: distils the model before the task into the new one, over the classes of earlier tasks.
 
     strength * temperature^2 * KL(teacher || student), both softened by the temperature, on the new task's inputs.
     """
@@ -116,14 +116,14 @@ class WithoutForgetting:
 
         if self._teacher is None or self._earlier is None:
             return None
-        heat = self._options.temperature
+        temperature = self._options.temperature
         with torch.no_grad():
-            taught = functional.normalize(self._teacher.pool(batch).float(), dim=1) @ self._earlier.T / heat
-        said = features @ self._earlier.T / heat
-        apart = functional.kl_div(
-            said.log_softmax(dim=1), taught.log_softmax(dim=1), reduction="batchmean", log_target=True
+            before = functional.normalize(self._teacher.pool(batch).float(), dim=1) @ self._earlier.T / temperature
+        now = features @ self._earlier.T / temperature
+        divergence = functional.kl_div(
+            now.log_softmax(dim=1), before.log_softmax(dim=1), reduction="batchmean", log_target=True
         )
-        return self._options.strength * heat**2 * apart
+        return self._options.strength * temperature**2 * divergence
 
     def finish(
         self, encoder: Encoder, inputs: Prepared, targets: Tensor, weight: Tensor, parameters: Parameters
@@ -138,7 +138,7 @@ class WithoutForgetting:
 
 
 def make_regulariser(options: Regularisation) -> Regulariser | None:
-    """The regulariser that a configuration names, or None."""
+    """Returns the regulariser that a configuration names, or None."""
     if options.method == "ewc":
         return ElasticWeights(options)
     return WithoutForgetting(options) if options.method == "lwf" else None

@@ -1,4 +1,4 @@
-"""`train_sequence`: from a configuration to a run directory, task by task; started again, it goes on."""
+"""`train_sequence`: trains the tasks of a configuration one after the other into a run directory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import choose_rows
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.beginning import load_base, make_head
+from tunable_magmax.training.base_and_head import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.profiling import assemble_profile
 from tunable_magmax.training.tracking import Matrix, Tracker, or_null, score_tasks, task_evaluator
-from tunable_magmax.training.trainer import Midway, TaskResult, Tick, Trainer, Watch
+from tunable_magmax.training.trainer import Snapshot, TaskResult, Tick, Trainer, Watch
 
 SNAPSHOT_SECONDS = 60.0
 SNAPSHOT = "snapshot"
@@ -59,7 +59,7 @@ def train_sequence(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> TrainedRun:
-    """Train an encoder through the tasks of a benchmark into a run directory that `prefer`, `merge` and `eval` read.
+    """Trains an encoder through the tasks of a benchmark into a run directory that `prefer`, `merge` and `eval` read.
 
     Called again with the same configuration, it goes on where it stopped, also inside a task, and on the CPU ends with
     the same weights as if it had never stopped. `strict`: inputs that cannot be read are an error.
@@ -73,7 +73,7 @@ def train_sequence(
     with run.alone():
         finished = len(run.tasks)
         reading: dict[str, Any] = {"strict": strict, "progress": progress}
-        encoder, head = _beginning(config, run, benchmark, device, reading)
+        encoder, head = _base_and_head(config, run, benchmark, device, reading)
         run.check_setup(_setup(config, encoder, head, benchmark))
         matrix = Matrix(run, benchmark) if config.matrix else None
         results: list[TaskResult | None] = [None] * finished
@@ -157,12 +157,12 @@ class _Sequence:
 
         return trainer.train(t, inputs, start=start, watch=record, keep=keep)
 
-    def _snapshot(self, t: int) -> Midway | None:
-        """The middle of task t, if an interrupted call left it."""
+    def _snapshot(self, t: int) -> Snapshot | None:
+        """Returns the snapshot of task t, if an interrupted call left one."""
         kept = self._run.load_state(SNAPSHOT)
         if kept is None or kept[1].get("task") != str(t):
             return None
-        return Midway(int(kept[1]["step"]), kept[0])
+        return Snapshot(int(kept[1]["step"]), kept[0])
 
     def _resume(self, trainer: Trainer) -> None:
         """Goes on from the last finished task: its weights, and the state of the regulariser then."""
@@ -204,7 +204,7 @@ class _Sequence:
     # -- profiles --------------------------------------------------------------------------------------------------
 
     def _profiled(self, task: Task) -> Prepared:
-        """The samples of a task that its profile embeds."""
+        """Returns the samples of a task that its profile embeds."""
         rows = choose_rows(len(task.train), self._config.profile_rows, self._config.seed)
         return self._train.take([task.train[row] for row in rows])
 
@@ -224,10 +224,10 @@ class _Sequence:
         profile.save(self._run.profile_path(task.name))
 
 
-def _beginning(
+def _base_and_head(
     config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, reading: Mapping[str, Any]
 ) -> tuple[Encoder, Head]:
-    """Base and head: made once, then read back from the run directory."""
+    """Returns base and head: made once, then read back from the run directory."""
     assert run.head is not None
     if not Run.has_begun(run.path):
         scratch = run.empty_folder("pretrained.partial")
@@ -246,7 +246,7 @@ def _beginning(
 
 
 def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchmark) -> dict[str, Any]:
-    """What the run stands on: versions, seed, digests, and the facts of the data."""
+    """Returns what the run depends on: versions, seed, digests, and the facts of the data."""
     import platform
 
     import transformers

@@ -35,7 +35,7 @@ class _Recording:
 
 
 class Step:
-    """The optimiser of some parameters of an encoder, and the loss: cross-entropy over the frozen head's rows."""
+    """Optimises some parameters of an encoder; the loss is cross-entropy over the frozen head's rows."""
 
     def __init__(
         self, encoder: Encoder, parameters: Parameters, options: Optimisation, regulariser: Regulariser | None
@@ -64,21 +64,21 @@ class Step:
         self._pool: Any = None
 
     def reset(self) -> None:
-        """Forget the moments: a new task starts. In place, because recordings refer to them."""
+        """Sets the moments to 0 for a new task; in place, because recordings refer to them."""
         for state in self._optimiser.state.values():
             for value in state.values():
                 value.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters and their moments by name, to go on from after a kill."""
-        found = {}
+        """Returns the parameters and their moments by name, to go on from after a kill."""
+        state = {}
         for name, value in self._named:
-            found[f"value.{name}"] = value.detach()
-            found |= {f"{moment}.{name}": self._optimiser.state[value][moment] for moment in MOMENTS}
-        return found
+            state[f"value.{name}"] = value.detach()
+            state |= {f"{moment}.{name}": self._optimiser.state[value][moment] for moment in MOMENTS}
+        return state
 
     def restore(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Take up a state after so many steps."""
+        """Sets the state after so many steps."""
         with torch.no_grad():
             for name, value in self._named:
                 value.copy_(state[f"value.{name}"])
@@ -88,7 +88,7 @@ class Step:
                     kept[moment].copy_(state[f"{moment}.{name}"])
 
     def __call__(self, batch: Batch, targets: Tensor, weight: Tensor, rate: float) -> Tensor:
-        """One step; the loss (a scalar on the device) of the batch before it. `weight`: scaled head rows."""
+        """Takes one step and returns the loss before it, a scalar on the device. `weight`: scaled head rows."""
         if isinstance(self._rate, Tensor):
             self._rate.fill_(rate)
         else:

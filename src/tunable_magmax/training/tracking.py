@@ -130,16 +130,16 @@ def task_evaluator(encoder: Encoder, head: Head, benchmark: Benchmark, test: Dec
 
 def score_tasks(evaluator: Evaluator) -> Scores:
     """Measures the evaluator's encoder as it is now."""
-    found = evaluator.measure()
-    assert found.known_by_task is not None
+    accuracy = evaluator.measure()
+    assert accuracy.known_by_task is not None
     unknown, known = (
-        tuple(share.value for share in shares.values()) for shares in (found.by_task, found.known_by_task)
+        tuple(share.value for share in shares.values()) for shares in (accuracy.by_task, accuracy.known_by_task)
     )
     return Scores(unknown, known)
 
 
 def or_null(accuracy: float) -> float | None:
-    """For JSON, which has no NaN."""
+    """Returns None for NaN, which JSON does not have."""
     return None if isnan(accuracy) else accuracy
 
 

@@ -1,4 +1,4 @@
-"""The loop: one encoder, task after task, each from where the one before ended. Knows no files."""
+"""Trains one encoder on task after task, each from where the one before ended. Knows no files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Tick:
-    """Where training stands: after `step` of a task's `steps`, counted from 1; `loss`: mean since the last tick."""
+    """The progress of training: after `step` of a task's `steps`, counted from 1; `loss`: mean since the last tick."""
 
     task: int
     tasks: int
@@ -55,8 +55,8 @@ class TaskResult:
 
 
 @dataclass(frozen=True, eq=False)
-class Midway:
-    """A task after `step` of its steps: the parameters and their moments, to go on from."""
+class Snapshot:
+    """The state of a task after `step` of its steps: the parameters and their moments."""
 
     step: int
     state: Mapping[str, Tensor]
@@ -83,11 +83,11 @@ class Trainer:
         t: int,
         inputs: Prepared,
         *,
-        start: Midway | None = None,
+        start: Snapshot | None = None,
         watch: Watch | None = None,
         keep: Keep | None = None,
     ) -> TaskResult:
-        """Train task t (from 0) on its inputs; `start` goes on from the middle; `keep` is offered each tick's state."""
+        """Trains task t (from 0) on its inputs, from a snapshot if there is one; `keep` may save each tick's state."""
         task = self._benchmark.tasks[t]
         stream = torch.cuda.Stream() if inputs.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         try:
@@ -106,7 +106,7 @@ class Trainer:
                 torch.cuda.default_stream().wait_stream(stream)
 
     def _train(
-        self, t: int, task: Task, inputs: Prepared, start: Midway | None, watch: Watch | None, keep: Keep | None
+        self, t: int, task: Task, inputs: Prepared, start: Snapshot | None, watch: Watch | None, keep: Keep | None
     ) -> TaskResult:
         options, seed = self._config.train, self._config.seed
         targets, weight = self.targets(task, inputs), self._rows(task.classes)
@@ -156,15 +156,15 @@ class Trainer:
         return TaskResult(steps, len(inputs), loss, time.perf_counter() - began)
 
     def targets(self, task: Task, inputs: Prepared) -> Tensor:
-        """Each input's place among the task's classes [n]."""
+        """Returns each input's index among the task's classes [n]."""
         assert inputs.labels is not None
         places = torch.full((len(self._benchmark.classes),), -1, dtype=torch.int64, device=inputs.labels.device)
         places[list(task.classes)] = torch.arange(len(task.classes), device=places.device)
-        found = places[inputs.labels]
-        if bool((found < 0).any()):
-            outside = self._benchmark.classes[int(inputs.labels[found < 0][0])]
+        targets = places[inputs.labels]
+        if bool((targets < 0).any()):
+            outside = self._benchmark.classes[int(inputs.labels[targets < 0][0])]
             raise InputError(f"task {task.name!r} has a sample of class {outside!r}, which is not one of its classes")
-        return found
+        return targets
 
     def _batch(self, inputs: Prepared, rows: Tensor, numbers: Tensor) -> Batch:
         kind = self._config.train.augment
@@ -182,7 +182,7 @@ class Trainer:
 
 
 class _Meter:
-    """Mean loss and samples a second since the last reading, without waiting for the device in between."""
+    """Measures the mean loss and samples a second since the last reading, without waiting for the device in between."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), device=device)
@@ -221,14 +221,14 @@ def _out_of_memory(batch: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """An order of the samples [n], and four numbers in [0, 1) for each place in it [n, 4]: for augmentation."""
+    """An order of the samples [n], and four numbers in [0, 1) for the augmentation of each [n, 4]."""
 
     order: Tensor
     numbers: Tensor
 
 
 def draw_epoch(samples: int, device: torch.device, seed: int, task: int, epoch: int) -> Epoch:
-    """The draws of an epoch; drawn on the CPU, so that they do not depend on the device."""
+    """Draws the order and the numbers of an epoch, on the CPU, so that they do not depend on the device."""
     generator = torch.Generator().manual_seed(derived_seed(seed, "epoch", task, epoch))
     order = torch.randperm(samples, generator=generator)
     numbers = torch.rand(samples, 4, generator=generator)
@@ -239,7 +239,7 @@ def draw_epoch(samples: int, device: torch.device, seed: int, task: int, epoch: 
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int, schedule: Schedule = "cosine") -> float:
-    """The rate of step 0 .. steps - 1. A warm-up longer than training never reaches the peak, as in the paper.
+    """Returns the rate of step 0 .. steps - 1. A warm-up longer than training never reaches the peak, as in the paper.
 
     >>> [round(learning_rate(step, 6, 1.0, 2), 3) for step in range(6)]
     [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
@@ -257,7 +257,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int, schedule: Sch
 
 
 def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Tensor:
-    """Changed images [b, 3, h, w] of `pixels` (uint8), one row of `numbers` [b, 4] in [0, 1) for each.
+    """Changes images `pixels` [b, 3, h, w] (uint8) at random, by one row of `numbers` [b, 4] in [0, 1) for each.
 
     `crop`: a window of the image padded with `pad` black pixels on each side; `flip`: left to right, half of the time;
     `resized-crop`: a window of 90 to 100 % of the area, of varying shape, resized to the whole.

@@ -23,7 +23,7 @@ MEAN_SAMPLES = 200
 def load_base(
     config: TrainConfig, scratch: Path, device: str | None = None, progress: Progress | None = None
 ) -> Encoder:
-    """The pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
+    """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.hub import resolve_model
 
@@ -35,7 +35,7 @@ def load_base(
 
 
 def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decoded: Decoded) -> Head:
-    """The frozen head over all classes of the benchmark, in their order. `decoded`: the training data."""
+    """Makes the frozen head over all classes of the benchmark, in their order. `decoded`: the training data."""
     from tunable_magmax.models import head as heads
     from tunable_magmax.models.head import load_head, require_match
     from tunable_magmax.models.prompts import read_templates
@@ -93,7 +93,7 @@ def _source(config: TrainConfig, encoder: Encoder) -> str:
 
 
 def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, logit_scale: float, seed: int) -> Head:
-    """Class means of the base encoder's embeddings of some training samples of each class."""
+    """Makes a head of class means: the base encoder embeds some training samples of each class."""
     import torch
 
     from tunable_magmax.models.head import mean_head
@@ -110,11 +110,11 @@ def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, logit_s
         chosen += [positions[k] for k in order]
     inputs = decoded.take(sorted(chosen))
     assert inputs.labels is not None
-    found = set(inputs.labels.tolist())
-    lacking = [name for k, name in enumerate(benchmark.classes) if k not in found]
-    if lacking:
+    readable = set(inputs.labels.tolist())
+    missing = [name for k, name in enumerate(benchmark.classes) if k not in readable]
+    if missing:
         raise InputError(
-            f"head.source is 'means', but there is no readable training sample of {some_of(lacking, show=repr)}; "
+            f"head.source is 'means', but there is no readable training sample of {some_of(missing, show=repr)}; "
             "give a head.file, or leave these classes out"
         )
     features = embed_prepared(encoder, inputs).cpu().numpy()

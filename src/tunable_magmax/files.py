@@ -57,7 +57,7 @@ def show_size(amount: float) -> str:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that readers, and whoever comes after a crash, see the old content or the new."""
+    """Writes a file so that readers, also after a crash, see the old content or the new."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def remedy(error: OSError) -> str:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory outlive a crash of the machine."""
+    """Makes renames in a directory outlive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +97,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file with `write_atomic`."""
+    """Writes a JSON file with `write_atomic`."""
     write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -112,7 +112,7 @@ def is_plain_name(name: str, depth: int = 1) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. One that is missing, unreadable or something else is an `InputError`."""
+    """Reads a JSON file that holds an object. One that is missing, unreadable or something else is an `InputError`."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -127,9 +127,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def acquire_lock(path: Path, refusal: str) -> BaseFileLock:
-    """Take the lock file `path`, which is made if need be, and return it to be released.
+    """Takes the lock file `path`, which is made if need be, and returns the lock, to be released by the caller.
 
-    If another process has it, raise an `InputError` with the text `refusal`. A process that dies releases its locks.
+    If another process has it, raises an `InputError` with the text `refusal`. A process that dies releases its locks.
     Whoever removes the file does it before the release.
     """
     from filelock import FileLock, Timeout
@@ -145,7 +145,7 @@ def acquire_lock(path: Path, refusal: str) -> BaseFileLock:
 
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs, and remove it afterwards. See `acquire_lock`."""
+    """Holds the lock file `path` while the block runs, and removes it afterwards. See `acquire_lock`."""
     lock = acquire_lock(path, refusal)
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,19 +76,34 @@ _LARGEST = 1e300  # so that no quotient overflows
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Rank and scaling of each adapted module.
+    """Rank and scaling of each adapted module, under the names of adapter_config.json.
 
-    >>> config = AdapterConfig(8, 16, {}, {"q_proj": 4}, rslora=False, fan_in_fan_out=False)
+    >>> config = AdapterConfig(r=8, lora_alpha=16, alpha_pattern={"q_proj": 4})
     >>> config.scaling("layers.0.q_proj"), config.scaling("layers.0.v_proj")
     (0.5, 2.0)
     """
 
+    __pydantic_config__ = {"strict": True}  # noqa: RUF012 - read by pydantic, not a field
+
     r: int
-    alpha: float
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
-    rslora: bool
-    fan_in_fan_out: bool
+    lora_alpha: float
+    rank_pattern: Mapping[str, int] | None = None
+    alpha_pattern: Mapping[str, float] | None = None
+    use_rslora: bool | None = None
+    fan_in_fan_out: bool | None = None
+
+    def __post_init__(self) -> None:
+        ranks, alphas = self.rank_pattern or {}, self.alpha_pattern or {}
+        if (rank := min(self.r, *ranks.values(), self.r)) < 1:
+            raise ValueError(f"r and rank_pattern must be greater than 0, found {rank}")
+        for alpha in (self.lora_alpha, *alphas.values()):
+            if not -_LARGEST <= alpha <= _LARGEST:
+                raise ValueError(f"lora_alpha and alpha_pattern must be finite numbers, found {alpha}")
+        for pattern in (*ranks, *alphas):
+            try:
+                re.compile(_whole_name(pattern))
+            except re.error:
+                raise ValueError(f"the pattern {pattern!r} is not a regular expression") from None
 
     def rank(self, module: str) -> int:
         return _matching(self.rank_pattern, module, self.r)
@@ -96,16 +111,22 @@ class AdapterConfig:
     def scaling(self, module: str) -> float:
         """Returns the factor of the product B @ A."""
         rank = self.rank(module)
-        return _matching(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+        return _matching(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def _matching(patterns: Mapping[str, _N], module: str, default: _N) -> _N:
-    """PEFT's rule: the first pattern that matches the module's whole name, or all of it after some dot."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+def _matching(patterns: Mapping[str, _N] | None, module: str, default: _N) -> _N:
+    return next((value for key, value in (patterns or {}).items() if re.match(_whole_name(key), module)), default)
+
+
+def _whole_name(pattern: str) -> str:
+    """Returns PEFT's regular expression: a pattern matches a module's whole name, or all of it after some dot."""
+    return rf"(.*\.)?({pattern})$"
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:
     """Reads a configuration; everything in it that is not supported is named in one `InputError`."""
+    from tunable_magmax import config  # slow to import, and only adapters need it
+
     if not path.exists():
         raise InputError(f"{path} is missing, and without it the scaling is not known: put it back")
     content = read_json(path)
@@ -115,16 +136,8 @@ def read_adapter_config(path: Path) -> AdapterConfig:
         )
     if refused := list(_refused(content)):
         raise InputError(f"{path}: {'; '.join(refused)}. Not supported: {MERGE_FIRST}")
-    if wrong := list(_wrong(content)):
-        raise InputError(f"{path}: {'; '.join(wrong)}: correct the configuration")
-    return AdapterConfig(
-        content["r"],
-        content["lora_alpha"],
-        content.get("rank_pattern") or {},
-        content.get("alpha_pattern") or {},
-        bool(content.get("use_rslora")),
-        bool(content.get("fan_in_fan_out")),
-    )
+    names = {field.name for field in fields(AdapterConfig)}
+    return config.check(AdapterConfig, {key: value for key, value in content.items() if key in names}, str(path))
 
 
 def _refused(content: Mapping[str, Any]) -> Iterator[str]:
@@ -138,39 +151,3 @@ def _refused(content: Mapping[str, Any]) -> Iterator[str]:
     start = content.get("init_lora_weights")
     if start not in _STARTS:
         yield f"init_lora_weights is {shortened(repr(start))}, which starts from a changed base, not from the one given"
-
-
-def _wrong(content: Mapping[str, Any]) -> Iterator[str]:
-    if not _is_rank(content.get("r")):
-        yield f"r is {shortened(repr(content.get('r')))}, expected a whole number above 0"
-    if not _is_number(content.get("lora_alpha")):
-        yield f"lora_alpha is {shortened(repr(content.get('lora_alpha')))}, expected a number"
-    for key, fits in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
-        patterns = content.get(key) or {}
-        if not isinstance(patterns, dict) or not all(map(fits, patterns.values())):
-            yield f"{key} is {shortened(repr(patterns))}, expected a number for each pattern"
-        else:
-            yield from (
-                f"{key} has {pattern!r}, which is no regular expression"
-                for pattern in patterns
-                if not _compiles(pattern)
-            )
-    for key in ("use_rslora", "fan_in_fan_out"):
-        if not isinstance(content.get(key, False), bool | None):
-            yield f"{key} is {shortened(repr(content[key]))}, expected true or false"
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(rf"(.*\.)?({pattern})$")
-    except re.error:
-        return False
-    return True

@@ -108,7 +108,7 @@ class Adapter(Opened):
                 plain = _plain_shape(a, b)
                 transposed = plain != shapes[module] == plain[::-1]
                 if len(plain) == 2 and plain[0] == plain[1]:
-                    transposed = next(iter(directions), config.fan_in_fan_out)
+                    transposed = next(iter(directions), bool(config.fan_in_fan_out))
                     if len(directions) > 1:
                         problems.append(f"{module!r} is square, and {_UNCLEAR}")
             product = LowRank(a, b, config.scaling(module), transposed)

@@ -16,7 +16,7 @@ pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 from tunable_magmax.cli import progress as cli_progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Trial
-from tunable_magmax.workflows import search as tuning
+from tunable_magmax.workflows import search as searching
 
 SEARCH = ("--method", "search", "--device", "cpu")
 
@@ -77,7 +77,7 @@ def test_pairs_give_their_inputs(tmx, image_run, site):
 
 
 def test_an_interrupted_search_says_how_to_go_on(tmx, image_run, site, tmp_path, monkeypatch):
-    original, calls = tuning._Scorer.score, []
+    original, calls = searching._Scorer.score, []
 
     def interrupted(self, weights, scale):
         calls.append(weights)
@@ -85,7 +85,7 @@ def test_an_interrupted_search_says_how_to_go_on(tmx, image_run, site, tmp_path,
             raise KeyboardInterrupt
         return original(self, weights, scale)
 
-    monkeypatch.setattr(tuning._Scorer, "score", interrupted)
+    monkeypatch.setattr(searching._Scorer, "score", interrupted)
     study = tmp_path / "site.journal"
     given = ("prefer", image_run.path, "--pairs", site, *SEARCH, "--trials", "6", "--patience", "6")
     result = tmx(*given, "--study", study)

@@ -9,7 +9,7 @@ from tunable_magmax.preference.preference import Preference
 
 
 def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
-    """Draw weights as bars and intervals as whiskers, and write the figure to `path` (its suffix names the format)."""
+    """Draws weights as bars and intervals as lines into the file `path`, whose suffix names the format."""
     weights = preference.weights
     names = [short(name) for name in preference.tasks or [str(t) for t in range(1, len(weights) + 1)]]
     inches = max(4.6, 0.26 * len(weights) + 1.4)

@@ -26,7 +26,7 @@ from tunable_magmax.models.head import Classifier, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.preference.search import Search, Trial
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows import search as tuning
+from tunable_magmax.workflows import search as searching
 from tunable_magmax.workflows.search import search_preference
 from tunable_magmax.workflows.target import Reading, Target
 
@@ -134,13 +134,13 @@ def test_a_study_goes_on(any_run, tmp_path, monkeypatch):
     run = Run.open(any_run.path)
     pairs = any_run.pairs(tmp_path / "site", {"red": 4, "grey": 4})
     scored, seen = [], []
-    original = tuning._Scorer.score
+    original = searching._Scorer.score
 
     def spy(self, weights, scale):
         scored.append(weights)
         return original(self, weights, scale)
 
-    monkeypatch.setattr(tuning._Scorer, "score", spy)
+    monkeypatch.setattr(searching._Scorer, "score", spy)
     study = tmp_path / "site.journal"
     options = {"study_file": study, "patience": None, "watch": lambda history: seen.append(len(history))}
     assert found_for(run, pairs, trials=4, **options).provenance["trials"] == 4
@@ -158,7 +158,7 @@ def test_a_study_goes_on(any_run, tmp_path, monkeypatch):
 def test_one_seed_one_result(image_run, tmp_path):
     run = without_profiles(Run.open(image_run.path))
     pairs = image_run.pairs(tmp_path / "site", {"red": 3, "green": 3})
-    seeds = [tuning.Resampling(seed=seed) for seed in (1, 1, 2)]
+    seeds = [searching.Resampling(seed=seed) for seed in (1, 1, 2)]
     first, again, other = (found_for(run, pairs, trials=6, resampling=seed) for seed in seeds)
     assert first == again
     assert first.weights != other.weights or first.intervals != other.intervals
@@ -214,17 +214,17 @@ def test_intervals_reach_to_the_next_point_that_is_clearly_worse():
     right = {0.1: 4, 0.3: 8, 0.5: 10, 0.6: 9, 0.8: 4, 0.9: 0}
     history = [trial(weight, np.arange(10) < count) for weight, count in right.items()]
     # Six fewer of ten is clear (1 / 64), two fewer is not (1 / 4).
-    low, high = tuning._intervals(history, history[2], 10, 0.9)[0]
+    low, high = searching._intervals(history, history[2], 10, 0.9)[0]
     assert (low, high) == (0.1, 0.8)
-    assert tuning._intervals(history[2:3], history[2], 10, 0.9) == ((0, 1), (0, 1))
+    assert searching._intervals(history[2:3], history[2], 10, 0.9) == ((0, 1), (0, 1))
     one = [trial(weight, np.array([weight == 0.5])) for weight in (0.1, 0.5, 0.9)]
-    assert tuning._intervals(one, one[1], 1, 0.9) == ((0, 1), (0, 1))
+    assert searching._intervals(one, one[1], 1, 0.9) == ((0, 1), (0, 1))
 
 
 def test_the_sign_test_counts_coins():
     for lost, won in itertools.product(range(5), range(5)):
         throws = list(itertools.product([0, 1], repeat=lost + won))
-        assert tuning._sign_test(lost, won) == np.mean([sum(coins) >= lost for coins in throws])
+        assert searching._sign_test(lost, won) == np.mean([sum(coins) >= lost for coins in throws])
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

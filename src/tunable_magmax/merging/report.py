@@ -204,7 +204,8 @@ class Outcome:
             raise ExactnessError(
                 f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
             )
-        copied = [tensor.name for k, tensor in enumerate(layout.mergeable) if k not in set(self.merged)]
+        merged = set(self.merged)
+        copied = [tensor.name for k, tensor in enumerate(layout.mergeable) if k not in merged]
         return MergeReport(
             method=self.options.method,
             tasks=method.tasks,
@@ -217,7 +218,7 @@ class Outcome:
             options=self._options_used(),
             last_length=significant(math.sqrt(self.last_square)),
             merged_length=significant(math.sqrt(self.merged_square)),
-            tensors={layout.mergeable[k].name: self._tensor_report(k) for k in sorted(self.merged)},
+            tensors={layout.mergeable[k].name: self._tensor_report(k) for k in sorted(merged)},
             copied=tuple(sorted(copied + [info.name for info in layout.copied])),
             warnings=tuple(self._warnings()),
         )

@@ -1,4 +1,4 @@
-"""One family of errors: everything this package raises on purpose is a `TmxError`."""
+"""The errors of this package, all of them a `TmxError`, and helpers for their texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TmxError(Exception):
 
 
 class InputError(TmxError, ValueError):
-    """Something the user gave cannot be used: the message names it and says what to do. Nothing was written."""
+    """An input cannot be used: the message names it and says what to do. Nothing was written."""
 
     exit_code = 2
 
@@ -28,23 +28,23 @@ class ClusterError(TmxError, RuntimeError):
 
 
 class ExactnessError(TmxError, AssertionError):
-    """The merge broke its own promise, for instance that counts equal budgets. A bug; nothing was written."""
+    """A check of our own failed, for instance that counts equal budgets: a bug. Nothing was written."""
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """A hint to append to an error: the known name nearest to `name`, or nothing.
+    """Returns a hint to append to an error, with the known name nearest to `name`; or nothing.
 
     >>> closest("wieghts", ["weights", "scale"])
     " (did you mean 'weights'?)"
     >>> closest("zzz", ["weights", "scale"])
     ''
     """
-    found = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def some_of(items: Iterable[Any], limit: int = 5, joint: str = ", ", show: Callable[[Any], str] = str) -> str:
-    """The first few items for an error's text, and how many more there are.
+    """Returns the first few items as text, and how many more there are.
 
     >>> some_of(["cat", "dog", "owl"], limit=2), some_of(["no name", "no size"], joint="; ")
     ('cat, dog and 1 more', 'no name; no size')
@@ -57,7 +57,7 @@ def some_of(items: Iterable[Any], limit: int = 5, joint: str = ", ", show: Calla
 
 
 def shortened(text: str, limit: int = 60) -> str:
-    """A text of at most `limit` characters.
+    """Returns at most `limit` characters of a text.
 
     >>> shortened("a rather long text", limit=11)
     'a rather...'

@@ -51,13 +51,14 @@ def test_every_command_names_its_options(tmx, command):
 
 def test_every_command_is_listed_with_a_summary(tmx):
     result = tmx("--help")
-    assert result.code == 0
+    fresh = subprocess.run([sys.executable, "-m", "tunable_magmax"], capture_output=True, text=True, timeout=60)
+    assert result.code == fresh.returncode == 0
+    assert fresh.stdout.split() == result.out.split()
     assert list(COMMANDS) == list(OPTIONS)
-    for name, summary in COMMANDS.items():
+    for name in COMMANDS:
         command = getattr(import_module(f"tunable_magmax.cli.{name}"), name)
-        assert command.__doc__.splitlines()[0] == summary
         assert name in result.out
-        assert " ".join(summary.split()[:3]) in result.out
+        assert " ".join(command.__doc__.split()[:3]) in result.out
     assert tmx().out == result.out
 
 

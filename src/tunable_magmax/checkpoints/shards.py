@@ -62,8 +62,8 @@ def plan_shards(
     shards = []
     for number, group in enumerate(groups, 1):
         name = f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
-        held = {info.name for info in group}
-        tied = {alias: kept for alias, kept in (aliases or {}).items() if kept in held}
+        names = {info.name for info in group}
+        tied = {alias: kept for alias, kept in (aliases or {}).items() if kept in names}
         header = _header(group, {**(metadata or {}), **tied, "format": "pt"})
         shards.append(Shard(name, tuple(group), header, sum(info.nbytes for info in group)))
     return tuple(shards)

@@ -115,9 +115,9 @@ def _open_directory(path: Path) -> Checkpoint:
             f"{path} is an adapter, which is a model only together with its base: give it as a task to merge, plan, "
             f"sweep or verify; for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
         )
-    found = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
+    weights = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
     raise InputError(
-        f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(found) or 'none'}. "
+        f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(weights) or 'none'}. "
         "Point at a file, or add an index"
     )
 

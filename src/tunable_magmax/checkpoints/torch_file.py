@@ -42,8 +42,8 @@ class TorchFile(Checkpoint):
         self._file = PositionedFile(path)
         try:
             mapped = _can_be_mapped(path)
-            found = _state_dict(path, _load(path, mapped))
-            self._tensors, aliases = _distinct(found)
+            state_dict = _state_dict(path, _load(path, mapped))
+            self._tensors, aliases = _distinct(state_dict)
             self._mapping = _FileMapping(path) if mapped else None
         except BaseException:
             self._file.close()
@@ -170,12 +170,12 @@ def _fault(key: object, value: object) -> str | None:
     return None
 
 
-def _distinct(found: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def _distinct(state_dict: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors under their first name, and the further names of those tied to them."""
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
-    for name, tensor in found.items():
+    for name, tensor in state_dict.items():
         place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         kept = first.setdefault(place, name) if tensor.numel() else name
         if kept == name:

@@ -15,24 +15,21 @@ from cyclopts import App, CycloptsError, Parameter
 from tunable_magmax.errors import TmxError
 from tunable_magmax.version import __version__
 
-# The first line of each command's docstring, so that `tmx --help` need not import the commands.
-COMMANDS = {
-    "merge": "Merge a base and its task checkpoints into one checkpoint.",
-    "plan": "Say what a merge would do, from headers alone: same as merge --dry-run.",
-    "sweep": "Merge for many preferences, reading the checkpoints once.",
-    "prefer": "Find how much each task matters to a target, from what is known of it.",
-    "profile": "Make a task's profile, so that its data is never needed again: label counts, class names, "
-    "some embeddings.",
-    "train": "Train an encoder through a sequence of tasks: a checkpoint and a profile for each.",
-    "eval": "Measure a checkpoint, or a merge without writing it: accuracy by task and class, with intervals.",
-    "reproduce": "Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, "
-    "figures and a page.",
-    "inspect": "Show what a checkpoint holds; for a merge, also what each task gave to each layer.",
-    "verify": "Check that a merged checkpoint is what its report says.",
-    "convert": "Write a checkpoint as safetensors: from torch files, or into other shards.",
-    "demo": "The whole story on the CPU, offline, in about two minutes: train, forget, prefer, merge for two "
-    "sites, compare.",
-}
+# Each is a function of the same name in a module of that name.
+COMMANDS = (
+    "merge",
+    "plan",
+    "sweep",
+    "prefer",
+    "profile",
+    "train",
+    "eval",
+    "reproduce",
+    "inspect",
+    "verify",
+    "convert",
+    "demo",
+)
 
 
 def _shown_default(default: Any) -> Any:
@@ -49,8 +46,8 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_shown_default),
 )
-for _place, (_name, _summary) in enumerate(COMMANDS.items()):
-    app.command(f"tunable_magmax.cli.{_name}:{_name}", help=_summary, sort_key=_place)
+for _place, _name in enumerate(COMMANDS):
+    app.command(f"tunable_magmax.cli.{_name}:{_name}", sort_key=_place)  # imported when it is used
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     debug, as_json = "--debug" in tokens, "--json" in tokens
     tokens = [token for token in tokens if token != "--debug"]
-    command = next((name for name in COMMANDS if tokens[:1] == [name]), None)
+    command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
     def fail(kind: str, message: str, code: int) -> int:
         sys.stderr.write(f"error: {message.strip()}\n")
@@ -75,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     try:
-        if command is not None:
-            app[command].help = None  # its docstring is longer than the summary
+        if not command:
+            list(app.subapps)  # imports all commands: the help of the program shows the first lines of theirs
         sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
     except CycloptsError as error:
-        sys.exit(fail("UsageError", f"{error} See tmx {f'{command} ' if command else ''}--help.", 2))
+        sys.exit(fail("UsageError", f"{error} See tmx {command + ' ' if command else ''}--help.", 2))
     except TmxError as error:
         if debug:
             traceback.print_exc()

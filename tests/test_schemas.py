@@ -6,6 +6,7 @@ After a change of a file's keys: `python tests/test_schemas.py` writes them agai
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from tunable_magmax.config import schema_of
 from tunable_magmax.data.benchmark import section_type
+from tunable_magmax.experiments.config import ExperimentFile
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import PreferenceFile
 from tunable_magmax.runs.recipe import RecipeFile
@@ -29,6 +31,16 @@ def run_yaml() -> dict[str, Any]:
     schema, section = schema_of(RunFile), schema_of(section_type())
     definitions = {**schema.pop("$defs"), **section.pop("$defs"), "BenchmarkSection": section}
     schema["properties"]["benchmark"] = {"$ref": "#/$defs/BenchmarkSection"}
+    return {**schema, "$defs": definitions}
+
+
+def experiment() -> dict[str, Any]:
+    """Its `run` is a run.yaml, of which any key may come from the file that it extends."""
+    schema, run = schema_of(ExperimentFile), run_yaml()
+    definitions = {**schema.pop("$defs"), **run.pop("$defs"), "RunFile": run}
+    for part in (run, definitions["BenchmarkSection"]):
+        part.pop("required", None)
+    schema["properties"]["run"] = {"$ref": "#/$defs/RunFile"}
     return {**schema, "$defs": definitions}
 
 
@@ -48,6 +60,7 @@ def report() -> dict[str, Any]:
 
 SCHEMAS = {
     "run-yaml": run_yaml,
+    "experiment": experiment,
     "merge-recipe": recipe,
     "run-json": lambda: schema_of(RunRecord),
     "preference": lambda: schema_of(PreferenceFile),
@@ -78,14 +91,16 @@ FILES = [
     ("preference", OLD / "preference.json"),
     ("report", OLD / "merged" / "tmx-report.json"),
     ("merge-recipe", OLD / "merged" / "tmx-config.yaml"),
+    *(("experiment", path) for path in sorted((ROOT / "configs").rglob("*.yaml"))),
 ]
 
 
 @pytest.mark.parametrize(("name", "file"), FILES, ids=lambda value: getattr(value, "name", value))
-def test_files_that_the_program_wrote_fit_the_schema(name, file):
+def test_files_of_the_program_fit_the_schema(name, file):
     jsonschema = pytest.importorskip("jsonschema")
-    content = yaml.safe_load(file.read_text().replace("1e-3", "0.001"))  # YAML 1.1 takes 1e-3 for a text
-    jsonschema.validate(content, SCHEMAS[name]())
+    # YAML 1.1, unlike editors, takes 1e-3 for a text.
+    text = re.sub(r"(?<![\d.])\d+e-\d+\b", lambda match: f"{float(match[0]):.9f}", file.read_text())
+    jsonschema.validate(yaml.safe_load(text), SCHEMAS[name]())
 
 
 def test_keys_that_do_not_exist_do_not_fit():

@@ -26,7 +26,8 @@ OUTPUTS = {"out", "out.log", "out.report.json", "out.safetensors", "out.safetens
 def soak(folder: Path, *arguments: Any) -> dict[str, Any]:
     script = Path(__file__).with_name("soak.py")
     command = [sys.executable, script, folder / "soak", *map(str, arguments)]
-    environment = {**os.environ, **ALLOCATOR}
+    paths = os.pathsep.join(filter(None, (str(script.parents[1]), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **ALLOCATOR, "PYTHONPATH": paths}
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
     sys.stdout.write(f"{found['merges']} merges, KiB after each fifth: {found['resident']}\n")  # pytest -rP shows it
     return found

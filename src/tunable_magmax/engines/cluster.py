@@ -41,7 +41,6 @@ from tunable_magmax.merging.auction import (
 from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory, working_threads
 from tunable_magmax.merging.stream import Merge
@@ -173,7 +172,7 @@ class ClusterMerge(Merge):
 
     def __init__(self, workers: Workers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
         super().__init__(
-            Sources(inputs.layout, FileVectors(inputs.checkpoints), inputs.labels, tuple(inputs.warnings())),
+            inputs.sources(FileVectors(inputs.checkpoints)),
             options,
             kernels_for(torch.device("cpu")),
             Limits(threads=1),

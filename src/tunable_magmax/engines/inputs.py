@@ -20,6 +20,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import Sources, Vectors
 
 PathLike = str | Path
 
@@ -94,6 +95,10 @@ class Inputs:
             working_bytes=max(map(working_bytes, adapters), default=0),
             factor_bytes=sum(map(factor_bytes, adapters)),
         )
+
+    def sources(self, vectors: Vectors) -> Sources:
+        """Returns what a merge of the inputs works on, if it reads values through `vectors`."""
+        return Sources(self.layout, vectors, self.labels, tuple(self.warnings()))
 
     def described(self) -> dict[str, str]:
         """Returns descriptions of the tasks that are adapters, by role."""

@@ -23,7 +23,6 @@ from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
@@ -240,7 +239,7 @@ def merge_of(
     memory = resources.memory_bytes
     vectors = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
     return Merge(
-        Sources(inputs.layout, vectors, inputs.labels, tuple(inputs.warnings())),
+        inputs.sources(vectors),
         options,
         kernels_for(torch.device("cpu")),
         Limits(resources.threads, memory, spill, progress),

@@ -29,7 +29,6 @@ from tunable_magmax.files import Progress, show_size, write_atomic
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.reading import Sources
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
@@ -390,7 +389,7 @@ def _surveyed(opened: _Opened, progress: Progress | None) -> Iterator[Merge]:
     inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
     vectors = LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress)
     with Merge(
-        Sources(inputs.layout, vectors, inputs.labels, tuple(inputs.warnings())),
+        inputs.sources(vectors),
         options,
         kernels_for(torch.device("cpu")),
         Limits(threads),

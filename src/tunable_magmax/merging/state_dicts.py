@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,9 +76,7 @@ def merge_state_dicts(
         include=include,
         exclude=exclude,
     )
-    labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
-    signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
-    layout = build_layout(signatures, labels, options.include, options.exclude, unused_options(options))
+    layout, labels = _layout_of([base, *tasks], options, unused_options(options))
     with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
         merge.survey()
         merge.decide()
@@ -87,6 +85,13 @@ def merge_state_dicts(
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return Merged(assemble(base, layout, values, options), report)
+
+
+def _layout_of(sources: Sequence[StateDict], options: Options, notes: Iterable[str] = ()) -> tuple[Layout, list[str]]:
+    """Returns how base and tasks fit together, and what messages call them."""
+    labels = ["base", *(f"task {t}" for t in range(1, len(sources)))]
+    signatures = [signature_of(tensors, label) for tensors, label in zip(sources, labels, strict=True)]
+    return build_layout(signatures, labels, options.include, options.exclude, notes), labels
 
 
 def merge_in_memory(
@@ -101,9 +106,9 @@ def merge_in_memory(
     """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
     if device.type == "cuda":
-        from tunable_magmax.merging.kernels import launch as nvrtc
+        from tunable_magmax.merging.kernels.launch import available
 
-        if nvrtc.available() is None:
+        if available() is None:
             from tunable_magmax.merging.kernels.cuda import kernels_on
             from tunable_magmax.merging.resident import ResidentChunks, ResidentMerge
 
@@ -206,9 +211,7 @@ class MergeSession:
         self._base, self._tasks, self._threads = base, tasks, threads
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(tasks), **self._patterns)
-        labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
-        signatures = [signature_of(tensors, label) for tensors, label in zip([base, *tasks], labels, strict=True)]
-        layout = build_layout(signatures, labels, options.include, options.exclude)
+        layout, labels = _layout_of([base, *tasks], options)
         method = METHODS[options.method](options, len(tasks), reusable=True)
         self._merge = merge_in_memory(layout, base, tasks, options, labels, threads, method)
         self._marked: list[tuple[bool, ...]] = []

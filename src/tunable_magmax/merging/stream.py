@@ -133,8 +133,8 @@ class Merge:
             slots = sum(padded(tensor.size) for tensor in self.layout.mergeable)
             self._planes = self.kernels.planes(self.method.plane_rows, slots, self._spill)
         self.method.assume(self.layout.elements)
-        found = Survey.nothing(len(everything), self.tasks)
-        suspect = np.zeros_like(found.changed)
+        survey = Survey.nothing(len(everything), self.tasks)
+        suspect = np.zeros_like(survey.changed)
         early = self.options.scale is None and not self.method.plane_rows
         if early:
             self.make_stash([place for place in everything if place.size])
@@ -144,21 +144,21 @@ class Merge:
 
         for bounds, ((moved, odd, square), noted) in self._walk("survey", work, everything, self._all_tasks):
             k = bounds.place.tensor
-            found.changed[k] |= moved
+            survey.changed[k] |= moved
             suspect[k] |= odd
-            found.squares[k] += square
+            survey.squares[k] += square
             if noted:
                 self._early.setdefault(k, []).append((bounds, *noted))
-        self._settle_suspects(everything, suspect, found)
-        return found
+        self._settle_suspects(everything, suspect, survey)
+        return survey
 
-    def conclude(self, found: Survey) -> None:
+    def conclude(self, survey: Survey) -> None:
         """Takes from a survey what is merged; values that can't be are an `InputError`."""
-        found.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
-        merged = np.asarray(found.changed.any(axis=1))
+        survey.refuse([tensor.name for tensor in self.layout.mergeable], self.labels)
+        merged = np.asarray(survey.changed.any(axis=1))
         self.places = tuple(compress(self._everything, merged))
-        self.unchanged = [int(t) + 1 for t in np.flatnonzero(~found.changed.any(axis=0))]
-        self.last_square = math.fsum(found.squares[merged])
+        self.unchanged = [int(t) + 1 for t in np.flatnonzero(~survey.changed.any(axis=0))]
+        self.last_square = math.fsum(survey.squares[merged])
         if self._early:
             self._take()
         if self.method.assume(self.elements):
@@ -203,21 +203,21 @@ class Merge:
                     self._planes.release(row, *bounds.slots)
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
-    def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], found: Survey) -> None:
+    def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], survey: Survey) -> None:
         """Looks closely at tensors with differences that are not finite: equal infinities and NaN are no change."""
 
         def look_closely(bounds: TensorRange, chunk: Chunk) -> None:
             k = bounds.place.tensor
             for t, values in enumerate(chunk.tasks):
                 same = (values == chunk.base) | (values.isnan() & chunk.base.isnan())
-                found.changed[k, t] |= not bool(same.all())
+                survey.changed[k, t] |= not bool(same.all())
                 finite = values.isfinite() & chunk.base.isfinite()
-                found.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
-                found.odd[k, t + 1] += int((~values.isfinite()).sum())
-            found.odd[k, 0] += int((~chunk.base.isfinite()).sum())
+                survey.overflow[k, t] |= bool((finite & ~(values - chunk.base).isfinite()).any())
+                survey.odd[k, t + 1] += int((~values.isfinite()).sum())
+            survey.odd[k, 0] += int((~chunk.base.isfinite()).sum())
 
         for k in np.flatnonzero(suspect.any(axis=1)).tolist():
-            found.changed[k] = False
+            survey.changed[k] = False
             for bounds in split_ranges([everything[k]], self.memory.chunk):
                 self.walker.begin(look_closely, bounds, self._all_tasks(bounds))()
 
@@ -288,14 +288,14 @@ class Merge:
 
     def findings(self) -> Findings:
         """Returns what was counted and measured since the last call, for a report that is made elsewhere."""
-        found = Findings(self.counts, self.squares)
+        findings = Findings(self.counts, self.squares)
         self.counts, self.squares = {}, []
-        return found
+        return findings
 
-    def add(self, found: Findings) -> None:
+    def add(self, findings: Findings) -> None:
         """Adds what was counted and measured elsewhere."""
-        self.squares += found.squares
-        for k, counts in found.counts.items():
+        self.squares += findings.squares
+        for k, counts in findings.counts.items():
             self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
 
     # -- render -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The inner loops for NVIDIA GPUs, compiled at run time (cuda.py). The same bits as the CPU's: compiled without fused
 // multiply-add, every rounding is part of the specification (docs/method.md). Only sums of squares may be reordered.
 //
-// A *table* lists segments: stretches of tensors with the addresses of the base's and all tasks' values, the slot of
+// A *table* lists segments: ranges of tensors with the addresses of the base's and all tasks' values, the slot of
 // their first bit in the planes and the index of their first element. Its tiles cut them into equal pieces of work.
 // A *plane* is a bit set, one bit a slot, in 32-bit words. A *group* is what shares one budget: the model or a tensor.
 
@@ -272,7 +272,7 @@ __device__ inline i64 word_of(const Place &place) {
     return place.start + i64(threadIdx.x) * 32 < place.stop ? word : -1;
 }
 
-// Blocks share the tiles in stretches, so that sums are added up once a block and kind (a group or tensor). `work` gets
+// Blocks share the tiles in runs, so that sums are added up once a block and kind (a group or tensor). `work` gets
 // its word of a tile, -1 for none, with what `load` has read for it: the next tile's words are on their way meanwhile.
 // It hears whether the next tile is of another kind.
 template <class Load, class Work>

@@ -115,16 +115,8 @@ class NativeKernels:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         changed = np.zeros(len(chunk.tasks), np.bool_)
         suspect = np.zeros(len(chunk.tasks), np.bool_)
-        value_loops.survey(
-            chunk.base.numpy(),
-            _addresses(chunk.tasks),
-            np.array(compared, np.bool_),
-            np.array(rows, np.int64),
-            _words(planes),
-            chunk.slot // SLOTS,
-            changed,
-            suspect,
-        )
+        marks = np.array(compared, np.bool_), np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
+        value_loops.survey(chunk.base.numpy(), _addresses(chunk.tasks), *marks, changed, suspect)
         return changed, suspect
 
     def square(self, vector: Tensor) -> float:
@@ -156,17 +148,11 @@ class NativeKernels:
         # Room for what chance can bring: a second look costs as much as the first.
         expected = self.tally(plane, free) * (high - low + 1) / 2**64
         room = int(expected + 8 * math.sqrt(expected)) + 64
+        words = runs.starts // SLOTS, -(-runs.stops // SLOTS), runs.elements
+        window = np.uint64(low), np.uint64(high)
         while True:
             keys, slots = np.empty(room, np.uint64), np.empty(room, np.uint64)
-            winners, undecided = loops.split(
-                plane,
-                free,
-                won,
-                (runs.starts // SLOTS, -(-runs.stops // SLOTS), runs.elements),
-                np.uint64(lottery_state),
-                (np.uint64(low), np.uint64(high)),
-                (keys, slots),
-            )
+            winners, undecided = loops.split(plane, free, won, words, np.uint64(lottery_state), window, (keys, slots))
             if undecided <= room:
                 return int(winners), keys[:undecided].copy(), slots[:undecided].copy()
             room = int(undecided)
@@ -198,14 +184,8 @@ class NativeKernels:
         return None
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
-        value_loops.gather(
-            chunk.base.numpy(),
-            _addresses(chunk.tasks),
-            np.array(rows, np.int64),
-            _words(planes),
-            chunk.slot // SLOTS,
-            out.numpy(),
-        )
+        marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
+        value_loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
         owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
         counts = np.array([0 if plane is None else self.tally(plane, plane) for plane in owned], np.int64)
         _release(planes, rows, chunk)
@@ -224,15 +204,9 @@ class NativeKernels:
 
     def draw(self, chunk: Chunk, tasks: Sequence[int], tops: Sequence[int], lottery_state: int, out: Tensor) -> Counts:
         drawn = np.zeros(len(tasks), np.int64)
-        value_loops.draw(
-            chunk.base.numpy(),
-            _addresses([chunk.tasks[t] for t in tasks]),
-            np.array(tops, np.uint64),
-            np.uint64(lottery_state),
-            np.uint64(chunk.element),
-            out.numpy(),
-            drawn,
-        )
+        numbers = np.array(tops, np.uint64), np.uint64(lottery_state), np.uint64(chunk.element)
+        addresses = _addresses([chunk.tasks[t] for t in tasks])
+        value_loops.draw(chunk.base.numpy(), addresses, *numbers, out.numpy(), drawn)
         counts = np.zeros(len(chunk.tasks), np.int64)
         counts[list(tasks)] = drawn
         return counts
@@ -250,15 +224,9 @@ class NativeKernels:
         planes: Planes,
         out: Tensor,
     ) -> None:
-        value_loops.elect(
-            chunk.base.numpy(),
-            _addresses([chunk.tasks[t] for t in tasks]),
-            np.array(factors, np.float64),
-            np.array(rows, np.int64),
-            _words(planes),
-            chunk.slot // SLOTS,
-            out.numpy(),
-        )
+        addresses, weights = _addresses([chunk.tasks[t] for t in tasks]), np.array(factors, np.float64)
+        marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
+        value_loops.elect(chunk.base.numpy(), addresses, weights, *marks, out.numpy())
         _release(planes, rows, chunk)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:

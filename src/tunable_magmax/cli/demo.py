@@ -39,19 +39,19 @@ def demo(
     from tunable_magmax.experiments.demo import run_demo
 
     with progress_bars(quiet=as_json) as progress:
-        found = run_demo(out, seed=seed, progress=progress)
-    sys.stdout.write(found.to_json() if as_json else _table(found) + _story(found, out))
+        story = run_demo(out, seed=seed, progress=progress)
+    sys.stdout.write(story.to_json() if as_json else _table(story) + _story(story, out))
 
 
-def _table(found: Demonstration) -> str:
-    numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(found.tasks) + 1))
-    sites = "".join(f"{site.split()[0]:>{SITE}}" for site in found.sites)
+def _table(story: Demonstration) -> str:
+    numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(story.tasks) + 1))
+    sites = "".join(f"{site.split()[0]:>{SITE}}" for site in story.sites)
     scales = "".join(f"  |{title:>{len(sites)}}" for title in ("scale matched", "scale 0.5"))
     lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}  |{sites}  |{sites}"]
-    lines += [_line(row, row.model) for row in found.rows if row.own is None]
-    for site in found.sites:
+    lines += [_line(row, row.model) for row in story.rows if row.own is None]
+    for site in story.sites:
         lines.append(f"for the {site}")
-        lines += [_line(row, f"  {row.model}") for row in found.rows if row.own == site]
+        lines += [_line(row, f"  {row.model}") for row in story.rows if row.own == site]
     return "\n".join(lines) + "\n"
 
 
@@ -61,26 +61,26 @@ def _line(row: Scores, name: str) -> str:
     return f"{name:<{NAMES}}{tasks}  |{matched}  |{half}"
 
 
-def _story(found: Demonstration, out: Path) -> str:
-    from tunable_magmax.experiments.demo import slug
+def _story(story: Demonstration, out: Path) -> str:
+    from tunable_magmax.experiments.table import slug
 
-    tasks = ", ".join(f"t{t} {task}" for t, task in enumerate(found.tasks, start=1))
+    tasks = ", ".join(f"t{t} {task}" for t, task in enumerate(story.tasks, start=1))
     mixes = [
         f"The {site} sees " + ", ".join(f"{share:.0%} {task}" for task, share in shares.items())
-        for site, shares in found.sites.items()
+        for site, shares in story.sites.items()
     ]
-    learnt = sum(found.learnt) / len(found.learnt)
+    learnt = sum(story.learnt) / len(story.learnt)
     sentences = (
         f"Tasks in training order: {tasks}.",
-        f"Just after its training a task has {learnt:.0%} on average; in the end {100 * found.forgetting:.0f} points "
+        f"Just after its training a task has {learnt:.0%} on average; in the end {100 * story.forgetting:.0f} points "
         "of a task's best are forgotten.",
         f"{'. '.join(mixes)}.",
-        f"Lines with 'from' are merges, without training, by weights found from {found.known} pictures of the site "
+        f"Lines with 'from' are merges, without training, by weights found from {story.known} pictures of the site "
         "or from their labels. The columns of the sites are measured on other pictures. The scale 'matched', the "
         "default, makes every merged step as long as the last task's; 0.5 is the paper's.",
-        f"Look at {found.picture}, and try:",
+        f"Look at {story.picture}, and try:",
     )
-    site = out / "sites" / slug(next(iter(found.sites)))
+    site = out / "sites" / slug(next(iter(story.sites)))
     program = "tmx" if shutil.which("tmx") else sys.argv[0]
     commands = (
         f"eval {out}/run",
@@ -88,5 +88,5 @@ def _story(found: Demonstration, out: Path) -> str:
         f"merge {out}/run --preference {out}/mine.json -o {out}/mine",
         f"eval {out}/mine --data {site}/test",
     )
-    told = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
-    return f"\n{told}\n" + "".join(f"  {program} {command}\n" for command in commands)
+    text = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
+    return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

@@ -93,22 +93,24 @@ def reproduce(
 
 
 def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
-    from tunable_magmax.experiments.reproduce import Supplies, lacking
+    from tunable_magmax.experiments.reproduce import Supplies, look_for_supplies
 
-    found = lacking(experiment, out, work) if here else Supplies()  # nodes of a cluster may see what this one does not
+    supplies = (
+        look_for_supplies(experiment, out, work) if here else Supplies()
+    )  # nodes of a cluster may see what this one does not
     rows = _rows(experiment, out)
     if as_json:
-        told = {"jobs": rows, "problems": found.missing, "notes": found.notes}
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        plan = {"jobs": rows, "problems": supplies.missing, "notes": supplies.notes}
+        sys.stdout.write(json.dumps(plan, indent=1) + "\n")
     else:
         cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
         total = sum(row["missing"] for row in rows)
         lines = [f"{experiment.name}: {number(total, 'job')} to do"]
         lines += table([["setting", "kind", "jobs", "missing"], *cells])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.write("".join(f"note: {text}\n" for text in found.notes))
-        sys.stderr.write("".join(f"problem: {text}\n" for text in found.missing))
-    return 2 if found.missing else 0
+        sys.stdout.write("".join(f"note: {text}\n" for text in supplies.notes))
+        sys.stderr.write("".join(f"problem: {text}\n" for text in supplies.missing))
+    return 2 if supplies.missing else 0
 
 
 def _rows(experiment: Experiment, out: Path) -> list[dict[str, Any]]:

@@ -145,8 +145,8 @@ class Experiment(_Settings):
             benchmark["order"] = {"seed": seed}
         if "best" in self.scales:
             benchmark.setdefault("holdout", HOLDOUT)
-        given = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
-        return TrainConfig.read(given, self.root, f"experiment {self.name}, run")
+        data = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
+        return TrainConfig.read(data, self.root, f"experiment {self.name}, run")
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:

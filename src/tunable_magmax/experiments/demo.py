@@ -24,6 +24,7 @@ from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
 from tunable_magmax.experiments.rows import MERGED
+from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
@@ -111,7 +112,7 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
         weights = _merge(place)
         rows = _measure(place, config, weights, report)
     drawn = "".join(alphabets()[0].characters)
-    found = Demonstration(
+    demonstration = Demonstration(
         tasks=TASKS,
         characters=tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS))),
         sites=SITES,
@@ -122,18 +123,9 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
         forgetting=forgetting,
         picture=str(place / PICTURE),
     )
-    _draw(found, place / PICTURE)
-    (place / RESULTS).write_text(found.to_json(), encoding="utf-8")
-    return found
-
-
-def slug(name: str) -> str:
-    """Returns a name for folders.
-
-    >>> slug("post office")
-    'post-office'
-    """
-    return name.replace(" ", "-")
+    _draw(demonstration, place / PICTURE)
+    (place / RESULTS).write_text(demonstration.to_json(), encoding="utf-8")
+    return demonstration
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -273,19 +265,19 @@ def _measure(
     return rows
 
 
-def _draw(found: Demonstration, path: Path) -> None:
+def _draw(demonstration: Demonstration, path: Path) -> None:
     panels = []
-    for k, (site, shares) in enumerate(found.sites.items()):
-        rows = [row for row in found.rows if row.own in (None, site)]
-        lines = {"true shares": [shares.get(task, 0.0) for task in found.tasks]}
-        lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in found.weights[site].items()}
+    for k, (site, shares) in enumerate(demonstration.sites.items()):
+        rows = [row for row in demonstration.rows if row.own in (None, site)]
+        lines = {"true shares": [shares.get(task, 0.0) for task in demonstration.tasks]}
+        lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in demonstration.weights[site].items()}
         bars = [Bar(row.model, row.sites[k], row.half[k], row.tailored) for row in rows]
         panels.append(SitePanel(site, bars, lines))
     title = (
-        f"One encoder, {len(found.tasks)} tasks, {len(found.sites)} sites: merges made for a site, from "
-        f"{found.known} samples of it"
+        f"One encoder, {len(demonstration.tasks)} tasks, {len(panels)} sites: merges made for a site, from "
+        f"{demonstration.known} samples of it"
     )
-    tasks = [f"{task}\n{drawn}" for task, drawn in zip(found.tasks, found.characters, strict=True)]
+    tasks = [f"{task}\n{drawn}" for task, drawn in zip(demonstration.tasks, demonstration.characters, strict=True)]
     save_demo_picture(title, tasks, panels, path)
 
 

@@ -44,7 +44,7 @@ class Environment:
 
 
 def paper_size(tasks: int) -> int:
-    """How many samples the paper's environments have: 1000, 500 or 200 for 5, 20 or 50 tasks.
+    """Returns how many samples the paper's environments have: 1000, 500 or 200 for 5, 20 or 50 tasks.
 
     >>> [paper_size(tasks) for tasks in (5, 15, 20, 50)]
     [1000, 500, 500, 200]
@@ -53,7 +53,7 @@ def paper_size(tasks: int) -> int:
 
 
 def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
-    """Equal shares of M tasks, for each M.
+    """Returns equal shares of M tasks, for each M.
 
     >>> equal_mixtures([2])
     {'M2': (0.5, 0.5)}
@@ -63,11 +63,11 @@ def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class EnvironmentSizes:
-    """Which environments: mixing ratios by name, the seeds of their variants, and sizes.
+    """Describes environments: mixing ratios by name, the seeds of their variants, and sizes.
 
-    `size`: samples of each; a task with too few gives all it has, and how many are missing is told. Without it, the
-    largest size for which every ratio can be satisfied by every task, at most `most`. The first share `meta` of each
-    task's samples (at least one) is the meta part.
+    `size`: samples of each; a task with too few gives all it has, and the environment says how many are missing.
+    Without it, the largest size for which every ratio can be satisfied by every task, at most `most`. The first share
+    `meta` of each task's samples (at least one) is the meta part.
     """
 
     mixtures: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: PAPER)
@@ -78,7 +78,7 @@ class EnvironmentSizes:
 
 
 def draw_environments(benchmark: Benchmark, sizes: EnvironmentSizes) -> list[Environment]:
-    """An environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed."""
+    """Draws an environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed."""
     size = sizes.size
     for name, ratio in sizes.mixtures.items():
         if len(ratio) > len(benchmark.tasks) or not ratio or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
@@ -119,7 +119,7 @@ def _sampled(task: Task, count: int, seed: int) -> list[int]:
 
 
 def _counts(ratio: Sequence[float], size: int) -> list[int]:
-    """Whole numbers in a ratio that sum to `size`: by largest remainder.
+    """Divides `size` into whole numbers in a ratio, by largest remainder.
 
     >>> _counts((1 / 3, 1 / 3, 1 / 3), 500)
     [167, 167, 166]

@@ -17,7 +17,8 @@ from tunable_magmax.experiments.results import (
     setting_parts,
 )
 from tunable_magmax.experiments.rows import row_order, row_parts
-from tunable_magmax.experiments.tables import REFERENCES, slug
+from tunable_magmax.experiments.table import slug
+from tunable_magmax.experiments.tables import REFERENCES
 from tunable_magmax.plots.experiment import (
     Caption,
     Curve,
@@ -143,7 +144,7 @@ def meta_drawings(results: Results) -> list[Drawing]:
 def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:
     """Draws differences to MAGMAX with their intervals: rows are methods, panels are settings."""
     shown: dict[str, dict[str, Difference]] = {}
-    reference = next((name for name in REFERENCES if any(name == found.row for found in results.measured)), None)
+    reference = next((name for name in REFERENCES if any(name == each.row for each in results.measured)), None)
     for setting in results.settings:
         by_row = grouped(results.of(setting, results.main_family(setting)))
         if reference not in by_row:
@@ -151,24 +152,24 @@ def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:
         rows = [row for row in _worth_showing(list(by_row), chosen) if row != reference]
         differences = {row: paired(by_row[row], by_row[reference]) for row in rows}
         shown[setting] = {row: each for row, each in differences.items() if each is not None}
-    shown = {setting: found for setting, found in shown.items() if found}
+    shown = {setting: leads for setting, leads in shown.items() if leads}
     if not shown:
         return None
     texts = []
-    for setting, found in shown.items():
-        best = max(found, key=lambda row: found[row].mean)
-        ahead = [row for row in found if found[row].verdict == "ahead"]
-        behind = [row for row in found if found[row].verdict == "behind"]
+    for setting, leads in shown.items():
+        best = max(leads, key=lambda row: leads[row].mean)
+        ahead = [row for row in leads if leads[row].verdict == "ahead"]
+        behind = [row for row in leads if leads[row].verdict == "behind"]
         texts.append(
-            f"{setting}: largest difference {100 * found[best].mean:+.1f} points for {best}; surely ahead: "
+            f"{setting}: largest difference {100 * leads[best].mean:+.1f} points for {best}; surely ahead: "
             f"{', '.join(ahead) or 'none'}; surely behind: {', '.join(behind) or 'none'}"
         )
-    rows = sorted({row for found in shown.values() for row in found}, key=row_order, reverse=True)
+    rows = sorted({row for leads in shown.values() for row in leads}, key=row_order, reverse=True)
     title = f"Difference to {reference}, with 95% intervals"
     caption = Caption("leads", title, f"Points with intervals. {'. '.join(texts)}.")
     panels = {
-        setting: {row: Interval(100 * d.mean, 100 * d.low, 100 * d.high, d.verdict) for row, d in found.items()}
-        for setting, found in shown.items()
+        setting: {row: Interval(100 * d.mean, 100 * d.low, 100 * d.high, d.verdict) for row, d in leads.items()}
+        for setting, leads in shown.items()
     }
     return draw_intervals(caption, rows, panels, f"points of accuracy minus {reference}")
 
@@ -211,11 +212,11 @@ def _percents(points: Mapping[float, Mean]) -> dict[float, tuple[float, float]]:
 
 def _points(records: Sequence[Record], x: str, y: str) -> dict[float, Mean]:
     """Returns means over seeds at each value of x; MAGMAX has no alpha and stands at 0."""
-    found: dict[float, list[float]] = {}
+    values: dict[float, list[float]] = {}
     for record in records:
         for point in record["points"]:
-            found.setdefault(float(point[x] or 0.0), []).append(point[y])
-    return {value: mean_over_seeds(found[value]) for value in sorted(found)}
+            values.setdefault(float(point[x] or 0.0), []).append(point[y])
+    return {value: mean_over_seeds(values[value]) for value in sorted(values)}
 
 
 def _groups(records: Sequence[Record]) -> dict[str, list[str]]:

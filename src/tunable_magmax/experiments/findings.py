@@ -1,4 +1,4 @@
-"""What the numbers say, in sentences: who leads, by how much, and where it does not."""
+"""Says in sentences what the numbers show: who leads, by how much, and where nobody does."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ class Finding:
 
 
 def findings(results: Results, chosen: str = CHOSEN) -> list[Finding]:
-    """What was found, most important first: an overview, then setting by setting, then the paper's claims."""
+    """Returns all findings, most important first: an overview, then setting by setting, then the paper's claims."""
     measured = [setting for setting in results.settings if results.of(setting)]
-    found = {"All settings": _overview(results, measured, chosen) if len(measured) > 1 else []}
+    by_subject = {"All settings": _overview(results, measured, chosen) if len(measured) > 1 else []}
     for setting in results.settings:
-        found[setting] = (
+        by_subject[setting] = (
             _setting(results, setting, chosen) + _sweep(results, setting, chosen) + _alpha(results, setting)
         )
-    found["What the paper says of random elements and of the last task"] = _leftovers(results) + _ownership(results)
-    return [Finding(about, tuple(sentences)) for about, sentences in found.items() if sentences]
+    claims = _leftovers(results) + _ownership(results)
+    by_subject["What the paper says of random elements and of the last task"] = claims
+    return [Finding(about, tuple(sentences)) for about, sentences in by_subject.items() if sentences]
 
 
 def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
-    """A line for each setting: the best row, and the recommended one, against MAGMAX at its best scale.
+    """Returns a line for each setting: the best row, and the recommended one, against MAGMAX at its best scale.
 
     Recommended is Tunable MAGMAX at the chosen scale, with the preference that needs no labels if it was measured.
     """
@@ -61,32 +62,32 @@ def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
             continue
         named = [("best", max(shares, key=lambda row: shares[row]))]
         named += [("recommended", row) for row in (f"tunable:{name}@{chosen}" for name in SOURCES) if row in shares][:1]
-        told = []
+        texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
-            told.append(f"{what} {row} {100 * shares[row]:.1f} %{f' ({_points(lead)})' if lead else ''}")
-        lines.append(f"{setting}: {'; '.join(told)}; {reference} {100 * shares[reference]:.1f} %")
+            texts.append(f"{what} {row} {100 * shares[row]:.1f} %{f' ({_points(lead)})' if lead else ''}")
+        lines.append(f"{setting}: {'; '.join(texts)}; {reference} {100 * shares[reference]:.1f} %")
     return lines
 
 
 def _overview(results: Results, settings: Sequence[str], chosen: str) -> list[str]:
     sentences = []
     for name in ("label", "auto", "ot"):
-        found = {}
+        leads = {}
         for setting in settings:
             by_row = grouped(results.of(setting, results.main_family(setting)))
             lead = paired(by_row.get(f"tunable:{name}@{chosen}", ()), by_row.get("magmax@best", ()))
             if lead is not None:
-                found[setting] = lead
-        if len(found) < 2:
+                leads[setting] = lead
+        if len(leads) < 2:
             continue
-        ahead = [setting for setting, lead in found.items() if lead.mean > 0]
-        ends = [100 * lead.mean for lead in found.values()]
+        ahead = [setting for setting, lead in leads.items() if lead.mean > 0]
+        ends = [100 * lead.mean for lead in leads.values()]
         text = (
-            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(ahead)} of {len(found)} settings "
+            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(ahead)} of {len(leads)} settings "
             f"(differences from {_signed(min(ends))} to {_signed(max(ends))} points)"
         )
-        lost = [f"{setting} ({_points(lead)})" for setting, lead in found.items() if lead.mean <= 0]
+        lost = [f"{setting} ({_points(lead)})" for setting, lead in leads.items() if lead.mean <= 0]
         sentences.append(f"{text}; not in {_listed(lost)}." if lost else f"{text}.")
     return sentences
 
@@ -94,7 +95,7 @@ def _overview(results: Results, settings: Sequence[str], chosen: str) -> list[st
 def _setting(results: Results, setting: str, chosen: str) -> list[str]:
     by_row = grouped(results.of(setting, results.main_family(setting)))
     partial = partial_rows(by_row)
-    means = {row: averaged(found) for row, found in by_row.items() if row not in partial}
+    means = {row: averaged(own) for row, own in by_row.items() if row not in partial}
     shares = {row: mean.mean for row, mean in means.items() if mean is not None}
     if not shares:
         return []
@@ -114,7 +115,7 @@ def _setting(results: Results, setting: str, chosen: str) -> list[str]:
 
 
 def _against(reference: str, leads: dict[str, Difference]) -> list[str]:
-    """Rows that are ahead, level and behind, each kind in a sentence."""
+    """Lists rows that are ahead, level and behind, each kind in a sentence."""
     most = max((lead.pairs for lead in leads.values()), default=0)
     sentences = []
     for verdict, words in (
@@ -122,16 +123,16 @@ def _against(reference: str, leads: dict[str, Difference]) -> list[str]:
         ("no clear difference", "Not clearly different from `{}`"),
         ("behind", "Behind `{}`"),
     ):
-        found = [(row, lead) for row, lead in leads.items() if lead.verdict == verdict]
-        found.sort(key=lambda pair: -pair[1].mean)
-        if found:
-            told = _listed([f"`{row}` ({_points(lead)}{_restricted(lead, most)})" for row, lead in found])
-            sentences.append(f"{words.format(reference)}: {told}.")
+        rows = [(row, lead) for row, lead in leads.items() if lead.verdict == verdict]
+        rows.sort(key=lambda pair: -pair[1].mean)
+        if rows:
+            texts = _listed([f"`{row}` ({_points(lead)}{_restricted(lead, most)})" for row, lead in rows])
+            sentences.append(f"{words.format(reference)}: {texts}.")
     return sentences
 
 
 def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) -> list[str]:
-    """How much of the labels' lead inputs alone keep, and whether `auto` beats `ot`."""
+    """Says how much of the labels' lead inputs alone keep, and whether `auto` beats `ot`."""
     label, auto, transport = (by_row.get(f"tunable:{name}@{chosen}", []) for name in ("label", "auto", "ot"))
     ours, theirs = paired(auto, by_row[reference]), paired(label, by_row[reference])
     sentences = []
@@ -149,12 +150,12 @@ def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) 
 
 
 def _sweep(results: Results, setting: str, chosen: str) -> list[str]:
-    """How the leads change with the number of tasks in an environment."""
+    """Says how the leads change with the number of tasks in an environment."""
     by_row = grouped(results.of(setting, "M"))
     reference = next((name for name in REFERENCES if name in by_row), None)
     if reference is None:
         return []
-    counts = sorted({mixture_parts(found.mixture)[1] for found in by_row[reference]})
+    counts = sorted({mixture_parts(each.mixture)[1] for each in by_row[reference]})
     sentences = []
     for row in (f"tunable:{name}@{chosen}" for name in ("label", "auto", "ot")):
         leads = {
@@ -163,23 +164,23 @@ def _sweep(results: Results, setting: str, chosen: str) -> list[str]:
         }
         known = {count: lead for count, lead in leads.items() if lead is not None}
         if known:
-            told = _listed([f"{_signed(100 * lead.mean)} with {count}" for count, lead in known.items()])
+            texts = _listed([f"{_signed(100 * lead.mean)} with {count}" for count, lead in known.items()])
             ahead = [str(count) for count, lead in known.items() if lead.verdict == "ahead"]
             behind = [str(count) for count, lead in known.items() if lead.verdict == "behind"]
             where = f"clearly ahead with {_listed(ahead)}" if ahead else "nowhere clearly ahead"
             where += f", clearly behind with {_listed(behind)}" if behind else ""
-            sentences.append(f"`{row}` minus `{reference}`, by the number of tasks: {told} (points); {where}.")
+            sentences.append(f"`{row}` minus `{reference}`, by the number of tasks: {texts} (points); {where}.")
     return sentences
 
 
-def _within(found: Sequence[Measured], mixture: str) -> list[Measured]:
-    return [each for each in found if each.mixture == mixture]
+def _within(measured: Sequence[Measured], mixture: str) -> list[Measured]:
+    return [each for each in measured if each.mixture == mixture]
 
 
 def _leftovers(results: Results) -> list[str]:
     limit = paper.LEFTOVERS_AT_MOST
-    found = [each for each in results.measured if each.leftovers is not None and row_parts(each.row)[0] == "tunable"]
-    own = [each for each in found if not row_parts(each.row)[3]]
+    tunable = [each for each in results.measured if each.leftovers is not None and row_parts(each.row)[0] == "tunable"]
+    own = [each for each in tunable if not row_parts(each.row)[3]]
     if not own:
         return []
     shares = [each.leftovers for each in own if each.leftovers is not None]
@@ -195,18 +196,18 @@ def _leftovers(results: Results) -> list[str]:
 
 
 def _ownership(results: Results) -> list[str]:
-    told = []
+    texts = []
     for setting in results.settings:
         counts = [each["magmax_counts"] for each in results.sequences if each["setting"] == setting]
         shares = [each[-1] / sum(each) for each in counts if sum(each)]
         if shares:
-            told.append(f"{100 * mean_over_seeds(shares).mean:.0f} % in {setting}")
+            texts.append(f"{100 * mean_over_seeds(shares).mean:.0f} % in {setting}")
     text = "Share of its elements that MAGMAX takes from the last task (paper: more than 40 %)"
-    return [f"{text}: {_listed(told)}."] if told else []
+    return [f"{text}: {_listed(texts)}."] if texts else []
 
 
 def _alpha(results: Results, setting: str) -> list[str]:
-    """Whether the first task gains and the last loses from the smallest alpha to the largest."""
+    """Says whether the first task gains and the last loses from the smallest alpha to the largest."""
     sentences = []
     tunable = [each for each in results.alphas if each["method"] == "tunable" and each["setting"] == setting]
     for scale in dict.fromkeys(record["scale"] for record in tunable):
@@ -222,16 +223,16 @@ def _alpha(results: Results, setting: str) -> list[str]:
             for side in ("first", "last")
         }
         steers = ends["first"][1] > ends["first"][0] and ends["last"][1] < ends["last"][0]
-        told = _listed([f"the {side} task goes from {low:.1f} to {high:.1f} %" for side, (low, high) in ends.items()])
+        texts = _listed([f"the {side} task goes from {low:.1f} to {high:.1f} %" for side, (low, high) in ends.items()])
         sentences.append(
             f"At scale {scale}, alpha {'steers' if steers else 'does not steer as it should'}: from {alphas[0]:g} to "
-            f"{alphas[-1]:g}, {told}."
+            f"{alphas[-1]:g}, {texts}."
         )
     return sentences
 
 
-def _points(found: Difference) -> str:
-    return f"{_signed(100 * found.mean)} points, {_signed(100 * found.low)} to {_signed(100 * found.high)}"
+def _points(lead: Difference) -> str:
+    return f"{_signed(100 * lead.mean)} points, {_signed(100 * lead.low)} to {_signed(100 * lead.high)}"
 
 
 def _signed(value: float) -> str:

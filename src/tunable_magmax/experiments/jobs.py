@@ -9,16 +9,15 @@ from typing import Any
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.records import read_records, record_key
+from tunable_magmax.experiments.records import RECORDS, read_records, record_key
 from tunable_magmax.experiments.rows import MERGED, Row
 
-RECORDS = "records.jsonl"
 META_ROWS = ("label", "auto", "ot")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to do for one seed, and the key of the record that it leaves."""
+    """One thing to measure for one seed. Kind, seed and name are the key of the record that it leaves."""
 
     kind: str
     seed: int
@@ -27,7 +26,7 @@ class Job:
 
 
 def plan_jobs(experiment: Experiment) -> list[Job]:
-    """All jobs of an experiment, seed by seed, in the order in which they are done.
+    """Returns all jobs of an experiment, seed by seed, in the order in which they are done.
 
     Rows at their best scale bring the search for it along, also if `kinds` does not name it.
     """
@@ -55,7 +54,7 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
 
 
 def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
-    """Those whose records are not there yet. Records of other settings are an `InputError`."""
+    """Returns the jobs whose records are not there yet. Records of other settings are an `InputError`."""
     file = results / RECORDS
     records = read_records(file) if file.exists() else []
     refuse_other_settings(experiment, records, file)
@@ -64,26 +63,28 @@ def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
 
 
 PLACES = {"model", "benchmark.data", "head.file", "train.log_every"}
-"""Settings that may differ: where things lie, which is another matter on every machine, and what is only shown."""
+"""Settings that may differ from those of the records: where files lie, and how often training reports."""
 
 
 def refuse_other_settings(experiment: Experiment, records: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Raise an `InputError` if records of this experiment's seeds come from another training."""
+    """Raises an `InputError` if records of this experiment's seeds come from another training."""
     for record in records:
         seed = record["seed"]
         if record["kind"] != "sequence" or record["setting"] != experiment.setting or seed not in experiment.seeds:
             continue
         now = experiment.training(seed).record()
-        found = [f"{name} is {mine!r}, there {theirs!r}" for name, mine, theirs in _differences(now, record["config"])]
-        if found:
+        differences = [
+            f"{name} is {mine!r}, there {theirs!r}" for name, mine, theirs in _differences(now, record["config"])
+        ]
+        if differences:
             raise InputError(
-                f"{file}: the records of seed {seed} were made with other settings: {'; '.join(found)}. "
+                f"{file}: the records of seed {seed} were made with other settings: {'; '.join(differences)}. "
                 "Give another folder with -o, or the settings of the records"
             )
 
 
 def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Settings with unequal values, by their names with dots.
+    """Yields settings with unequal values, by their names with dots.
 
     >>> list(_differences({"train": {"lr": 1.0}, "model": "a"}, {"train": {"lr": 2.0}, "model": "b"}))
     [('train.lr', 1.0, 2.0)]

@@ -1,4 +1,4 @@
-"""The seeds of an experiment side by side on a Ray cluster. Records come back one by one, as they are made."""
+"""Does the seeds of an experiment side by side on a Ray cluster; records come back one by one, as they are made."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tunable_magmax.experiments.records import Record
 from tunable_magmax.experiments.seed import SeedWork, records_of
 
 RETRIES = 3
-"""How many times a seed whose machine died is begun again; its training goes on where it was."""
+"""How many times a seed whose machine died is started again; its training continues where it was."""
 
 
 def records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[Record]:
-    """The records of all seeds in the order in which they are made, by jobs with a GPU each.
+    """Yields the records of all seeds in the order in which they are made, by jobs with a GPU each.
 
-    They have none if no node has one, or if the device is "cpu".
+    Jobs have no GPU if no node has one, or if the device is "cpu".
     """
     if not seeds:
         return
@@ -58,7 +58,7 @@ def records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[R
 
 
 def _resources(ray: Any, device: str | None) -> tuple[dict[str, float], int]:
-    """What a job reserves: a GPU, or as many CPUs as it has threads. And threads: as here, for the same last bits."""
+    """Returns what a job reserves (a GPU, or a CPU for each thread) and its threads, as here for the same last bits."""
     threads = torch.get_num_threads()
     if device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1:
         return {"num_gpus": 1, "num_cpus": 1}, threads

@@ -33,7 +33,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", list: "a list
 
 
 def record_key(record: Mapping[str, Any]) -> Key:
-    """What a record is of. The name is the row's, the scaled method's, or of an alpha record method@scale.
+    """Returns what a record is of. The name is the row's, the scaled method's, or of an alpha record method@scale.
 
     >>> record_key({"kind": "scale", "setting": "clip/cifar100-5", "seed": 3, "method": "ties"})
     ('clip/cifar100-5', 'scale', 3, 'ties')
@@ -47,9 +47,9 @@ def record_key(record: Mapping[str, Any]) -> Key:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The records of a file; of those with one key the last. A last line that was cut off is left out.
+    """Reads the records of a file; of those with one key the last. A last line that was cut off is left out.
 
-    Whatever else is no record is an `InputError` that names all such lines.
+    Any other line that is no record is an `InputError` that names all such lines.
     """
     path = Path(path)
     try:
@@ -71,9 +71,9 @@ def read_records(path: str | Path) -> list[Record]:
             shown = line[:40].decode(errors="replace")
             problems.append(f"line {number} is no JSON object: {shown}{'...' if len(line) > 40 else ''}")
             continue
-        found = [f"line {number}: {problem}" for problem in _problems(record)]
-        problems += found
-        if not found:
+        own = [f"line {number}: {problem}" for problem in _problems(record)]
+        problems += own
+        if not own:
             kept[record_key(record)] = record
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
@@ -82,7 +82,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add a record: one line, in one write. What a killed run left of its last line is removed first."""
+    """Adds a record: one line, in one write. What a killed run left of its last line is removed first."""
     problems = _problems(record)
     if problems:
         raise InputError(f"a record cannot be written: {'; '.join(problems)}")
@@ -104,9 +104,9 @@ def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def find_records(place: str | Path) -> list[Path]:
-    """The record files at a place: itself if it is a file, else all that lie under the folder, in order of path.
+    """Returns the record files at a place: itself if it is a file, else all under the folder, in order of path.
 
-    What a training run tells while it runs has the same name, beside a `run.json`, and is none of them.
+    The log of a training run has the same name, beside a `run.json`, and is none of them.
     """
     place = Path(place)
     if place.is_file():
@@ -115,7 +115,7 @@ def find_records(place: str | Path) -> list[Path]:
 
 
 def _mend(handle: int) -> bool:
-    """Cut off a half-written last line; whether a whole one lacks its line break."""
+    """Cuts off a half-written last line; returns whether a whole one lacks its line break."""
     end = os.lseek(handle, 0, os.SEEK_END)
     tail = b""
     while end > len(tail) and b"\n" not in tail:
@@ -154,11 +154,11 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _lacking(given: Mapping[str, Any], needed: Mapping[str, type], where: str) -> list[str]:
+def _lacking(record: Mapping[str, Any], needed: Mapping[str, type], where: str) -> list[str]:
     problems = []
     for name, kind in needed.items():
-        value = given.get(name)
-        if name not in given:
+        value = record.get(name)
+        if name not in record:
             problems.append(f"{where} lacks {name!r}")
         elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             continue
@@ -168,7 +168,7 @@ def _lacking(given: Mapping[str, Any], needed: Mapping[str, type], where: str) -
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: what could not be measured is null."""
+    """Replaces NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

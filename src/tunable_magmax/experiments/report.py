@@ -51,15 +51,15 @@ def render(
     `title`, `about`: the page's heading and a sentence below it. `kinds`, `rows`: only these records are shown.
     `chosen`: the rule for the scale that sentences and leads are about. Kinds without records are left out.
     """
-    found, out = load_results(results, kinds, rows), Path(out)
+    records, out = load_results(results, kinds, rows), Path(out)
     report = Report(
-        title or ", ".join(found.settings) or "Experiment",
+        title or ", ".join(records.settings) or "Experiment",
         about,
-        findings(found, chosen),
-        all_tables(found, chosen),
-        all_drawings(found, chosen),
-        meanings(record["row"] for record in found.rows),
-        _how_made(found),
+        findings(records, chosen),
+        all_tables(records, chosen),
+        all_drawings(records, chosen),
+        meanings(record["row"] for record in records.rows),
+        _how_made(records),
     )
     texts = {
         f"tables/{table.name}.{suffix}": text(table)

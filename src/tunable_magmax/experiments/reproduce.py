@@ -1,9 +1,9 @@
-"""`reproduce_all`: an experiment from its configuration to its tables, figures and page."""
+"""Runs an experiment: does the jobs that are missing, and writes its tables, figures and page."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.findings import headlines
-from tunable_magmax.experiments.jobs import RECORDS, Job, missing_jobs
-from tunable_magmax.experiments.records import Record, append_record, read_records
+from tunable_magmax.experiments.jobs import missing_jobs
+from tunable_magmax.experiments.records import RECORDS, append_record, read_records
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed import SeedWork, records_of
@@ -36,9 +36,9 @@ def reproduce(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> None:
-    """Do the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
+    """Does the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
 
-    Killed and called again, it goes on: training inside a task, everything else with the next record. With
+    Killed and called again, it continues: training inside a task, everything else with the next record. With
     `engine="ray"`, seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
     records as they come.
     """
@@ -48,26 +48,22 @@ def reproduce(
     file = results / RECORDS
     todo = missing_jobs(experiment, results)
     known = read_records(file) if file.exists() else []
-    seeds = [_work_of(experiment, seed, todo, known, work.absolute(), device) for seed in experiment.seeds]
-    seeds = [seed for seed in seeds if seed.jobs]
+    seeds = []
+    for seed in experiment.seeds:
+        jobs = tuple(job for job in todo if job.seed == seed)
+        own = tuple(record for record in known if record["seed"] == seed)
+        if jobs:
+            seeds.append(SeedWork(experiment, seed, jobs, own, work.absolute() / f"seed-{seed}", device))
     if engine == "ray":
         from tunable_magmax.experiments.on_ray import records_on_ray
 
-        found = records_on_ray(seeds, ray_address)
+        records = records_on_ray(seeds, ray_address)
     else:
-        found = (record for seed in seeds for record in records_of(seed, progress, watch))
-    for done, record in enumerate(found, start=1):
+        records = (record for seed in seeds for record in records_of(seed, progress, watch))
+    for done, record in enumerate(records, start=1):
         append_record(file, record)
         if progress is not None:
             progress("measuring", done, len(todo))
-
-
-def _work_of(
-    experiment: Experiment, seed: int, todo: Sequence[Job], known: Sequence[Record], work: Path, device: str | None
-) -> SeedWork:
-    jobs = tuple(job for job in todo if job.seed == seed)
-    own = tuple(record for record in known if record["seed"] == seed)
-    return SeedWork(experiment, seed, jobs, own, work / f"seed-{seed}", device)
 
 
 def reproduce_all(
@@ -81,14 +77,17 @@ def reproduce_all(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> list[Path]:
-    """Do what is missing of an experiment, or of its parts, and show what the records say; what was written.
+    """Does what is missing of an experiment, or of its parts, writes the report, and returns the written files.
 
     Parts keep their records in their own folders, so that nothing is measured twice.
     """
     out, work = Path(out), Path(work)
     parts = experiment.parts or (experiment,)
     if engine == "local":  # nodes of a cluster may see what this one does not
-        refuse_missing(experiment.name, lacking(experiment, out, work).missing)
+        missing = look_for_supplies(experiment, out, work).missing
+        if missing:
+            listed = "\n".join(f"  - {text}" for text in missing)
+            raise InputError(f"{experiment.name} needs what is not there:\n{listed}")
     for part in parts:
         reproduce(
             part,
@@ -112,25 +111,16 @@ def reproduce_all(
     return [*written, write_summary(out)]
 
 
-def lacking(experiment: Experiment, out: Path, work: Path) -> Supplies:
-    """Data and weights that the missing jobs of an experiment need and that are not here."""
-    found = Supplies()
-    for part in experiment.parts or (experiment,):
-        seeds = sorted({job.seed for job in missing_jobs(part, results_folder(part, out))})
-        found += look_for_supplies(part, seeds, work / part.setting)
-    return found
-
-
 def headlines_of(experiment: Experiment, out: Path) -> list[str]:
-    """What the records of an experiment say, a line for each setting."""
+    """Says what the records of an experiment show, in a line for each setting."""
     parts = experiment.parts or (experiment,)
     return headlines(load_results([results_folder(part, out) for part in parts], parts[0].kinds, parts[0].only))
 
 
 def results_folder(experiment: Experiment, out: Path) -> Path:
-    """Where an experiment's results lie: by its setting, and its name where environments are not the paper's.
+    """Returns an experiment's folder: named by its setting, and its name where environments are not the paper's.
 
-    What shows other experiments together lies beside them.
+    An experiment of parts lies beside them.
     """
     if experiment.parts:
         return out / Path(experiment.parts[0].setting).parent / experiment.name
@@ -140,40 +130,31 @@ def results_folder(experiment: Experiment, out: Path) -> Path:
 
 @dataclass(frozen=True)
 class Supplies:
-    """`missing`: what is not there, each thing once, with the key that says where it is; `notes`: what is fetched."""
+    """`missing`: data and weights that are not there, each with the key that says where it is; `notes`: downloads."""
 
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __add__(self, other: Supplies) -> Supplies:
-        return Supplies(
-            tuple(dict.fromkeys((*self.missing, *other.missing))), tuple(dict.fromkeys((*self.notes, *other.notes)))
-        )
 
+def look_for_supplies(experiment: Experiment, out: Path, work: Path) -> Supplies:
+    """Lists what the missing jobs of an experiment need that is not here; nothing is opened but checkpoints' headers.
 
-def look_for_supplies(experiment: Experiment, seeds: Sequence[int], work: Path) -> Supplies:
-    """What some seeds of an experiment need that is not here.
-
-    Only places are looked at. A seed whose run directory holds base and head needs neither model nor head's file, and a
-    model with a hub's name may still be fetched.
+    A seed whose run directory holds base and head needs neither model nor head's file, and a model with a hub's name
+    may still be fetched.
     """
-    found = Supplies()
-    for seed in seeds:
-        config = experiment.training(seed)
-        found += Supplies(tuple(_data(config)))
-        if not Run.has_begun(work / f"seed-{seed}"):
-            found += Supplies(tuple(_weights(config)), tuple(_fetched(config)))
-    return found
+    missing: list[str] = []
+    notes: list[str] = []
+    for part in experiment.parts or (experiment,):
+        for seed in sorted({job.seed for job in missing_jobs(part, results_folder(part, out))}):
+            config = part.training(seed)
+            missing += _missing_data(config)
+            if not Run.has_begun(work / part.setting / f"seed-{seed}"):
+                missing += _missing_weights(config)
+                notes += _downloads(config)
+    return Supplies(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
 
 
-def refuse_missing(name: str, missing: Sequence[str]) -> None:
-    """Say everything that is missing, before anything is made."""
-    if missing:
-        listed = "\n".join(f"  - {text}" for text in missing)
-        raise InputError(f"{name} needs what is not there:\n{listed}")
-
-
-def _data(config: TrainConfig) -> Iterator[str]:
+def _missing_data(config: TrainConfig) -> Iterator[str]:
     benchmark = config.benchmark
     for path, what, key in (
         (benchmark.data, f"the data of {benchmark.name}", "data"),
@@ -189,7 +170,7 @@ def _data(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _weights(config: TrainConfig) -> Iterator[str]:
+def _missing_weights(config: TrainConfig) -> Iterator[str]:
     from tunable_magmax.models.hub import is_hub_name
 
     place = config.root / Path(config.model).expanduser()
@@ -206,7 +187,7 @@ def _weights(config: TrainConfig) -> Iterator[str]:
         yield _absent("the head", Path(config.head.file), "run.head.file")
 
 
-def _fetched(config: TrainConfig) -> Iterator[str]:
+def _downloads(config: TrainConfig) -> Iterator[str]:
     from tunable_magmax.models.hub import fetch_note
 
     note = None if config.model == GLYPHS else fetch_note(config.model, config.root)

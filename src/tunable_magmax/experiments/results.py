@@ -1,4 +1,4 @@
-"""Records as measurements: which row got how much right in which environment, ready for tables and figures."""
+"""Reads records as measurements (which row got how much right in which environment), with means and intervals."""
 
 from __future__ import annotations
 
@@ -57,30 +57,30 @@ class Results:
 
     @property
     def settings(self) -> list[str]:
-        """All settings, those of one model and data set by their number of tasks."""
-        found = {record["setting"] for kind in (self.rows, self.sequences, self.scales) for record in kind}
-        found |= {record["setting"] for kind in (self.alphas, self.meta_sizes) for record in kind}
-        return sorted(found, key=setting_parts)
+        """Returns all settings, those of one model and data set by their number of tasks."""
+        settings = {record["setting"] for kind in (self.rows, self.sequences, self.scales) for record in kind}
+        settings |= {record["setting"] for kind in (self.alphas, self.meta_sizes) for record in kind}
+        return sorted(settings, key=setting_parts)
 
     def of(self, setting: str, family: str | None = None) -> list[Measured]:
-        """The measurements of a setting, and of the mixtures of one family."""
+        """Returns the measurements of a setting, perhaps only in mixtures of one family."""
         return [
-            found
-            for found in self.measured
-            if found.setting == setting and family in (None, mixture_parts(found.mixture)[0])
+            each
+            for each in self.measured
+            if each.setting == setting and family in (None, mixture_parts(each.mixture)[0])
         ]
 
     def families(self, setting: str) -> list[str]:
-        """Kinds of mixtures: "D" for D1, D2 ..., "M" for M1, M2 ..., "" for others."""
-        return sorted({mixture_parts(found.mixture)[0] for found in self.of(setting)})
+        """Returns the kinds of mixtures: "D" for D1, D2 ..., "M" for M1, M2 ..., "" for others."""
+        return sorted({mixture_parts(each.mixture)[0] for each in self.of(setting)})
 
     def main_family(self, setting: str) -> str | None:
-        """The environments that a setting is judged by: the paper's, else others, else the sweep over M."""
+        """Returns the environments that count for a setting: the paper's, else others, else the sweep over M."""
         families = self.families(setting)
         return next((name for name in ("D", *(n for n in families if n != "M"), "M") if name in families), None)
 
     def is_papers(self, setting: str) -> bool:
-        """Whether the paper's numbers may stand beside this setting's."""
+        """Says whether the paper's numbers may stand beside this setting's."""
         own = [record for record in self.sequences if record["setting"] == setting]
         return bool(own) and all(paper.same_setting(setting, record["tasks"], record["elements"]) for record in own)
 
@@ -88,15 +88,17 @@ class Results:
 def load_results(
     places: str | Path | Sequence[str | Path], kinds: Collection[str] = (), rows: Collection[str] = ()
 ) -> Results:
-    """All records at some places (files, or folders with files in them), perhaps only some kinds and rows.
+    """Reads all records at some places (files, or folders with files in them), perhaps only some kinds and rows.
 
     Several experiments may measure one row in other environments: then these are put together. What was measured
     twice is taken from the later place.
     """
-    given = [places] if isinstance(places, str | Path) else list(places)
-    files = [file for place in given for file in find_records(place)]
+    folders = [places] if isinstance(places, str | Path) else list(places)
+    files = [file for place in folders for file in find_records(place)]
     if not files:
-        raise InputError(f"no records.jsonl under {', '.join(str(place) for place in given)}: run the experiment first")
+        raise InputError(
+            f"no records.jsonl under {', '.join(str(place) for place in folders)}: run the experiment first"
+        )
     kept: dict[tuple[Key, tuple[str, ...]], Record] = {}
     for file in files:
         for record in read_records(file):
@@ -104,15 +106,13 @@ def load_results(
                 continue
             if rows and record["kind"] in ("row", "meta-size") and record["row"] not in rows:
                 continue
-            mixtures = tuple(
-                sorted({found["mixture"] for found in record.get("environments", ()) if "mixture" in found})
-            )
+            mixtures = tuple(sorted({part["mixture"] for part in record.get("environments", ()) if "mixture" in part}))
             kept[record_key(record), mixtures if record["kind"] == "row" else ()] = record
     return results_of(kept.values())
 
 
 def results_of(records: Iterable[Mapping[str, Any]]) -> Results:
-    """Records by kind, and their measurements; rows in the order of the tables."""
+    """Sorts records by kind and reads their measurements; rows are in the order of the tables."""
     by_kind: dict[str, list[Record]] = {kind: [] for kind in ("row", "sequence", "scale", "alpha", "meta-size")}
     for record in records:
         by_kind[record["kind"]].append(dict(record))
@@ -120,17 +120,17 @@ def results_of(records: Iterable[Mapping[str, Any]]) -> Results:
         by_kind[kind].sort(key=lambda record: row_order(record["row"]))
     measured: dict[tuple[str, int, str, str], Measured] = {}
     for record in by_kind["row"]:
-        for found in record["environments"]:
-            at = (record["setting"], record["seed"], record["row"], found["name"])
-            known = found.get("known_right")
+        for part in record["environments"]:
+            at = (record["setting"], record["seed"], record["row"], part["name"])
+            known = part.get("known_right")
             measured[at] = Measured(
                 *at,
-                found["mixture"],
-                found["right"] / found["samples"],
-                None if known is None else known / found["samples"],
-                found.get("error"),
-                found.get("leftovers"),
-                found.get("chosen"),
+                part["mixture"],
+                part["right"] / part["samples"],
+                None if known is None else known / part["samples"],
+                part.get("error"),
+                part.get("leftovers"),
+                part.get("chosen"),
             )
     return Results(
         tuple(measured.values()),
@@ -143,21 +143,21 @@ def results_of(records: Iterable[Mapping[str, Any]]) -> Results:
 
 
 def grouped(measured: Iterable[Measured]) -> dict[str, list[Measured]]:
-    """Measurements by row, in the order of the tables."""
+    """Groups measurements by row, in the order of the tables."""
     rows: dict[str, list[Measured]] = {}
-    for found in measured:
-        rows.setdefault(found.row, []).append(found)
+    for each in measured:
+        rows.setdefault(each.row, []).append(each)
     return dict(sorted(rows.items(), key=lambda item: row_order(item[0])))
 
 
 def partial_rows(by_row: dict[str, list[Measured]]) -> set[str]:
-    """Rows that were not measured everywhere where others were: their means are of something else."""
-    everywhere = {(found.seed, found.environment) for each in by_row.values() for found in each}
-    return {row for row, found in by_row.items() if {(each.seed, each.environment) for each in found} != everywhere}
+    """Returns the rows that lack environments or seeds that others have, so that their means can't be compared."""
+    everywhere = {(one.seed, one.environment) for each in by_row.values() for one in each}
+    return {row for row, own in by_row.items() if {(each.seed, each.environment) for each in own} != everywhere}
 
 
 def setting_parts(setting: str) -> tuple[str, int]:
-    """A setting's model and data set, and its number of tasks (0 if it has none).
+    """Returns a setting's model and data set, and its number of tasks (0 if it has none).
 
     >>> setting_parts("mini-clip/cifar100-20"), setting_parts("glyphs")
     (('mini-clip/cifar100', 20), ('glyphs', 0))
@@ -167,7 +167,7 @@ def setting_parts(setting: str) -> tuple[str, int]:
 
 
 def mixture_parts(mixture: str) -> tuple[str, int, str]:
-    """A mixture's family, its number and its name, in which order they are shown.
+    """Returns a mixture's family, its number and its name: a sort key.
 
     >>> mixture_parts("M10"), mixture_parts("hospital")
     (('M', 10, 'M10'), ('', 0, 'hospital'))
@@ -204,12 +204,12 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """In a word: "ahead" or "behind" where the interval leaves 0 out."""
+        """Returns "ahead" or "behind" where the interval leaves 0 out."""
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "no clear difference"
 
 
 def mean_over_seeds(values: Sequence[float]) -> Mean:
-    """One value for each seed.
+    """Returns mean and deviation of one value for each seed.
 
     >>> mean_over_seeds([1.0, 3.0])
     Mean(mean=2.0, deviation=1.4142135623730951, seeds=2)
@@ -219,27 +219,29 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
 
 
 def averaged(
-    found: Iterable[Measured], value: Callable[[Measured], float | None] = lambda measured: measured.accuracy
+    measured: Iterable[Measured], value: Callable[[Measured], float | None] = lambda each: each.accuracy
 ) -> Mean | None:
-    """The mean over seeds of the mean over mixtures of the mean over variants; None where nothing was measured."""
+    """Returns the mean over seeds of the mean over mixtures of the mean over variants; None without measurements."""
     tree: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for measured in found:
-        number = value(measured)
+    for each in measured:
+        number = value(each)
         if number is not None:
-            tree[measured.seed][measured.mixture].append(number)
+            tree[each.seed][each.mixture].append(number)
     if not tree:
         return None
-    return mean_over_seeds([float(np.mean([np.mean(each) for each in tree[seed].values()])) for seed in sorted(tree)])
+    return mean_over_seeds(
+        [float(np.mean([np.mean(numbers) for numbers in tree[seed].values()])) for seed in sorted(tree)]
+    )
 
 
 def paired(row: Iterable[Measured], reference: Iterable[Measured], seed: int = 0) -> Difference | None:
-    """Row minus reference over the seeds and environments that both have, with a bootstrap interval.
+    """Returns row minus reference over the seeds and environments that both have, with a bootstrap interval.
 
     Seeds and environments are resampled independently of each other (a difference is shared by neither alone), and the
     interval holds the middle `LEVEL` of the means of `REPLICATES` samples. With one seed, only environments vary.
     """
-    ours = {(found.seed, found.environment): found.accuracy for found in row}
-    theirs = {(found.seed, found.environment): found.accuracy for found in reference}
+    ours = {(each.seed, each.environment): each.accuracy for each in row}
+    theirs = {(each.seed, each.environment): each.accuracy for each in reference}
     both = sorted(ours.keys() & theirs.keys())
     if not both:
         return None
@@ -270,14 +272,14 @@ def paired(row: Iterable[Measured], reference: Iterable[Measured], seed: int = 0
 
 @lru_cache(maxsize=16)  # hundreds of differences share a few shapes
 def _resamples(seeds: int, places: int, seed: int) -> tuple[Floats, Floats]:
-    """How often each seed and each environment was drawn: [replicates, seeds] and [replicates, environments]."""
+    """Draws how often each seed and each environment counts: [replicates, seeds] and [replicates, environments]."""
     rng = np.random.default_rng(seed)
     first, second = (rng.multinomial(n, np.full(n, 1 / n), REPLICATES).astype(np.float64) for n in (seeds, places))
     return first, second
 
 
 def interval_note(seeds: int) -> str:
-    """How intervals were made, for below a table."""
+    """Explains how intervals were made, for below a table."""
     drawn = "over environments alone (there is one seed)" if seeds < 2 else "over seeds and environments"
     rough = f" With {seeds} seeds it is a rough guide." if 2 <= seeds < 5 else ""
     return f"In brackets: {LEVEL:.0%} interval of a paired bootstrap {drawn}, {REPLICATES:,} samples, seed 0.{rough}"
@@ -287,7 +289,7 @@ SUMMARY = "summary.json"
 
 
 def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
-    """`{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": the recommended scale}`.
+    """Returns `{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": the recommended scale}`.
 
     Means are over seeds, of means over environments: the paper's mixtures where a setting has them. `std` is the
     deviation over seeds (n - 1), null with one; `environments` how many each seed has.
@@ -295,14 +297,14 @@ def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for setting in results.settings:
         rows = {}
-        for row, found in grouped(results.of(setting, results.main_family(setting))).items():
-            mean = averaged(found)
+        for row, measured in grouped(results.of(setting, results.main_family(setting))).items():
+            mean = averaged(measured)
             if mean is not None:
                 rows[row] = {
                     "mean": mean.mean,
                     "std": mean.deviation,
                     "seeds": mean.seeds,
-                    "environments": len({each.environment for each in found}),
+                    "environments": len({each.environment for each in measured}),
                 }
         if rows:
             summary[setting] = rows
@@ -310,7 +312,7 @@ def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
 
 
 def write_summary(results: str | Path, path: str | Path | None = None, chosen: str = "matched") -> Path:
-    """Write the summary of all records under a folder, by default into it."""
+    """Writes the mean accuracy of every row in every setting under a folder, by default into it."""
     target = Path(path) if path is not None else Path(results) / SUMMARY
     summary = summary_of(load_results(results), chosen)
     write_atomic(target, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())

@@ -45,7 +45,7 @@ class Row:
 
     @property
     def tailored(self) -> bool:
-        """Whether each environment gets a model of its own."""
+        """Says whether each environment gets a model of its own."""
         return self.preference is not None or self.base == "single-best"
 
 
@@ -55,7 +55,7 @@ def plan_rows(
     scales: Sequence[Scale],
     variations: Sequence[Mapping[Option, str]] = (),
 ) -> list[Row]:
-    """All rows: baselines at each scale, sequential fine-tuning also as it is, and preferences at each but `best`."""
+    """Returns all rows: baselines at each scale, the last checkpoint unchanged, preferences at all but `best`."""
     rows: list[Row] = []
     for name in baselines:
         if name in MERGED:
@@ -97,7 +97,7 @@ _MEANINGS: Mapping[str, str] = {
 
 
 def meanings(rows: Iterable[str]) -> dict[str, str]:
-    """What the parts of some rows' names mean: methods, then preferences, then scales.
+    """Explains the parts of some rows' names: methods, then preferences, then scales.
 
     >>> list(meanings(["magmax@best", "tunable:label@0.5"]))
     ['magmax', 'tunable', ':label', '@best', '@0.5']

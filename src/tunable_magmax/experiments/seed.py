@@ -1,4 +1,4 @@
-"""One seed of an experiment: train its sequence, and make the records of its jobs."""
+"""Does the jobs of one seed of an experiment: trains its sequence, and makes a record of each job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tunable_magmax.training.trainer import Watch
 
 @dataclass(frozen=True)
 class SeedWork:
-    """What is to be done for one seed: its missing jobs, and the records that it has."""
+    """The missing jobs of one seed, and the records that it has."""
 
     experiment: Experiment
     seed: int
@@ -39,14 +39,14 @@ class SeedWork:
     device: str | None
 
     def without(self, records: Sequence[Record]) -> SeedWork:
-        """What is left to do when these records have been made."""
+        """Returns what is left to do when these records have been made."""
         made = {record_key(record) for record in records}
         left = [job for job in self.jobs if (self.experiment.setting, job.kind, job.seed, job.name) not in made]
         return replace(self, jobs=tuple(left), known=(*self.known, *records))
 
 
 def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | None = None) -> Iterator[Record]:
-    """Train what is not trained yet, and make the records of the missing jobs, one after the other."""
+    """Trains what is not trained yet, and yields the records of the missing jobs, one after the other."""
     config = work.experiment.training(work.seed)
     train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
     benchmark = open_benchmark(config.benchmark)
@@ -58,7 +58,7 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
 
 
 class _Seed:
-    """The jobs of one seed."""
+    """Does the jobs of one seed."""
 
     def __init__(
         self, experiment: Experiment, seed: int, bench: Workbench, known: Sequence[Record], seconds: float
@@ -69,7 +69,7 @@ class _Seed:
         self._preferences: dict[tuple[str, str], Preference] = {}
 
     def do(self, job: Job) -> Record:
-        """Measure, and make the record."""
+        """Measures, and returns the record."""
         self._bench.seconds.clear()
         make = {
             "sequence": self._sequence,
@@ -121,11 +121,11 @@ class _Seed:
         row = job.row
         assert row is not None
         if not row.tailored:
-            found = self._for_all(row)
+            environments = self._for_all(row)
         elif row.base == "single-best":
-            found = [self._single(environment) for environment in self._bench.environments]
+            environments = [self._single(environment) for environment in self._bench.environments]
         else:
-            found = [self._one(row, environment) for environment in self._searchable(row)]
+            environments = [self._one(row, environment) for environment in self._searchable(row)]
         return {
             "row": row.name,
             "method": row.method or row.base,
@@ -133,17 +133,17 @@ class _Seed:
             "scale": row.scale,
             "options": {**DEFAULTS, **row.options} if row.method == "tunable_magmax" else {},
             "seconds": {kind: round(value, 4) for kind, value in sorted(self._bench.seconds.items())},
-            "environments": found,
+            "environments": environments,
         }
 
     def _searchable(self, row: Row) -> Sequence[Environment]:
         everywhere = self._bench.environments
         if row.preference != "search":
             return everywhere
-        return [found for found in everywhere if found.variant in self._experiment.search.variants]
+        return [each for each in everywhere if each.variant in self._experiment.search.variants]
 
     def _for_all(self, row: Row) -> list[dict[str, Any]]:
-        """One model for all environments."""
+        """Measures one model in all environments."""
         bench = self._bench
         report: MergeReport | None = None
         if row.base == "zero-shot":
@@ -156,7 +156,7 @@ class _Seed:
         ]
 
     def _single(self, environment: Environment) -> dict[str, Any]:
-        """The one task vector that does best on the labelled meta samples; of equal ones the last."""
+        """Measures the one task vector that does best on the labelled meta samples; of equal ones the last."""
         scores = self._bench.task_correct(environment.meta)
         best = int(np.flatnonzero(scores == scores.max())[-1])
         count = self._bench.count(self._bench.states[best], [environment])[0]
@@ -176,7 +176,7 @@ class _Seed:
         return _measured(environment, count, report) | _preferred(preference, bench.truth(environment))
 
     def _lambda(self, row: Row) -> float | str:
-        """The scale of a row; `best` is what was chosen on held-out training data."""
+        """Returns the scale of a row; `best` is what was chosen on held-out training data."""
         if row.scale != "best":
             assert row.scale is not None
             return row.scale
@@ -198,7 +198,7 @@ class _Seed:
         return {"method": method, "scale": scale, "points": points}
 
     def _meta_size(self, job: Job) -> dict[str, Any]:
-        """Accuracy with fewer meta samples: the first ones of a seeded order, the same for all sources."""
+        """Measures with fewer meta samples: the first ones of a seeded order, the same for all sources."""
         from tunable_magmax.data.splits import shuffled
         from tunable_magmax.lottery import derived_seed
 
@@ -221,7 +221,7 @@ class _Seed:
 
 
 def _portable(value: Any, root: Path) -> Any:
-    """A record without places of this machine: absolute paths become relative to the experiment's file."""
+    """Removes places of this machine from a record: absolute paths become relative to the experiment's file."""
     if isinstance(value, Mapping):
         return {key: _portable(part, root) for key, part in value.items()}
     if isinstance(value, list | tuple):

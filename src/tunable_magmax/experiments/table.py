@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tunable_magmax.experiments.results import Difference, Mean
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,12 @@ class Cell:
 
     @property
     def number(self) -> str:
-        """The number alone, as shown; a minus is a real one."""
+        """Returns the number alone, as shown; a minus is a real one."""
         return "" if self.value is None else _shown(self.value, self.digits, self.signed)
 
     @property
     def extra(self) -> str:
-        """What follows the number: deviation or interval.
+        """Returns what follows the number: deviation or interval.
 
         >>> Cell(1.25, interval=(-0.5, 3.0), signed=True).extra
         '[−0.5, +3.0]'
@@ -43,7 +46,7 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        """All of it in one text."""
+        """Returns all of it in one text."""
         if self.value is None:
             return f"{self.text}{self.suffix}"
         return " ".join(part for part in (self.number, self.extra) if part) + self.suffix
@@ -77,8 +80,56 @@ class Table:
             raise ValueError(f"table {self.name}: rows of unequal width: {sorted(widths)}")
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers (and perhaps gaps)."""
+        """Says whether a column holds numbers (and perhaps gaps)."""
         return any(row[column].value is not None for row in self.rows)
+
+
+def percent(mean: Mean | None, suffix: str = "") -> Cell:
+    """Returns a share as percent, with its deviation."""
+    if mean is None:
+        return Cell()
+    return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation, suffix=suffix)
+
+
+def row_cell(row: str, suffix: str = "") -> Cell:
+    """Returns the cell of a row's name."""
+    return Cell(text=f"`{row}`", suffix=suffix)
+
+
+def best_of(cells: Sequence[Cell], compared: Sequence[int]) -> list[Cell]:
+    """Marks the largest of the compared cells, and all that read the same."""
+    top = max((cells[k].value or 0.0 for k in compared), default=None)
+    if top is None or len(compared) < 2:
+        return list(cells)
+    reads = f"{top:.1f}"
+    return [
+        Cell(cell.value, cell.deviation, best=True, suffix=cell.suffix)
+        if k in compared and cell.value is not None and f"{cell.value:.1f}" == reads
+        else cell
+        for k, cell in enumerate(cells)
+    ]
+
+
+def best_of_columns(lines: Sequence[tuple[Cell, ...]], compared: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
+    """Marks the best of each column but the first."""
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    for k, column in enumerate(columns[1:], 1):
+        columns[k] = best_of(column, [line for line in compared if column[line].value is not None])
+    return tuple(zip(*columns, strict=True))
+
+
+def slug(text: str) -> str:
+    """Returns a name for files.
+
+    >>> slug("mini-clip/cifar100-20")
+    'mini-clip-cifar100-20'
+    """
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
+
+
+def points(difference: Difference) -> Cell:
+    """Returns a difference of shares in points, with its interval."""
+    return Cell(100 * difference.mean, interval=(100 * difference.low, 100 * difference.high), signed=True)
 
 
 _LATEX = {

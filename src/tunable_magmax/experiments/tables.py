@@ -1,4 +1,4 @@
-"""The tables of accuracy: as in the paper, paired differences, and settings side by side."""
+"""The tables of an experiment: accuracies and differences as in the paper, and what lies behind them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from tunable_magmax.experiments.results import (
     setting_parts,
 )
 from tunable_magmax.experiments.rows import row_order, row_parts
-from tunable_magmax.experiments.table import Cell, Table
+from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
 
 REFERENCES = ("magmax@best", "magmax@0.5")
 PARTIAL = "†"
+PARTIAL_NOTE = f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others."
 
 
 def all_tables(results: Results, chosen: str = "matched") -> list[Table]:
@@ -43,28 +44,28 @@ def all_tables(results: Results, chosen: str = "matched") -> list[Table]:
 
 
 def accuracy_table(results: Results, setting: str, family: str) -> Table:
-    """The paper's table: rows against mixtures and their average; the paper's own lines where the setting is its."""
+    """Shows rows against mixtures and their average, as the paper; with its own lines where the setting is its."""
     by_row = grouped(results.of(setting, family))
-    mixtures = sorted({found.mixture for found in results.of(setting, family)}, key=mixture_parts)
+    mixtures = sorted({each.mixture for each in results.of(setting, family)}, key=mixture_parts)
     partial = partial_rows(by_row)
     printed = paper.TABLES[setting] if results.is_papers(setting) and tuple(mixtures) == paper.MIXTURES else {}
     columns = ("method", *mixtures, "Average")
     lines: list[tuple[Cell, ...]] = []
     breaks: list[int] = []
     above = ""
-    for row, found in by_row.items():
+    for row, measured in by_row.items():
         if _group(row) != above:
             above = _group(row)
             breaks.append(len(lines))
-        means = [averaged(each for each in found if each.mixture == mixture) for mixture in mixtures]
+        means = [averaged(each for each in measured if each.mixture == mixture) for mixture in mixtures]
         mark = PARTIAL if row in partial else ""
-        lines.append((row_cell(row, mark), *(percent(mean) for mean in (*means, averaged(found)))))
+        lines.append((row_cell(row, mark), *(percent(mean) for mean in (*means, averaged(measured)))))
         if row in printed:
             lines.append(_printed_line(row, printed[row]))
     marked = [k for k, line in enumerate(lines) if not line[0].suffix and "in the paper" not in line[0].text]
     notes = [_accuracy_note(results.of(setting, family))]
     if partial:
-        notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
+        notes.append(PARTIAL_NOTE)
     if printed:
         notes.append(f"Lines marked `in the paper`: its own numbers, rounded as printed. {paper.TUNABLE_NOTE}")
     return Table(
@@ -79,25 +80,24 @@ def accuracy_table(results: Results, setting: str, family: str) -> Table:
 
 
 def differences_table(results: Results, setting: str, family: str) -> Table | None:
-    """Each row minus MAGMAX at its best scale and at 0.5, in points; None where MAGMAX was not measured."""
+    """Compares each row with MAGMAX at its best scale and at 0.5, in points; None where MAGMAX was not measured."""
     by_row = grouped(results.of(setting, family))
     references = [name for name in REFERENCES if name in by_row]
     if not references or len(by_row) < 2:
         return None
     lines: list[tuple[Cell, ...]] = []
     seeds = 0
-    for row, found in by_row.items():
+    for row, measured in by_row.items():
         cells = [row_cell(row)]
         for name in references:
-            difference = paired(found, by_row[name])
+            difference = paired(measured, by_row[name])
             if row == name or difference is None:
                 cells += [Cell(text="–" if row == name else ""), Cell()]
                 continue
             seeds = max(seeds, difference.seeds)
-            ends = (100 * difference.low, 100 * difference.high)
-            cells.append(Cell(100 * difference.mean, interval=ends, signed=True))
+            cells.append(points(difference))
             cells.append(Cell(difference.ahead, digits=0, suffix=f"/{difference.pairs}"))
-        against = paired(found, by_row[references[0]])
+        against = paired(measured, by_row[references[0]])
         cells.append(Cell(text="–" if row == references[0] or against is None else against.verdict))
         lines.append(tuple(cells))
     heads = [text for name in references for text in (f"minus {name}", f"ahead, {name}")]
@@ -115,7 +115,7 @@ def differences_table(results: Results, setting: str, family: str) -> Table | No
 
 
 def similarity_tables(results: Results) -> list[Table]:
-    """Settings of one model and data set under each other, preferences beside each other: one table for each scale."""
+    """Compares preferences in all settings of one model and data set: a table for each scale."""
     groups: dict[str, list[str]] = {}
     for setting in results.settings:
         groups.setdefault(setting_parts(setting)[0], []).append(setting)
@@ -130,10 +130,10 @@ def similarity_tables(results: Results) -> list[Table]:
 
 def _similarity(results: Results, group: str, settings: Sequence[str], scale: str) -> Table | None:
     by_setting = {setting: grouped(results.of(setting, results.main_family(setting))) for setting in settings}
-    found = sorted({row for by_row in by_setting.values() for row in by_row}, key=row_order)
-    tunable = [row for row in found if row_parts(row)[::2] == ("tunable", scale) and not row_parts(row)[3]]
+    known = sorted({row for by_row in by_setting.values() for row in by_row}, key=row_order)
+    tunable = [row for row in known if row_parts(row)[::2] == ("tunable", scale) and not row_parts(row)[3]]
     rivals = ["magmax@0.5"] if scale == "0.5" else ["magmax@best", "magmax@matched"]
-    rows = [*(row for row in rivals if row in found), *tunable]
+    rows = [*(row for row in rivals if row in known), *tunable]
     shown = [setting for setting in settings if by_setting[setting].keys() & set(rows)]
     if len(tunable) < 2 or len(shown) < 2:
         return None
@@ -151,7 +151,7 @@ def _similarity(results: Results, group: str, settings: Sequence[str], scale: st
             lines.append((Cell(text=f"{setting_parts(setting)[1]} `in the paper`"), *printed))
     notes = ["Accuracy (%), mean over all environments, ±deviation over seeds; the best of each line is bold."]
     if any(cell.suffix for line in lines for cell in line):
-        notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
+        notes.append(PARTIAL_NOTE)
     if papers:
         notes.append(paper.TUNABLE_NOTE)
     return Table(
@@ -163,54 +163,8 @@ def _similarity(results: Results, group: str, settings: Sequence[str], scale: st
     )
 
 
-# -- what tables share ------------------------------------------------------------------------------------------------
-
-
-def percent(mean: Mean | None, suffix: str = "") -> Cell:
-    """A share as percent, with its deviation."""
-    if mean is None:
-        return Cell()
-    return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation, suffix=suffix)
-
-
-def row_cell(row: str, suffix: str = "") -> Cell:
-    """A row's name."""
-    return Cell(text=f"`{row}`", suffix=suffix)
-
-
-def best_of(cells: Sequence[Cell], compared: Sequence[int]) -> list[Cell]:
-    """Cells with the largest of those compared marked; all that read the same are."""
-    top = max((cells[k].value or 0.0 for k in compared), default=None)
-    if top is None or len(compared) < 2:
-        return list(cells)
-    reads = f"{top:.1f}"
-    return [
-        Cell(cell.value, cell.deviation, best=True, suffix=cell.suffix)
-        if k in compared and cell.value is not None and f"{cell.value:.1f}" == reads
-        else cell
-        for k, cell in enumerate(cells)
-    ]
-
-
-def best_of_columns(lines: Sequence[tuple[Cell, ...]], compared: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
-    """Lines with the best of each column but the first marked."""
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    for k, column in enumerate(columns[1:], 1):
-        columns[k] = best_of(column, [line for line in compared if column[line].value is not None])
-    return tuple(zip(*columns, strict=True))
-
-
-def slug(text: str) -> str:
-    """A name for files.
-
-    >>> slug("mini-clip/cifar100-20")
-    'mini-clip-cifar100-20'
-    """
-    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
-
-
 def family_tail(family: str) -> str:
-    """What a file's name says of other mixtures than the paper's."""
+    """Returns the end of a file's name for other mixtures than the paper's."""
     return {"D": "", "": "-other"}.get(family, f"-{family}")
 
 
@@ -223,10 +177,10 @@ def _printed_line(row: str, printed: paper.PaperRow) -> tuple[Cell, ...]:
 
 
 def _accuracy_note(measured: Sequence[Measured]) -> str:
-    seeds = {found.seed for found in measured}
+    seeds = {one.seed for one in measured}
     variants: dict[str, set[str]] = {}
-    for found in measured:
-        variants.setdefault(found.mixture, set()).add(found.environment)
+    for one in measured:
+        variants.setdefault(one.mixture, set()).add(one.environment)
     counts = sorted({len(each) for each in variants.values()})
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     over = (
@@ -258,7 +212,7 @@ WORK = ("embed", "prefer", "merge", "evaluate")
 
 
 def leads_table(results: Results, chosen: str = "matched") -> Table | None:
-    """For each setting: MAGMAX at its best scale, what labels add to it, and how much of that inputs alone keep."""
+    """Shows for each setting MAGMAX at its best scale, what labels add, and how much of that inputs alone keep."""
     sources = ("label", "auto", "ot")
     lines = []
     seeds = 0
@@ -270,9 +224,7 @@ def leads_table(results: Results, chosen: str = "matched") -> Table | None:
             continue
         seeds = max(seeds, *(lead.seeds for lead in leads.values() if lead is not None))
         cells = [Cell(text=setting), percent(averaged(reference or ()))]
-        for lead in leads.values():
-            ends = None if lead is None else (100 * lead.low, 100 * lead.high)
-            cells.append(Cell() if lead is None else Cell(100 * lead.mean, interval=ends, signed=True))
+        cells += [Cell() if lead is None else points(lead) for lead in leads.values()]
         label, auto = leads["label"], leads["auto"]
         kept = label is not None and auto is not None and label.mean > 0
         cells.append(Cell(100 * auto.mean / label.mean, digits=0) if kept and auto and label else Cell())
@@ -290,28 +242,28 @@ def leads_table(results: Results, chosen: str = "matched") -> Table | None:
 
 
 def estimation_table(results: Results, setting: str, family: str) -> Table | None:
-    """How far the weights are from the true mixture, and which share of elements the lottery gave away."""
+    """Shows how far the weights are from the true mixture, and which share of elements the lottery gave away."""
     kinds: dict[tuple[str, str], list[Measured]] = {}
-    for row, found in grouped(results.of(setting, family)).items():
+    for row, measured in grouped(results.of(setting, family)).items():
         base, preference, _, options = row_parts(row)
-        if base == "tunable" and any(each.error is not None or each.leftovers is not None for each in found):
-            kinds.setdefault((preference, options), found)  # neither depends on the scale
+        if base == "tunable" and any(each.error is not None or each.leftovers is not None for each in measured):
+            kinds.setdefault((preference, options), measured)  # neither depends on the scale
     if not kinds:
         return None
     lines = []
-    for (preference, options), found in kinds.items():
-        errors = [each.error for each in found if each.error is not None]
-        shares = [each.leftovers for each in found if each.leftovers is not None]
+    for (preference, options), measured in kinds.items():
+        errors = [each.error for each in measured if each.error is not None]
+        shares = [each.leftovers for each in measured if each.leftovers is not None]
         within = "" if not shares else "yes" if max(shares) <= paper.LEFTOVERS_AT_MOST else "no"
         lines.append(
             (
                 Cell(text=f"`{preference}{f',{options}' if options else ''}`"),
-                percent(averaged(found, lambda each: each.error)),
+                percent(averaged(measured, lambda each: each.error)),
                 Cell(100 * max(errors)) if errors else Cell(),
-                percent(averaged(found, lambda each: each.leftovers)),
+                percent(averaged(measured, lambda each: each.leftovers)),
                 Cell(100 * max(shares)) if shares else Cell(),
                 Cell(text=within),
-                Cell(text=_choices(found)),
+                Cell(text=_choices(measured)),
             )
         )
     columns = ("preference", "error", "error, largest", "random", "random, largest", "at most 10 %?", "what auto chose")
@@ -330,7 +282,7 @@ def estimation_table(results: Results, setting: str, family: str) -> Table | Non
 
 
 def ownership_table(results: Results) -> Table | None:
-    """Which share of the elements the last task has in MAGMAX."""
+    """Shows which share of the elements the last task has in MAGMAX."""
     lines = []
     for setting in results.settings:
         shares = [
@@ -357,14 +309,14 @@ def ownership_table(results: Results) -> Table | None:
 
 
 def known_table(results: Results, setting: str, family: str) -> Table | None:
-    """Accuracy over all classes beside accuracy among the classes of the sample's own task."""
+    """Shows accuracy over all classes beside accuracy among the classes of the sample's own task."""
     lines: list[tuple[Cell, ...]] = []
     gaps: list[Cell] = []
-    by_row = grouped(found for found in results.of(setting, family) if found.known is not None)
+    by_row = grouped(each for each in results.of(setting, family) if each.known is not None)
     partial = partial_rows(by_row)
-    for row, found in by_row.items():
-        unknown, known = averaged(found), averaged(found, lambda each: each.known)
-        gap = averaged(found, lambda each: None if each.known is None else each.known - each.accuracy)
+    for row, measured in by_row.items():
+        unknown, known = averaged(measured), averaged(measured, lambda each: each.known)
+        gap = averaged(measured, lambda each: None if each.known is None else each.known - each.accuracy)
         lines.append((row_cell(row, PARTIAL * (row in partial)), percent(unknown), percent(known)))
         gaps.append(percent(gap))
     if not lines:
@@ -372,7 +324,7 @@ def known_table(results: Results, setting: str, family: str) -> Table | None:
     marked_lines = best_of_columns(lines, [k for k, line in enumerate(lines) if not line[0].suffix])
     notes = ["Task known: only the classes of the sample's own task compete. Best of a column in bold."]
     if partial:
-        notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
+        notes.append(PARTIAL_NOTE)
     return Table(
         f"known-{slug(setting)}{family_tail(family)}",
         f"{setting}: accuracy without and with the task known (%)",
@@ -383,7 +335,7 @@ def known_table(results: Results, setting: str, family: str) -> Table | None:
 
 
 def time_table(results: Results, setting: str) -> Table | None:
-    """Seconds for each environment by kind of work, and the share of it that is merging."""
+    """Shows seconds for each environment by kind of work, and the share of it that is merging."""
     records = [record for record in results.rows if record["setting"] == setting and record.get("seconds")]
     rows = list(dict.fromkeys(record["row"] for record in records))
     lines = [_time_line(row_cell(row), [each for each in records if each["row"] == row]) for row in rows]
@@ -418,7 +370,7 @@ def _time_line(name: Cell, records: Sequence[Record]) -> tuple[Cell, ...]:
 
 
 def scale_table(results: Results) -> Table | None:
-    """Accuracy on held-out training data at each scale, and which scale each seed chose."""
+    """Shows accuracy on held-out training data at each scale, and which scale each seed chose."""
     grid = sorted({float(scale) for record in results.scales for scale in record["grid"]})
     lines: list[tuple[Cell, ...]] = []
     breaks: list[int] = []
@@ -448,7 +400,7 @@ def scale_table(results: Results) -> Table | None:
 
 
 def meta_table(results: Results, setting: str) -> Table | None:
-    """Accuracy against the number of meta samples."""
+    """Shows accuracy against the number of meta samples."""
     records = [record for record in results.meta_sizes if record["setting"] == setting and record["points"]]
     if not records:
         return None
@@ -462,13 +414,13 @@ def meta_table(results: Results, setting: str) -> Table | None:
                 for point in record["points"]:
                     values[point["size"]].append(point["accuracy"])
                     counts[point["size"]].add(point.get("environments", 0))
-        means = [percent(mean_over_seeds(found)) if found else Cell() for found in values.values()]
+        means = [percent(mean_over_seeds(shares)) if shares else Cell() for shares in values.values()]
         lines.append((row_cell(row), *means))
-    told = [", ".join(str(count) for count in sorted(found)) for found in counts.values()]
+    texts = [", ".join(str(count) for count in sorted(numbers)) for numbers in counts.values()]
     seeds = {record["seed"] for record in records}
     over = "±deviation over seeds" if len(seeds) > 1 else "one seed, so no deviation is given"
     notes = [f"Mean over environments, {over}; best of a column in bold."]
-    if len(set(told)) > 1:
+    if len(set(texts)) > 1:
         notes.append("Few environments have that many meta samples: columns are of different environments.")
     return Table(
         f"meta-size-{slug(setting)}",
@@ -476,15 +428,15 @@ def meta_table(results: Results, setting: str) -> Table | None:
         ("method", *(str(size) for size in sizes)),
         best_of_columns(lines, range(len(lines))),
         tuple(notes),
-        ("", *(f"{text} environments" for text in told)) if len(set(told)) > 1 else (),
+        ("", *(f"{text} environments" for text in texts)) if len(set(texts)) > 1 else (),
     )
 
 
 def _grid_mean(records: Sequence[Record], scale: float) -> float | None:
-    found = [value for each in records for text, value in each["grid"].items() if float(text) == scale]
-    return float(np.mean(found)) if found else None
+    shares = [value for each in records for text, value in each["grid"].items() if float(text) == scale]
+    return float(np.mean(shares)) if shares else None
 
 
-def _choices(found: Sequence[Measured]) -> str:
-    counts = Counter(each.chosen for each in found if each.chosen is not None)
+def _choices(measured: Sequence[Measured]) -> str:
+    counts = Counter(each.chosen for each in measured if each.chosen is not None)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())

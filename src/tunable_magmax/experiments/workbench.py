@@ -1,4 +1,4 @@
-"""One trained sequence, ready for many measurements: vectors and inputs stay in memory, weights are put in place."""
+"""Measures many models of one trained sequence: checkpoints and inputs stay in memory, weights are put in place."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Workbench:
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
-        """Add the time of what follows to `seconds`."""
+        """Adds the time of what follows to `seconds`."""
         began = time.perf_counter()
         try:
             yield
@@ -102,7 +102,7 @@ class Workbench:
     # -- measurements ----------------------------------------------------------------------------------------------
 
     def count(self, state: State, environments: Sequence[Environment]) -> list[Count]:
-        """Measure one model on the rest of each environment."""
+        """Measures one model on the rest of each environment."""
         with self.timed("evaluate"):
             self._evaluator.fill(state)
             if len(environments) == 1:
@@ -110,30 +110,30 @@ class Workbench:
             return self._from_all(environments)
 
     def task_accuracies(self, state: State) -> tuple[float, ...]:
-        """The accuracy on each task's test samples, among all classes."""
+        """Returns the accuracy on each task's test samples, among all classes."""
         with self.timed("evaluate"):
-            found = self._evaluator.measure(state)
-        return tuple(share.value for share in found.by_task.values())
+            accuracy = self._evaluator.measure(state)
+        return tuple(share.value for share in accuracy.by_task.values())
 
     def in_task(self) -> list[float]:
-        """After each task, the accuracy on its test samples among its own classes."""
-        found = []
+        """Returns, for each task's own checkpoint, the accuracy on its test samples among its own classes."""
+        shares = []
         for t, state in enumerate(self.states):
             with self.timed("evaluate"):
                 self._evaluator.fill(state)
                 rows = self._rows(self.benchmark.tasks[t].test)
                 known = self._on(rows).measure().known
-            found.append(float("nan") if known is None else known.value)
-        return found
+            shares.append(float("nan") if known is None else known.value)
+        return shares
 
     def meta_accuracy(self, state: State, environment: Environment) -> float:
-        """The accuracy on an environment's meta samples."""
+        """Returns the accuracy on an environment's meta samples."""
         with self.timed("evaluate"):
             self._evaluator.fill(state)
             return self._part(f"{environment.name} meta", environment.meta).measure().overall.value
 
     def lengths(self) -> list[float]:
-        """The length of each task vector."""
+        """Returns the length of each task vector."""
         names = [name for name, tensor in self.base.items() if tensor.is_floating_point()]
         squares = [
             sum(float((state[name].double() - self.base[name].double()).square().sum()) for name in names)
@@ -142,7 +142,7 @@ class Workbench:
         return torch.tensor(squares, dtype=torch.float64).sqrt().tolist()
 
     def held_accuracy(self, state: State) -> float:
-        """The accuracy on the training samples that were held out of all tasks."""
+        """Returns the accuracy on the training samples that were held out of all tasks."""
         with self.timed("evaluate"):
             return self._held.measure(state).overall.value
 
@@ -163,12 +163,12 @@ class Workbench:
         counts = []
         for environment in environments:
             rows = self._rows(environment.rest)
-            right, among = (found[rows] == truth[rows] for found in (predicted, known))
+            right, among = (classes[rows] == truth[rows] for classes in (predicted, known))
             counts.append(Count(int(right.sum()), len(rows), int(among.sum())))
         return counts
 
     def _part(self, name: str, positions: Sequence[int]) -> Evaluator:
-        """An evaluator of some test samples, kept for the next model; it shares the encoder."""
+        """Returns an evaluator of some test samples, kept for the next model; it shares the encoder."""
         if name not in self._parts:
             self._parts[name] = self._on(self._rows(positions))
         return self._parts[name]
@@ -184,28 +184,28 @@ class Workbench:
     # -- the meta samples ------------------------------------------------------------------------------------------
 
     def truth(self, environment: Environment) -> NDArray[np.float64]:
-        """The true mixture over tasks, as it was drawn."""
+        """Returns the true mixture over tasks, as it was drawn."""
         weights = np.zeros(len(self.benchmark.tasks))
         weights[list(environment.tasks)] = environment.ratio
         return weights
 
     def labels(self, positions: Sequence[int]) -> list[str]:
-        """The class names of test samples."""
+        """Returns the class names of test samples."""
         labels = self.benchmark.test.labels
         assert labels is not None
         return [self.benchmark.classes[labels[position]] for position in positions]
 
     def target_features(self, positions: Sequence[int]) -> list[NDArray[np.float32]]:
-        """Embeddings of meta samples under each task's encoder."""
+        """Returns embeddings of meta samples under each task's encoder."""
         rows = [self._meta_row[position] for position in positions]
         return [features[rows] for features in self._task_features]
 
     def base_features(self, positions: Sequence[int]) -> NDArray[np.float32]:
-        """Embeddings of meta samples under the base."""
+        """Returns embeddings of meta samples under the base."""
         return self._base_features[[self._meta_row[position] for position in positions]]
 
     def task_correct(self, positions: Sequence[int]) -> NDArray[np.int64]:
-        """How many meta samples each task's own checkpoint gets right [T]."""
+        """Returns how many meta samples each task's own checkpoint gets right [T]."""
         rows = [self._meta_row[position] for position in positions]
         weight = self.head.weight.astype(np.float64)
         truth = np.array([self.head.classes.index(name) for name in self.labels(positions)])
@@ -246,20 +246,20 @@ class Workbench:
     def _embedded(self, state: State) -> NDArray[np.float32]:
         with self.timed("embed"), full_float32(self.encoder.device):
             self._evaluator.fill(state)
-            found: NDArray[np.float32] = embed_prepared(self.encoder, self._meta, BATCH).cpu().numpy()
-        return found
+            features: NDArray[np.float32] = embed_prepared(self.encoder, self._meta, BATCH).cpu().numpy()
+        return features
 
 
 def _moved(state: State, device: torch.device) -> State:
-    """The tensors on a device; tied ones stay one tensor."""
+    """Moves tensors to a device; tied ones stay one tensor."""
     moved = {id(tensor): tensor.to(device) for tensor in state.values()}
     return {name: moved[id(tensor)] for name, tensor in state.items()}
 
 
 def _counted(evaluator: Evaluator) -> Count:
-    found = evaluator.measure()
-    assert found.known is not None
-    return Count(found.overall.right, found.overall.samples, found.known.right)
+    accuracy = evaluator.measure()
+    assert accuracy.known is not None
+    return Count(accuracy.overall.right, accuracy.overall.samples, accuracy.known.right)
 
 
 PLAIN = Resampling(replicates=0)  # intervals are not needed, only weights

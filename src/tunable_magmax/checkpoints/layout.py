@@ -146,10 +146,10 @@ def build_layout(
 
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
     """Yields a problem for each pattern that matches no name of any checkpoint, with a name that may be meant."""
-    names = list(dict.fromkeys(name for each in signatures for name in (*each.tensors, *each.aliases)))
+    names = sorted({name for each in signatures for name in (*each.tensors, *each.aliases)})
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"the {option} pattern {pattern!r} matches no tensor{_pattern_hint(pattern, names)}"
+            yield f"{option} pattern {pattern!r} matches no tensor{_pattern_hint(pattern, names)}"
 
 
 def _pattern_hint(pattern: str, names: Sequence[str]) -> str:

@@ -49,7 +49,8 @@ def test_its_configuration_is_the_same_configuration(old):
     file = old / "run" / "config.yaml"
     record = read_config(file).record()
     assert record == yaml.safe_load(file.read_text())
-    assert Run.begin(old / "run", record, 2).names == ("task-01", "task-02")
+    with Run.training(old / "run", record, 2) as run:
+        assert run.names == ("task-01", "task-02")
     assert training_seconds(old / "run") > 0
     assert read_config(old / "run.yaml").train.lr == 1e-3
 

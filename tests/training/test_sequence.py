@@ -541,8 +541,12 @@ def test_out_of_memory_and_divergence_leave_no_task(tmp_path, monkeypatch):
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
-    run = Run.begin(tmp_path / "run", {"benchmark": {}}, 2)
-    with run.alone(), pytest.raises(InputError, match="another process trains in"), run.alone():
+    arguments = (tmp_path / "run", {"benchmark": {}}, 2)
+    with (
+        Run.training(*arguments),
+        pytest.raises(InputError, match="another process trains in"),
+        Run.training(*arguments),
+    ):
         pass
-    with run.alone():
+    with Run.training(*arguments):
         pass

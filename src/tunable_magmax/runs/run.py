@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,7 +76,7 @@ class Run:
     """
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        """`content` is what run.json holds; `Run.open` and `Run.begin` are how to get one."""
+        """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
         self.path, self._content = path, content
         self._record = check(RunRecord, content, str(path / RUN_FILE))
         names = tuple(task.name for task in self._record.tasks if task.name is not None)
@@ -213,20 +213,17 @@ class Run:
     # -- training --------------------------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Run:
-        """Makes a directory for training, or opens it again if it was made with the same configuration."""
+    @contextmanager
+    def training(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Iterator[Run]:
+        """Opens a directory to train in, new or made with the same configuration, and keeps other processes out."""
         path = Path(path)
         _claim(path, config)
-        content: dict[str, Any] = {
-            "version": RUN_VERSION,
-            "base": BASE,
-            "tasks": [],
-            "planned_tasks": planned_tasks,
-            "classifier": {"head": HEAD_FILE, "checkpoint": BASE},
-            "benchmark": config["benchmark"],
-        }
-        if not is_run(path):
-            return cls(path, content)
+        refusal = f"another process trains in {path}: wait until it is done, or choose another directory with -o"
+        with locked(path / "training.lock", refusal):
+            yield cls._continued(path) if is_run(path) else cls(path, _new_record(config, planned_tasks))
+
+    @classmethod
+    def _continued(cls, path: Path) -> Run:
         try:
             run = cls.open(path)
         except InputError as error:
@@ -286,11 +283,6 @@ class Run:
             raise InputError(f"{file}: damaged ({error}); remove {self.path} and train again") from None
         return content
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Makes sure that no other process trains here."""
-        refusal = f"another process trains in {self.path}: wait until it is done, or choose another directory with -o"
-        return locked(self.path / "training.lock", refusal)
-
     def empty_folder(self, name: str) -> Path:
         """Returns the path of a new folder; what a killed run left there is removed."""
         folder = self.path / name
@@ -331,6 +323,18 @@ class Run:
 def is_run(path: Path) -> bool:
     """Says whether a directory has a run.json."""
     return (path / RUN_FILE).is_file()
+
+
+def _new_record(config: Mapping[str, Any], planned_tasks: int) -> dict[str, Any]:
+    """Returns the run.json of a run without finished tasks."""
+    return {
+        "version": RUN_VERSION,
+        "base": BASE,
+        "tasks": [],
+        "planned_tasks": planned_tasks,
+        "classifier": {"head": HEAD_FILE, "checkpoint": BASE},
+        "benchmark": config["benchmark"],
+    }
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -69,8 +69,7 @@ def train_sequence(
     ('task-1', 'task-2', 'task-3')
     """
     benchmark = open_benchmark(config.benchmark)
-    run = Run.begin(out, config.record(), len(benchmark.tasks))
-    with run.alone():
+    with Run.training(out, config.record(), len(benchmark.tasks)) as run:
         finished = len(run.tasks)
         reading: dict[str, Any] = {"strict": strict, "progress": progress}
         encoder, head = _base_and_head(config, run, benchmark, device, reading)

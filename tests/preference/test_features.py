@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.features import Method, squared_mmd, weights_from_distances
+from tunable_magmax.preference.features import FeatureMethod, squared_mmd, weights_from_distances
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.transport import Sinkhorn, SinkhornResult, _solve
 from tunable_magmax.preference.uncertainty import Resampling, sample_replicates
 
-METHODS: list[Method] = ["ot", "cosine", "mmd"]
+METHODS: list[FeatureMethod] = ["ot", "cosine", "mmd"]
 
 
 def sinkhorn(cost: NDArray[np.float64], solver: Sinkhorn = Sinkhorn()) -> SinkhornResult:  # noqa: B008
@@ -89,7 +89,7 @@ def test_mmd_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_finds_the_tasks_of_the_target(method: Method) -> None:
+def test_finds_the_tasks_of_the_target(method: FeatureMethod) -> None:
     own, target = example()
     weights = Preference.from_features(own, target, method).weights
     assert np.argmax(weights) == 0
@@ -97,7 +97,7 @@ def test_finds_the_tasks_of_the_target(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_invariances(method: Method) -> None:
+def test_invariances(method: FeatureMethod) -> None:
     own, target = example(1)
     found = Preference.from_features(own, target, method, gamma=5)
     rng = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_invariances(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_torch_and_numpy_and_types(method: Method) -> None:
+def test_torch_and_numpy_and_types(method: FeatureMethod) -> None:
     own, target = example(2)
     found = Preference.from_features(own, target, method)
     tensors = Preference.from_features([torch.tensor(x) for x in own], [torch.tensor(y) for y in target], method)
@@ -125,7 +125,7 @@ def test_torch_and_numpy_and_types(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_distances_so_large_that_exp_underflows(method: Method) -> None:
+def test_distances_so_large_that_exp_underflows(method: FeatureMethod) -> None:
     own, target = example()
     weights = Preference.from_features(own, target, method, gamma=1e9).weights
     assert weights == (1.0, 0.0, 0.0, 0.0)
@@ -134,7 +134,7 @@ def test_distances_so_large_that_exp_underflows(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_task(method: Method) -> None:
+def test_one_task(method: FeatureMethod) -> None:
     own, target = example()
     assert Preference.from_features(own[:1], target[:1], method).weights == (1,)
 
@@ -155,7 +155,7 @@ def test_one_sample() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_identical_features_everywhere(method: Method) -> None:
+def test_identical_features_everywhere(method: FeatureMethod) -> None:
     same = [np.full((5, 3), 0.1)] * 3
     with pytest.warns(
         UserWarning, match="all features are identical, in every task and in the target: they say nothing"
@@ -165,7 +165,7 @@ def test_identical_features_everywhere(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_identical_features_in_one_task_only(method: Method) -> None:
+def test_identical_features_in_one_task_only(method: FeatureMethod) -> None:
     own, target = example()
     own[3] = np.tile(own[3][:1], (5, 1))
     assert all(map(math.isfinite, Preference.from_features(own, target, method).weights))
@@ -174,7 +174,7 @@ def test_identical_features_in_one_task_only(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_intervals_are_deterministic_and_around_the_weights(method: Method) -> None:
+def test_intervals_are_deterministic_and_around_the_weights(method: FeatureMethod) -> None:
     own, target = example(3)
     found = Preference.from_features(own, target, method, gamma=5)
     assert Preference.from_features(own, target, method, gamma=5) == found

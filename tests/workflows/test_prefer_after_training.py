@@ -17,7 +17,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.target import Reading, Sources
+from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 
 def test_training_leaves_the_rows_under_the_base(tmp_path):
@@ -42,5 +42,5 @@ def test_training_leaves_the_rows_under_the_base(tmp_path):
         assert (apart.base, apart.predicted) == (None, expected.predicted)
         np.testing.assert_allclose(apart.posterior, expected.posterior, atol=1e-6)
     (tmp_path / "site.txt").write_text("pay\nbill\n" * 5)
-    sources, reading = Sources(inputs=tmp_path / "site.txt"), Reading(device="cpu")
+    sources, reading = TargetSources(inputs=tmp_path / "site.txt"), TargetReading(device="cpu")
     assert prefer(found, sources, Estimation(method="probe"), reading).preference.method == "probe"

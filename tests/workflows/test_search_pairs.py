@@ -28,14 +28,14 @@ from tunable_magmax.preference.search import Search, Trial
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import search as searching
 from tunable_magmax.workflows.search import search_preference
-from tunable_magmax.workflows.target import Reading, Target
+from tunable_magmax.workflows.target import TargetReading, TargetSamples
 
 
 def found_for(run, pairs, **options):
     names = [field.name for field in dataclasses.fields(Search) if field.name in options]
     settings = Search(**{name: options.pop(name) for name in names})
-    reading = Reading(device="cpu", max_samples=options.pop("max_samples", 500))
-    return search_preference(Target(run, reading=reading), open_samples(pairs), settings, **options)
+    reading = TargetReading(device="cpu", max_samples=options.pop("max_samples", 500))
+    return search_preference(TargetSamples(run, reading=reading), open_samples(pairs), settings, **options)
 
 
 def changed(run, **changes):
@@ -122,7 +122,7 @@ def test_files_are_read_once_however_many_trials(any_run, tmp_path, monkeypatch)
     for trials in (1, 9):
         reads.clear()
         opened.clear()
-        target = Target(Run.open(any_run.path), reading=Reading(device="cpu"))
+        target = TargetSamples(Run.open(any_run.path), reading=TargetReading(device="cpu"))
         settings = Search(trials=trials, patience=None)
         search_preference(target, dataclasses.replace(samples, load=load), settings)
         counted.append(len(reads))

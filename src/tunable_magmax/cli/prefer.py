@@ -10,12 +10,19 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
-from tunable_magmax.cli.prefer_options import Estimating, Reading, Searching, Sources, estimation_of, sources_of
+from tunable_magmax.cli.prefer_options import (
+    EstimationOptions,
+    ReadingOptions,
+    SearchOptions,
+    SourceOptions,
+    estimation_of,
+    sources_of,
+)
 from tunable_magmax.cli.prefer_output import search_progress, summary, written
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.errors import InputError
 
-_SOURCES, _ESTIMATING, _SEARCHING, _READING = Sources(), Estimating(), Searching(), Reading()
+_SOURCES, _ESTIMATING, _SEARCHING, _READING = SourceOptions(), EstimationOptions(), SearchOptions(), ReadingOptions()
 
 
 def prefer(
@@ -23,10 +30,10 @@ def prefer(
     /,
     *loose: Loose,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    sources: Sources = _SOURCES,
-    estimating: Estimating = _ESTIMATING,
-    searching: Searching = _SEARCHING,
-    reading: Reading = _READING,
+    sources: SourceOptions = _SOURCES,
+    estimating: EstimationOptions = _ESTIMATING,
+    searching: SearchOptions = _SEARCHING,
+    reading: ReadingOptions = _READING,
     plot: Path | None = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -54,7 +61,7 @@ def prefer(
         Print preference and budget as JSON on stdout.
     """
     from tunable_magmax.workflows.prefer import prefer as find
-    from tunable_magmax.workflows.target import Reading as ReadingOptions
+    from tunable_magmax.workflows.target import TargetReading
 
     lists = {
         "--weights": sources.weights,
@@ -66,7 +73,7 @@ def prefer(
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
     estimation = estimation_of(estimating, searching)
-    evidence = (run_dir, sources_of(sources), estimation, ReadingOptions(**vars(reading)))
+    evidence = (run_dir, sources_of(sources), estimation, TargetReading(**vars(reading)))
     if estimating.method == "search":
         with search_progress(estimation.search.trials, searching.study, quiet or as_json) as (progress, watch):
             result = find(*evidence, progress=progress, watch=watch)

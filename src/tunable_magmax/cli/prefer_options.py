@@ -11,8 +11,8 @@ from cyclopts import Group, Parameter
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows import target as workflow
     from tunable_magmax.workflows.prefer import Estimation
+    from tunable_magmax.workflows.target import TargetSources
 
 
 SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
@@ -20,7 +20,7 @@ SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is re
 
 @Parameter(name="*", group=Group("What is known of the target (one source or several)", sort_key=1))
 @dataclass(frozen=True)
-class Sources:
+class SourceOptions:
     """The options that say what is known of the target."""
 
     weights: Annotated[str | None, SIGNED] = None
@@ -43,7 +43,7 @@ class Sources:
 
 @Parameter(name="*", group=Group("How the weights are estimated", sort_key=2))
 @dataclass(frozen=True)
-class Estimating:
+class EstimationOptions:
     """The options of the method."""
 
     method: Annotated[
@@ -75,7 +75,7 @@ class Estimating:
 
 @Parameter(name="*", group=Group("Search (--method search)", sort_key=3))
 @dataclass(frozen=True)
-class Searching:
+class SearchOptions:
     """The options of a search."""
 
     trials: int | None = None
@@ -90,7 +90,7 @@ class Searching:
 
 @Parameter(name="*", group=Group("How files are read", sort_key=4))
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """The options that say how files are read."""
 
     classifier: Path | None = None
@@ -109,19 +109,19 @@ class Reading:
     """The device for encoders. The default is the GPU if there is one."""
 
 
-def sources_of(sources: Sources) -> workflow.Sources:
+def sources_of(sources: SourceOptions) -> TargetSources:
     """Converts the options to what the workflow takes, with texts read as numbers."""
-    from tunable_magmax.workflows.target import Sources
+    from tunable_magmax.workflows.target import TargetSources
 
-    lists = {name: numbers(getattr(sources, name), f"--{name}") for name in ("weights", "strengths")}
-    return Sources(**{**vars(sources), **lists})
+    lists = {name: read_numbers(getattr(sources, name), f"--{name}") for name in ("weights", "strengths")}
+    return TargetSources(**{**vars(sources), **lists})
 
 
-def estimation_of(estimating: Estimating, searching: Searching) -> Estimation:
+def estimation_of(estimating: EstimationOptions, searching: SearchOptions) -> Estimation:
     """Converts the options to what the workflow takes, with texts read as numbers."""
     from tunable_magmax.workflows.prefer import Estimation
 
-    scale = numbers(searching.search_scale, "--search-scale")
+    scale = read_numbers(searching.search_scale, "--search-scale")
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
     options: dict[str, Any] = {**vars(estimating), **vars(searching)}
@@ -137,7 +137,7 @@ def _shrink(text: str) -> Any:
         raise InputError(f"--shrink is {text!r}, expected a number from 0 to 1, or auto") from None
 
 
-def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+def read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     """Reads numbers with commas between them."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))

@@ -14,7 +14,7 @@ from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.preference.search import Trial, Watch
+    from tunable_magmax.preference.search import SearchWatch, Trial
     from tunable_magmax.workflows.prefer import Preferred
 
 # About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
@@ -24,7 +24,7 @@ FEW = 20
 
 
 @contextmanager
-def search_progress(trials: int, study: Path | None, quiet: bool) -> Iterator[tuple[Progress | None, Watch]]:
+def search_progress(trials: int, study: Path | None, quiet: bool) -> Iterator[tuple[Progress | None, SearchWatch]]:
     """Yields callbacks that draw bars. If the search is interrupted, the error says what was kept and how to go on."""
     history: list[Trial] = []
     with search_bars(quiet, trials) as (progress, show):

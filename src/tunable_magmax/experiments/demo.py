@@ -34,7 +34,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.target import Reading, Sources
+from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
@@ -221,9 +221,9 @@ def _merge(place: Path) -> dict[str, dict[str, tuple[float, ...]]]:
 def _preference(run: Run, folder: Path, source: str) -> Preference:
     """Finds a preference as `tmx prefer` does: from labels, from inputs, or from inputs by transport."""
     if source == "labels":
-        return prefer(run, Sources(labels=folder / "labels.txt")).preference
+        return prefer(run, TargetSources(labels=folder / "labels.txt")).preference
     estimation = Estimation(method="ot" if source == "inputs-ot" else "auto")
-    return prefer(run, Sources(inputs=folder / "inputs"), estimation, Reading(device="cpu")).preference
+    return prefer(run, TargetSources(inputs=folder / "inputs"), estimation, TargetReading(device="cpu")).preference
 
 
 def _measure(

@@ -13,11 +13,11 @@ from typing import Any
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.base_features import TaskProbe, base_estimate
-from tunable_magmax.preference.estimate import JSON, Estimate
+from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.features import Comparison, feature_estimate
 from tunable_magmax.preference.labels import label_estimate
 from tunable_magmax.preference.shift import SMOOTHING, shift_estimate, shift_outlook
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
+from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling
 
 # Transport's half-L1 error on CLINC150 was 0.37 to 0.48. A judgement from few settings, not a tuned constant.
 LIMIT = 0.4
@@ -43,13 +43,13 @@ class Evidence:
     labels: Any = None
     limit: float = LIMIT
     smoothing: float = SMOOTHING
-    resampling: Resampling = DEFAULT
+    resampling: Resampling = RESAMPLING
 
     def has(self, *names: str) -> bool:
         return all(getattr(self, name) is not None for name in names)
 
 
-def auto_estimate(evidence: Evidence) -> Estimate:
+def auto_estimate(evidence: Evidence) -> WeightEstimate:
     """Returns the estimate by the best source in the evidence; the choice and its reason are in the provenance.
 
     >>> chosen = auto_estimate(Evidence([{"a": 90, "b": 10}, {"b": 100}], ["a"] * 30))
@@ -98,7 +98,7 @@ def auto_estimate(evidence: Evidence) -> Estimate:
     return _because(estimate, before.removesuffix("; ") or "only features are given", facts)
 
 
-def _by_labels(evidence: Evidence, predicts: bool) -> Estimate:
+def _by_labels(evidence: Evidence, predicts: bool) -> WeightEstimate:
     counts, labels, resampling = evidence.task_label_counts, evidence.labels, evidence.resampling
     if counts is None:
         raise InputError("task_label_counts is missing: the tasks' own class counts are needed to read labels")
@@ -130,5 +130,5 @@ def _value(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-def _because(estimate: Estimate, reason: str, facts: dict[str, JSON]) -> Estimate:
+def _because(estimate: WeightEstimate, reason: str, facts: dict[str, JSON]) -> WeightEstimate:
     return estimate.with_facts(auto={"chosen": estimate.method, "reason": reason, **facts})

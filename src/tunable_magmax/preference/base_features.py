@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
-from tunable_magmax.preference.estimate import JSON, Estimate
+from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.probe import Probe
 from tunable_magmax.preference.uncertainty import (
-    DEFAULT,
+    RESAMPLING,
     Resampling,
     conclude,
     conclude_nothing,
@@ -92,8 +92,8 @@ def base_estimate(
     concentration: float = CONCENTRATION,
     max_samples: int | None = 5000,
     fitted: TaskProbe | None = None,
-    resampling: Resampling = DEFAULT,
-) -> Estimate:
+    resampling: Resampling = RESAMPLING,
+) -> WeightEstimate:
     """Returns weights of the mixture of tasks that best explains the target's embeddings by the base.
 
     `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all

@@ -1,4 +1,4 @@
-"""`Estimate`: what an estimator returns, before `Preference` wraps it; and the rules that all weights follow."""
+"""`WeightEstimate`: what an estimator returns, before `Preference` wraps it; and the rules that all weights follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Intervals: TypeAlias = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class WeightEstimate:
     """Weights over tasks, normalised on entry, with the method's name, what went in, and intervals where known."""
 
     weights: tuple[float, ...]
@@ -26,7 +26,7 @@ class Estimate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", normalised(self.weights))
 
-    def with_facts(self, **facts: JSON) -> Estimate:
+    def with_facts(self, **facts: JSON) -> WeightEstimate:
         """Returns the same estimate with more facts in its provenance."""
         return replace(self, provenance={**self.provenance, **facts})
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix, rescaled, squared_distances, unit_rows
-from tunable_magmax.preference.estimate import Estimate
-from tunable_magmax.preference.transport import DEFAULT as SOLVER
-from tunable_magmax.preference.transport import Sinkhorn, transports, warn_unconverged
+from tunable_magmax.preference.estimate import WeightEstimate
+from tunable_magmax.preference.transport import SOLVER, Sinkhorn, transports, warn_unconverged
 from tunable_magmax.preference.uncertainty import (
-    DEFAULT,
+    RESAMPLING,
     Resampling,
     conclude,
     conclude_nothing,
@@ -24,7 +23,7 @@ from tunable_magmax.preference.uncertainty import (
     use_samples,
 )
 
-Method: TypeAlias = Literal["ot", "cosine", "mmd"]
+FeatureMethod: TypeAlias = Literal["ot", "cosine", "mmd"]
 Bandwidth: TypeAlias = Literal["pooled", "authors"]
 GAMMA: dict[str, float] = {"ot": 100.0, "cosine": 50.0, "mmd": 100.0}
 
@@ -37,13 +36,13 @@ class Comparison:
     `max_samples` target samples a seeded draw is used, so that memory and time are bounded.
     """
 
-    method: Method = "ot"
+    method: FeatureMethod = "ot"
     gamma: float | None = None
     solver: Sinkhorn = SOLVER
     debias: bool = False
     bandwidth: Bandwidth = "pooled"
     max_samples: int | None = 5000
-    resampling: Resampling = DEFAULT
+    resampling: Resampling = RESAMPLING
 
     def __post_init__(self) -> None:
         if self.method not in GAMMA:
@@ -60,7 +59,9 @@ class Comparison:
         return GAMMA[self.method] if self.gamma is None else float(self.gamma)
 
 
-def feature_estimate(task_features: Sequence[Any], target_features: Sequence[Any], comparison: Comparison) -> Estimate:
+def feature_estimate(
+    task_features: Sequence[Any], target_features: Sequence[Any], comparison: Comparison
+) -> WeightEstimate:
     """Returns weights by exp(-gamma distance) between each task's features and the target's, both embedded by theta_t.
 
     `task_features`, `target_features`: T arrays [samples, width] each.

@@ -12,8 +12,8 @@ import numpy as np
 
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.estimate import Estimate
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude, histogram_replicates
+from tunable_magmax.preference.estimate import WeightEstimate
+from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling, conclude, histogram_replicates
 
 Class: TypeAlias = int | str
 Similarity: TypeAlias = Literal["inner", "count"]
@@ -38,9 +38,9 @@ def label_estimate(
     *,
     similarity: Similarity = "inner",
     on_zero: OnZero = "error",
-    resampling: Resampling = DEFAULT,
+    resampling: Resampling = RESAMPLING,
     method: str | None = None,
-) -> Estimate:
+) -> WeightEstimate:
     """Returns weights by label similarity.
 
     `task_label_counts`: per task, a class-to-count mapping or counts by class index. "inner": sum over classes
@@ -70,7 +70,7 @@ def label_estimate(
             )
         warnings.warn(f"{message} and were left out", stacklevel=3)
     if not known:
-        return Estimate((1.0,) * tasks, name, {**record, "samples": 0, "reason": "no label belongs to a task"})
+        return WeightEstimate((1.0,) * tasks, name, {**record, "samples": 0, "reason": "no label belongs to a task"})
     table = class_shares(counts.tasks) if similarity == "inner" else (counts.tasks > 0).astype(np.float64)
     similarities = counts.target @ table.T / known
     replicates = weights_from_similarities(histogram_replicates(counts.target, resampling) @ table.T)

@@ -14,8 +14,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.estimate import (
     JSON,
-    Estimate,
     Intervals,
+    WeightEstimate,
     alpha_weights,
     checked_weights,
     normalised,
@@ -25,9 +25,9 @@ from tunable_magmax.preference.estimate import (
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from tunable_magmax.preference.features import Method as Features
+    from tunable_magmax.preference.features import FeatureMethod
     from tunable_magmax.preference.labels import Similarity
-    from tunable_magmax.preference.shift import Method as Shift
+    from tunable_magmax.preference.shift import ShiftMethod
 
 VERSION = 1
 
@@ -146,7 +146,7 @@ class Preference:
     # -- sources ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _of(cls, estimate: Estimate) -> Preference:
+    def _of(cls, estimate: WeightEstimate) -> Preference:
         return cls(estimate.weights, estimate.method, estimate.provenance, estimate.intervals)
 
     @classmethod
@@ -197,7 +197,7 @@ class Preference:
 
     @classmethod
     def from_features(
-        cls, task_features: Sequence[Any], target_features: Sequence[Any], method: Features = "ot", **options: Any
+        cls, task_features: Sequence[Any], target_features: Sequence[Any], method: FeatureMethod = "ot", **options: Any
     ) -> Preference:
         """Estimates from inputs of the target: T arrays [n, width] each, every pair embedded by theta_t.
 
@@ -225,7 +225,7 @@ class Preference:
 
     @classmethod
     def from_predictions(
-        cls, task_predictions: Sequence[Any], predictions: Iterable[Any], method: Shift = "shift", **options: Any
+        cls, task_predictions: Sequence[Any], predictions: Iterable[Any], method: ShiftMethod = "shift", **options: Any
     ) -> Preference:
         """Estimates from a fixed classifier's predictions on the target and its histograms on the tasks.
 
@@ -254,7 +254,7 @@ class Preference:
         names = [source.tasks for source in sources if source.tasks is not None]
         if any(other != names[0] for other in names):
             raise InputError("the preferences name different tasks; combine preferences of one run only")
-        estimates = [Estimate(one.weights, one.method, one.provenance, one.intervals) for one in sources]
+        estimates = [WeightEstimate(one.weights, one.method, one.provenance, one.intervals) for one in sources]
         return cls._of(combined_estimate(estimates, strengths)).named(names[0] if names else None)
 
 

@@ -52,7 +52,7 @@ class Trial:
     detail: str | None = None
 
 
-Watch: TypeAlias = Callable[[Sequence[Trial]], None]
+SearchWatch: TypeAlias = Callable[[Sequence[Trial]], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def search(
     starts: Sequence[Sequence[float]] = (),
     start_scale: Callable[[tuple[float, ...]], float] | None = None,
     problem: Mapping[str, JSON] | None = None,
-    watch: Watch | None = None,
+    watch: SearchWatch | None = None,
 ) -> SearchResult:
     """Maximises `objective(weights, scale)` over the simplex of `tasks` weights and, where searched, the scale.
 

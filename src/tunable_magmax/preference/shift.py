@@ -14,9 +14,9 @@ import numpy as np
 
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.estimate import Estimate
+from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.labels import ClassCounts, OnZero, class_shares, count_classes, label_estimate
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling, conclude, half_l1, histogram_replicates
+from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling, conclude, half_l1, histogram_replicates
 
 ITERATIONS = 300
 TOLERANCE = 1e-7
@@ -97,8 +97,8 @@ def log_likelihood(emissions: Floats, counts: Floats, weights: Floats) -> Floats
     return total
 
 
-Method: TypeAlias = Literal["shift", "em", "least_squares", "pseudo"]
-METHODS = ("shift", "em", "least_squares", "pseudo")
+ShiftMethod: TypeAlias = Literal["shift", "em", "least_squares", "pseudo"]
+SHIFT_METHODS = ("shift", "em", "least_squares", "pseudo")
 SOLVERS: dict[str, Callable[[Floats, Floats], Floats]] = {"em": likeliest, "least_squares": closest_mixture}
 # Half a sample per class (Jeffreys); on five simulated settings EM's half-L1 error was 0.006 to 0.021 below 0.01's.
 SMOOTHING = 0.5
@@ -108,13 +108,13 @@ def shift_estimate(
     task_predictions: Sequence[Any],
     predictions: Iterable[Any],
     *,
-    method: Method = "shift",
+    method: ShiftMethod = "shift",
     task_label_counts: Sequence[Any] | None = None,
     labels: Iterable[Any] | None = None,
     smoothing: float = SMOOTHING,
     on_zero: OnZero = "error",
-    resampling: Resampling = DEFAULT,
-) -> Estimate:
+    resampling: Resampling = RESAMPLING,
+) -> WeightEstimate:
     """Returns weights from a classifier's predictions on the target and its predicted-class counts on each task.
 
     `task_predictions`: per task, a class-to-count mapping or counts by class index. `predictions`: the class
@@ -125,8 +125,10 @@ def shift_estimate(
     >>> shift_estimate([{"a": 9, "b": 1}, {"a": 1, "b": 9}], ["a"] * 7 + ["b"] * 3, method="em").weights
     (0.77..., 0.22...)
     """
-    if method not in METHODS:
-        raise InputError(f"method must be one of {', '.join(METHODS)}, not {method!r}{closest(str(method), METHODS)}")
+    if method not in SHIFT_METHODS:
+        raise InputError(
+            f"method must be one of {', '.join(SHIFT_METHODS)}, not {method!r}{closest(str(method), SHIFT_METHODS)}"
+        )
     if not 0 <= smoothing < np.inf:
         raise InputError(f"smoothing must be a number >= 0, not {smoothing}")
     if (labels is not None or method == "pseudo") and task_label_counts is None:
@@ -213,7 +215,7 @@ def shift_outlook(
     weights: Sequence[float],
     solver: str = "em",
     smoothing: float = SMOOTHING,
-    resampling: Resampling = DEFAULT,
+    resampling: Resampling = RESAMPLING,
 ) -> ShiftOutlook:
     """Simulates targets of mixture `weights` from the tasks' histograms and estimates them again."""
     counts = count_classes(task_predictions, predictions)

@@ -60,13 +60,13 @@ class Sinkhorn:
             raise InputError(f"memory must be a positive number of bytes, not {self.memory}")
 
 
-DEFAULT = Sinkhorn()
+SOLVER = Sinkhorn()
 
 
 def transports(
     sources: Sequence[Matrix],
     targets: Sequence[Matrix],
-    solver: Sinkhorn = DEFAULT,
+    solver: Sinkhorn = SOLVER,
     *,
     debias: bool = False,
     draws: Floats | None = None,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats
-from tunable_magmax.preference.estimate import JSON, Estimate, Intervals
+from tunable_magmax.preference.estimate import JSON, Intervals, WeightEstimate
 
 BLOCK = 2_000_000
 
@@ -45,7 +45,7 @@ class Resampling:
             raise InputError(f"shrink must lie between 0 and 1, or be 'auto', not {self.shrink!r}")
 
 
-DEFAULT = Resampling()
+RESAMPLING = Resampling()
 
 
 def histogram_replicates(counts: Floats, resampling: Resampling, stream: int = 0) -> Floats:
@@ -108,7 +108,7 @@ def conclude(
     samples: int,
     provenance: Mapping[str, JSON],
     resampling: Resampling,
-) -> Estimate:
+) -> WeightEstimate:
     """Returns the estimate with intervals from `replicates` [replicates, tasks], shrunk where that was asked for."""
     drawn = replicates if replicates is not None and len(replicates) and samples > 1 else None
     if resampling.shrink != "auto":
@@ -132,12 +132,12 @@ def conclude(
         }
     if amount:
         record["shrinkage"] = amount
-    return Estimate(tuple(shrunk(weights, amount).tolist()), method, record, intervals)
+    return WeightEstimate(tuple(shrunk(weights, amount).tolist()), method, record, intervals)
 
 
 def conclude_nothing(
     method: str, tasks: int, samples: int, record: Mapping[str, JSON], resampling: Resampling
-) -> Estimate:
+) -> WeightEstimate:
     """Returns equal weights, with a warning: all features are identical, so they say nothing."""
     warnings.warn(
         "all features are identical, in every task and in the target: they say nothing, so the weights are equal; "
@@ -166,13 +166,13 @@ BIAS: dict[str, float] = {
 }
 
 
-def combined_estimate(sources: Sequence[Estimate], strengths: Sequence[float] | None = None) -> Estimate:
+def combined_estimate(sources: Sequence[WeightEstimate], strengths: Sequence[float] | None = None) -> WeightEstimate:
     """Returns the mean of `sources` by `strengths`, by default 1 / (bias^2 + 1/n) for a source with n samples.
 
     For different samples of one target: labels of some, inputs of others. Intervals are combined as if independent.
 
-    >>> labels = Estimate((1, 0), "label", {"samples": 20})
-    >>> inputs = Estimate((0, 1), "ot", {"samples": 20})
+    >>> labels = WeightEstimate((1, 0), "label", {"samples": 20})
+    >>> inputs = WeightEstimate((0, 1), "ot", {"samples": 20})
     >>> [round(weight, 3) for weight in combined_estimate([labels, inputs]).weights]
     [0.808, 0.192]
     """
@@ -207,10 +207,10 @@ def combined_estimate(sources: Sequence[Estimate], strengths: Sequence[float] | 
     ]
     rule = "given strengths" if strengths is not None else "1 / (bias^2 + 1 / samples)"
     record: dict[str, JSON] = {"rule": rule, "sources": parts}
-    return Estimate(tuple(weights.tolist()), "combined", record, _combined_intervals(sources, shares, weights))
+    return WeightEstimate(tuple(weights.tolist()), "combined", record, _combined_intervals(sources, shares, weights))
 
 
-def _strength(source: Estimate, position: int) -> float:
+def _strength(source: WeightEstimate, position: int) -> float:
     samples = source.provenance.get("samples")
     if isinstance(samples, bool) or not isinstance(samples, (int, float)) or samples < 0:
         raise InputError(
@@ -221,7 +221,7 @@ def _strength(source: Estimate, position: int) -> float:
     return 1 / (BIAS.get(source.method, max(BIAS.values())) ** 2 + 1 / samples)
 
 
-def _combined_intervals(sources: Sequence[Estimate], shares: Floats, weights: Floats) -> Intervals | None:
+def _combined_intervals(sources: Sequence[WeightEstimate], shares: Floats, weights: Floats) -> Intervals | None:
     """Adds up the distances from each end to the weight as independent errors do, by their squares."""
     ends = [source.intervals for source in sources]
     if any(pairs is None for pairs in ends):

@@ -21,13 +21,13 @@ from tunable_magmax.preference.features import Bandwidth
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
-from tunable_magmax.preference.search import Search, Watch
+from tunable_magmax.preference.search import Search, SearchWatch
 from tunable_magmax.preference.transport import Sinkhorn
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.target import Reading, Sources, Target
+from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
-Method: TypeAlias = Literal[
+PreferenceMethod: TypeAlias = Literal[
     "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
 ]
 BY_FEATURES = ("ot", "cosine", "mmd")
@@ -41,7 +41,7 @@ class Estimation:
     `shrink`, `seed`: see `uncertainty.Resampling`. From `trials` on, the options are those of `search.Search`.
     """
 
-    method: Method = "auto"
+    method: PreferenceMethod = "auto"
     similarity: Similarity = "inner"
     on_zero: OnZero = "error"
     gamma: float | None = None
@@ -86,24 +86,24 @@ class Preferred:
 
 def prefer(
     run: Run | str | os.PathLike[str],
-    sources: Sources,
+    sources: TargetSources,
     estimation: Estimation = Estimation(),  # noqa: B008  (frozen)
-    reading: Reading = Reading(),  # noqa: B008
+    reading: TargetReading = TargetReading(),  # noqa: B008
     *,
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    watch: SearchWatch | None = None,
 ) -> Preferred:
     """Finds how much each task of a run matters to a target. `watch` is shown the trials of a search.
 
     `pairs` give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and both to
     `search`. Several sources are combined by `strengths`, by default by their samples.
 
-    >>> found = prefer("run", Sources(labels=Path("labels.txt")))  # doctest: +SKIP
+    >>> found = prefer("run", TargetSources(labels=Path("labels.txt")))  # doctest: +SKIP
     >>> found.preference.weights, found.budget  # doctest: +SKIP
     ((0.75, 0.25), [15000, 5000])
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    target = Target(run, sources, reading, estimation.resampling.seed, progress)
+    target = TargetSamples(run, sources, reading, estimation.resampling.seed, progress)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         preference = _find(target, estimation, watch).named(run.names)
@@ -133,7 +133,7 @@ def _count_elements(run: Run) -> int:
         return build_layout(signatures, ["base", *run.labels]).elements
 
 
-def _find(target: Target, estimation: Estimation, watch: Watch | None) -> Preference:
+def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
     sources = target.sources
     files = {name: getattr(sources, name) for name in ("labels", "inputs", "predictions", "pairs")}
     samples = [name for name, file in files.items() if file is not None]
@@ -154,7 +154,7 @@ def _find(target: Target, estimation: Estimation, watch: Watch | None) -> Prefer
     return Preference.combined(preferences, sources.strengths)
 
 
-def _opinions(sources: Sources, tasks: int) -> Iterator[Preference]:
+def _opinions(sources: TargetSources, tasks: int) -> Iterator[Preference]:
     names = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]
     if len(names) > 1:
         raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
@@ -213,7 +213,7 @@ def _refuse_uncombined(
 # -- one source at a time ------------------------------------------------------------------------------------------
 
 
-def _by_pairs(target: Target, estimation: Estimation, watch: Watch | None) -> Preference:
+def _by_pairs(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
     sources, reading = target.sources, target.reading
     assert sources.pairs is not None
     pairs = open_samples(sources.pairs, reading.split, reading.text_column, reading.label_column)
@@ -237,7 +237,7 @@ def _by_pairs(target: Target, estimation: Estimation, watch: Watch | None) -> Pr
     return _with_facts(preference, part)
 
 
-def _by_data(target: Target, estimation: Estimation) -> list[Preference]:
+def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
     """Returns one preference from all samples where one likelihood can hold them, else one for each source."""
     sources, method = target.sources, estimation.method
     if sources.inputs is None and sources.predictions is None:
@@ -254,7 +254,7 @@ def _by_data(target: Target, estimation: Estimation) -> list[Preference]:
     return [*labelled, _by_probe(target, estimation) if method == "probe" else _by_features(target, estimation)]
 
 
-def _by_labels(target: Target, estimation: Estimation) -> Preference:
+def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
     counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
     return Preference.from_labels(
         counts,
@@ -265,7 +265,7 @@ def _by_labels(target: Target, estimation: Estimation) -> Preference:
     )
 
 
-def _by_features(target: Target, estimation: Estimation) -> Preference:
+def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
     if target.sources.inputs is None:
         raise InputError(f"--method {estimation.method} compares embeddings: give --inputs, not only --predictions")
     profiles = target.run.require_profiles("comparing inputs")
@@ -281,7 +281,7 @@ def _by_features(target: Target, estimation: Estimation) -> Preference:
     )
 
 
-def _by_probe(target: Target, estimation: Estimation) -> Preference:
+def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
     features = target.base_features  # first, because it checks that the profiles hold the base's embeddings
     rows = _base_rows(target.run.require_profiles("a probe"))
     return Preference.from_base_features(*rows, features, resampling=estimation.resampling)
@@ -292,7 +292,7 @@ def _base_rows(profiles: Sequence[Profile]) -> tuple[list[Any], list[Any]]:
     return [profile.base_features for profile in profiles], [profile.row_labels for profile in profiles]
 
 
-def _by_predictions(target: Target, estimation: Estimation) -> list[Preference]:
+def _by_predictions(target: TargetSamples, estimation: Estimation) -> list[Preference]:
     profiles = target.run.require_profiles("label-shift estimation")
     counts = [profile.label_table for profile in profiles]
     options: dict[str, Any] = {"method": estimation.method, "on_zero": estimation.on_zero, "task_label_counts": counts}
@@ -307,7 +307,7 @@ def _by_predictions(target: Target, estimation: Estimation) -> list[Preference]:
     return [_by_labels(target, estimation), preference] if labelled and not joint else [preference]
 
 
-def _by_rule(target: Target, estimation: Estimation) -> list[Preference]:
+def _by_rule(target: TargetSamples, estimation: Estimation) -> list[Preference]:
     """Applies the rule of `auto`. Predictions and features are made only if the rule asks for them."""
     profiles = target.run.require_profiles("comparing inputs")
     labelled = target.sources.labels is not None
@@ -340,7 +340,7 @@ def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]
     return list(labels)
 
 
-def _with_facts(preference: Preference, target: Target) -> Preference:
+def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
     inputs = target.sources.inputs
     if target.facts.pop("unused_labels", False):
         warnings.warn(

@@ -21,10 +21,10 @@ from tunable_magmax.files import Progress
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.search import Search, Trial, Watch, check_study_file, require_optuna, search
-from tunable_magmax.preference.uncertainty import DEFAULT, Resampling
+from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
+from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.target import BATCH, Target
+from tunable_magmax.workflows.target import BATCH, TargetSamples
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
@@ -33,13 +33,13 @@ RULE = "tried weights that are not clearly worse than the best by a sign test, a
 
 
 def search_preference(
-    target: Target,
+    target: TargetSamples,
     pairs: Samples,
     settings: Search,
     *,
     similarity: Similarity = "inner",
-    resampling: Resampling = DEFAULT,
-    watch: Watch | None = None,
+    resampling: Resampling = RESAMPLING,
+    watch: SearchWatch | None = None,
 ) -> Preference:
     """Returns the weights, and the scale if that is searched, whose merge of the target's run classifies `pairs` best.
 

@@ -1,4 +1,4 @@
-"""`Target`: what a user has of the target, as the arrays that preferences are made from. Read when first asked for."""
+"""`TargetSamples`: what a user has of the target, as the arrays that estimators take; read when first asked for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Sources:
+class TargetSources:
     """What is known of a target: files of samples, or an opinion. `strengths`: how much each source counts."""
 
     weights: Sequence[float] | None = None
@@ -48,7 +48,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TargetReading:
     """How the files are read.
 
     `classifier`: the head of the fixed classifier, by default the run's, and `classifier_checkpoint` its encoder. Of
@@ -65,12 +65,12 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TargetSamples:
     """What is known of a target, and the run that it is compared with. `facts`: what was read, for the provenance."""
 
     run: Run
-    sources: Sources = Sources()
-    reading: Reading = Reading()
+    sources: TargetSources = TargetSources()
+    reading: TargetReading = TargetReading()
     seed: int = 0
     progress: Progress | None = None
     facts: dict[str, Any] = field(default_factory=dict)

@@ -309,6 +309,19 @@ def test_a_state_file_of_an_earlier_version_is_ignored(files, tmp_path) -> None:
     assert len(sweep_checkpoints(base, tasks, tmp_path / "out", POINTS).skipped) == 4
 
 
+def test_a_point_that_was_logged_and_not_committed_is_made(files, tmp_path, monkeypatch) -> None:
+    """The point that it was to replace is not taken for it."""
+    base, tasks = files
+    sweep_checkpoints(base, tasks, tmp_path / "out", POINTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Output, "commit", lambda self: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, seed=1, overwrite=True)
+    assert sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, seed=1, overwrite=True).skipped == ()
+    sweep_checkpoints(base, tasks, tmp_path / "whole", POINTS, seed=1)
+    assert made(tmp_path / "out") == made(tmp_path / "whole")
+
+
 def test_more_points_are_added_to_those_that_are_there(files, tmp_path) -> None:
     base, tasks = files
     few, more = listed({"a": [1, 0, 0]}), listed({"a": [1, 0, 0], "b": [1, 2, 3]})

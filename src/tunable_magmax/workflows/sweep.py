@@ -286,10 +286,14 @@ def _opened(
         different: dict[str, None] = {}
         for point in points:
             inputs.refuse_as_output(folder / point.name)
-            old, new = recorded.get(point.name), opened.fingerprint(point)
-            if old is not None and old != new:
+            if point.name not in recorded:
+                continue
+            (old, files), new = recorded[point.name], opened.fingerprint(point)
+            report = _finished_report(folder, point.name, reports_only)
+            if old != new:
                 different |= dict.fromkeys(key for key in {**old, **new} if old.get(key) != new.get(key))
-            elif old and not settings.fresh and (report := _finished_report(folder, point.name, reports_only)):
+            # The log is written before the commit: an older output may still be there.
+            elif report is not None and dict(report.files) == files and not settings.fresh:
                 finished[point.name] = report
         _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
         for point in points:
@@ -346,14 +350,14 @@ def _refuse_other(folder: Path, different: Sequence[str], settings: OutputSettin
     raise InputError(f"{folder} holds {what} (different: {words}): choose another output, or {instead}")
 
 
-def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns the fingerprint of each point that a sweep has written to the folder and that is still there, by name."""
+def _recorded(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
+    """Returns fingerprint and files of each point that a sweep wrote to the folder and that is still there, by name."""
     recorded = {}
     with suppress(OSError, UnicodeDecodeError):
         for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, KeyError, TypeError):  # a line cut short by a kill, or one without fingerprint
                 entry = json.loads(line)
-                recorded[Path(entry["out"]).name] = dict(entry["fingerprint"])
+                recorded[Path(entry["out"]).name] = dict(entry["fingerprint"]), dict(entry["files"])
     places = {name: (folder / name, folder / f"{name}{REPORT_ONLY}") for name in recorded}
     return {name: recorded[name] for name in recorded if any(path.exists() for path in places[name])}
 

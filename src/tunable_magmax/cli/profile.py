@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*", group=Group("The task's data", sort_key=1))
 @dataclass(frozen=True)
-class Data:
+class TaskData:
     """What the profile is made from."""
 
     task: Annotated[str | None, Parameter(help="The task's name.")] = None
@@ -60,7 +60,7 @@ class Making:
     device: Annotated[str | None, Parameter(help="Default: the GPU if there is one.")] = None
 
 
-_DATA, _MAKING = Data(), Making()
+_DATA, _MAKING = TaskData(), Making()
 
 
 def profile(
@@ -68,7 +68,7 @@ def profile(
     /,
     *,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    data: Data = _DATA,
+    data: TaskData = _DATA,
     making: Making = _MAKING,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,

@@ -116,7 +116,7 @@ def read_recipe(path: str | Path) -> Recipe:
     """Reads a run directory or a YAML configuration."""
     path = Path(path)
     if not path.is_dir():
-        return read_config(path)
+        return _read_yaml_recipe(path)
     if not is_run(path):
         raise InputError(
             f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
@@ -125,7 +125,7 @@ def read_recipe(path: str | Path) -> Recipe:
     return Recipe(run.base, run.tasks, names=run.names)
 
 
-def read_config(path: Path) -> Recipe:
+def _read_yaml_recipe(path: Path) -> Recipe:
     """Reads a YAML configuration."""
     keys = ", ".join(field.name for field in fields(RecipeFile))
     content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")

@@ -26,7 +26,7 @@ RUN_FILE = "run.json"
 RUN_VERSION = 1
 HEAD_FILE = "classifier-head.safetensors"
 BASE = "base"
-CONFIG = "config.yaml"
+CONFIG_FILE = "config.yaml"
 SETUP = "training.json"
 METRICS = "metrics.json"
 PROFILES = "profiles"
@@ -357,7 +357,7 @@ def _claim(path: Path, config: Mapping[str, Any]) -> None:
     """Writes config.yaml into a new directory, or checks that it is the same; removes files that a kill left."""
     import yaml
 
-    file = path / CONFIG
+    file = path / CONFIG_FILE
     content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
     if not file.exists() and path.exists():
         foreign = not path.is_dir() or any(UNFINISHED.fullmatch(item.name) is None for item in path.iterdir())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
 
-BATCH = 64
+EMBED_BATCH = 64
 
 
 def make_profile(
@@ -49,11 +49,11 @@ def make_profile(
     shares: list[NDArray[np.float32]] = []
     row_labels: list[int] = []
     done = 0
-    for where, inputs in samples.batches(chosen, BATCH, failed):
-        embedded.append(encoder.embed(inputs, BATCH))
+    for where, inputs in samples.batches(chosen, EMBED_BATCH, failed):
+        embedded.append(encoder.embed(inputs, EMBED_BATCH))
         row_labels += [samples.labels[position] for position in where]
         if base is not None:
-            by_base.append(base.embed(inputs, BATCH))
+            by_base.append(base.embed(inputs, EMBED_BATCH))
         if classifier is not None:
             shared = base is classifier.encoder
             shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))

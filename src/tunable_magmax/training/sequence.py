@@ -25,7 +25,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.training.base_and_head import load_base, make_head
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.profiling import assemble_profile
-from tunable_magmax.training.tracking import Matrix, Tracker, or_null, score_tasks, task_evaluator
+from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, score_tasks, task_evaluator
 from tunable_magmax.training.trainer import Snapshot, TaskResult, Tick, Trainer, Watch
 
 SNAPSHOT_SECONDS = 60.0
@@ -74,7 +74,7 @@ def train_sequence(
         reading: dict[str, Any] = {"strict": strict, "progress": progress}
         encoder, head = _base_and_head(config, run, benchmark, device, reading)
         run.check_setup(_setup(config, encoder, head, benchmark))
-        matrix = Matrix(run, benchmark) if config.matrix else None
+        matrix = RunMatrix(run, benchmark) if config.matrix else None
         results: list[TaskResult | None] = [None] * finished
         if finished < len(benchmark.tasks):
             with Tracker(run.path, tensorboard) as tracker:
@@ -101,7 +101,7 @@ class _Sequence:
         benchmark: Benchmark,
         encoder: Encoder,
         head: Head,
-        matrix: Matrix | None,
+        matrix: RunMatrix | None,
         tracker: Tracker,
         reading: Mapping[str, Any],
     ) -> None:

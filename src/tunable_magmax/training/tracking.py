@@ -21,14 +21,14 @@ from tunable_magmax.models.prepared import Decoded
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.trainer import Tick
 
-RECORDS = "records.jsonl"
+RECORDS_FILE = "records.jsonl"
 
 
 class Tracker:
     """Appends records to records.jsonl, each at once; a context manager."""
 
     def __init__(self, run: Path, tensorboard: bool = False) -> None:
-        self._path = run / RECORDS
+        self._path = run / RECORDS_FILE
         self._board: Any = _board(run / "tensorboard") if tensorboard else None
         self._planned = _earlier(self._path) if tensorboard else {}
 
@@ -86,7 +86,7 @@ def training_seconds(run: Path) -> float:
 
     Of a task that was stopped in the middle, only what came after its last start counts.
     """
-    return float(sum(record["seconds"] for record in _task_records(run / RECORDS)))
+    return float(sum(record["seconds"] for record in _task_records(run / RECORDS_FILE)))
 
 
 def _earlier(path: Path) -> dict[int, int]:
@@ -111,11 +111,11 @@ def _board(folder: Path) -> Any:
     return SummaryWriter(folder)
 
 
-BATCH = 1024
+TEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Scores:
+class TaskScores:
     """One model's accuracy on each task: among all classes, and among the task's own. NaN for a task without tests."""
 
     unknown: tuple[float, ...]
@@ -125,17 +125,17 @@ class Scores:
 def task_evaluator(encoder: Encoder, head: Head, benchmark: Benchmark, test: Decoded) -> Evaluator:
     """Returns what measures an encoder on the test samples of all tasks."""
     labelled = label_benchmark(benchmark, head.classes)
-    return Evaluator(encoder, head, labelled, batch=BATCH, prepared=test.take(labelled.positions))
+    return Evaluator(encoder, head, labelled, batch=TEST_BATCH, prepared=test.take(labelled.positions))
 
 
-def score_tasks(evaluator: Evaluator) -> Scores:
+def score_tasks(evaluator: Evaluator) -> TaskScores:
     """Measures the evaluator's encoder as it is now."""
     accuracy = evaluator.measure()
     assert accuracy.known_by_task is not None
     unknown, known = (
         tuple(share.value for share in shares.values()) for shares in (accuracy.by_task, accuracy.known_by_task)
     )
-    return Scores(unknown, known)
+    return TaskScores(unknown, known)
 
 
 def or_null(accuracy: float) -> float | None:
@@ -143,7 +143,7 @@ def or_null(accuracy: float) -> float | None:
     return None if isnan(accuracy) else accuracy
 
 
-class Matrix:
+class RunMatrix:
     """R of a run, kept in its metrics.json. `known`: after each task, the accuracy on it among its own classes."""
 
     def __init__(self, run: Run, benchmark: Benchmark) -> None:
@@ -168,11 +168,11 @@ class Matrix:
         tasks = self._benchmark.tasks
         return AccuracyMatrix.of([t.name for t in tasks], self._rows, self._base, [len(t.test) for t in tasks])
 
-    def start(self, scores: Scores) -> None:
+    def start(self, scores: TaskScores) -> None:
         """Takes the base's accuracies, before any task."""
         self._base = scores.unknown
 
-    def add(self, t: int, scores: Scores) -> None:
+    def add(self, t: int, scores: TaskScores) -> None:
         """Adds the accuracies after task t (from 0), and saves metrics.json."""
         self._rows.append(scores.unknown)
         self.known.append(scores.known[t])

@@ -39,7 +39,7 @@ from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe, mi
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import ROWS, choose_rows
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
-from tunable_magmax.training.base_and_head import load_base, make_head
+from tunable_magmax.training.sequence import load_base, make_head
 
 VALIDATION = {"clinc150": "val"}
 PLAIN = Resampling(replicates=0)  # only weights are wanted

@@ -37,8 +37,6 @@ def _yaml_number(value: Any) -> Any:
 
 # Last in each annotation: a bound that comes after it would be missing in the JSON Schema.
 _FROM_YAML = BeforeValidator(_yaml_number)
-Number: TypeAlias = Annotated[float, _FROM_YAML]
-"""A float in a YAML file."""
 Positive: TypeAlias = Annotated[float, Field(gt=0), _FROM_YAML]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0), _FROM_YAML]
 Proportion: TypeAlias = Annotated[float, Field(ge=0, lt=1), _FROM_YAML]

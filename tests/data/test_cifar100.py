@@ -318,6 +318,16 @@ def test_what_is_no_cifar(tmp_path):
         opened(tmp_path / "none")
 
 
+def test_a_huge_member_of_an_archive_is_refused_before_it_is_unpacked(tmp_path):
+    info = tarfile.TarInfo("cifar-100-python/train")
+    info.size = (1 << 30) + 1
+    (tmp_path / "cifar.tar").write_bytes(info.tobuf())
+    with pytest.raises(
+        InputError, match=r"cifar-100-python/train unpacks to 1\.0 GiB, more than any file of CIFAR-100"
+    ):
+        opened(tmp_path / "cifar.tar")
+
+
 @pytest.mark.skipif(not (SHARED / "data/cifar100").exists(), reason="shared/data/cifar100 is not here")
 def test_the_real_one_in_the_paper_s_order():
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")

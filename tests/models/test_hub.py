@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.hub import resolve_model
+from tunable_magmax.models.pretrained import resolve_model
 
 hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed (extra: train)")
 

@@ -22,7 +22,7 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import prepare
 from tunable_magmax.training.config import Regularisation
-from tunable_magmax.training.regularise import ElasticWeights, WithoutForgetting, make_regulariser
+from tunable_magmax.training.step import ElasticWeights, WithoutForgetting, make_regulariser
 from tunable_magmax.training.trainer import Trainer
 
 

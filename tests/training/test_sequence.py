@@ -27,10 +27,10 @@ from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.profiling import make_profile
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.workflows.evaluate import Reading, evaluate_run, measured_by_training
+from tunable_magmax.workflows.profile import make_profile
 
 
 class Stopped(Exception):
@@ -513,10 +513,13 @@ def test_data_of_the_other_kind(tmp_path):
     texts = {"name": "texts", "data": str(toy.texts(tmp_path / "texts"))}
     for kind in ("vit", "clip"):
         said = bad(tmp_path, kind=kind, benchmark=texts, text_tower="keep")
-        assert f"texts holds texts, but of {tmp_path / kind} ({kind}) what encodes images is trained" in said
+        assert f"texts holds texts, which {tmp_path / kind} ({kind}) does not learn to encode" in said
     images = {"name": "images", "data": str(toy.images(tmp_path / "images2"))}
     said = bad(tmp_path, kind="bert", benchmark=images)
-    assert f"images holds images, but {tmp_path / 'bert'} (bert) encodes texts: choose a model of images" in said
+    assert (
+        f"images holds images, which {tmp_path / 'bert'} (bert) does not learn to encode: choose a model of images"
+        in said
+    )
 
 
 def test_a_model_that_is_not_there(tmp_path, monkeypatch):

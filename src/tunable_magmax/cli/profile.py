@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,55 +11,13 @@ from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.progress import plain_warnings, progress_bars
 from tunable_magmax.cli.tables import number
+from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.profile import Profile
 
 
-@Parameter(name="*", group=Group("The task's data", sort_key=1))
-@dataclass(frozen=True)
-class TaskData:
-    """What the profile is made from."""
-
-    task: Annotated[str | None, Parameter(help="The task's name.")] = None
-    data: Annotated[
-        Path | None,
-        Parameter(help="Class folders of images, a .csv or .jsonl of text and label, parquet, or CLINC150's .json."),
-    ] = None
-    data_root: Annotated[
-        Path | None, Parameter(help="For all tasks of a run: the data of task NAME is in this folder under NAME.")
-    ] = None
-    features: Annotated[
-        Path | None, Parameter(help="Ready embeddings [n, width] instead of data: .npy or .safetensors; with --labels.")
-    ] = None
-    labels: Annotated[Path | None, Parameter(help="A label for each row of --features: .txt, .csv, .jsonl, .npy.")] = (
-        None
-    )
-    classes: Annotated[
-        str | None, Parameter(help="Only samples of these classes, as cat,dog or 0,1: the task's share of a data set.")
-    ] = None
-    split: Annotated[str | None, Parameter(help="Which part of a data set that has several, such as train.")] = None
-    text_column: Annotated[str | None, Parameter(help="Default: text, sentence, query, ...")] = None
-    label_column: Annotated[str | None, Parameter(help="Default: label, class, intent, ...")] = None
-
-
-@Parameter(name="*", group=Group("Making it", sort_key=2))
-@dataclass(frozen=True)
-class Making:
-    """How the profile is made."""
-
-    classifier: Annotated[
-        Path | None, Parameter(help="Head of the fixed classifier, whose predictions make --method shift possible.")
-    ] = None
-    classifier_checkpoint: Annotated[
-        Path | None, Parameter(help="Its encoder; one for all tasks. Default in a run: the base.")
-    ] = None
-    rows: Annotated[int, Parameter(help="The largest number of embeddings kept.")] = 500
-    seed: Annotated[int, Parameter(help="Seed of the draw of these embeddings.")] = 0
-    device: Annotated[str | None, Parameter(help="Default: the GPU if there is one.")] = None
-
-
-_DATA, _MAKING = TaskData(), Making()
+_DATA, _MAKING = ProfileData(), ProfileOptions()
 
 
 def profile(
@@ -68,8 +25,8 @@ def profile(
     /,
     *,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    data: TaskData = _DATA,
-    making: Making = _MAKING,
+    data: Annotated[ProfileData, Parameter(name="*", group=Group("The task's data", sort_key=1))] = _DATA,
+    making: Annotated[ProfileOptions, Parameter(name="*", group=Group("Making it", sort_key=2))] = _MAKING,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
@@ -92,11 +49,8 @@ def profile(
     as_json
         Print what was made as JSON on stdout.
     """
-    from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
-
-    sources = ProfileData(**vars(data))
     with progress_bars(quiet or as_json) as progress, plain_warnings():
-        made = profile_tasks(source, sources, ProfileOptions(**vars(making)), out=out, progress=progress)
+        made = profile_tasks(source, data, making, out=out, progress=progress)
     if as_json:
         records = [_record(path, profile) for path, profile in made]
         sys.stdout.write(json.dumps(records, indent=1, ensure_ascii=False) + "\n")

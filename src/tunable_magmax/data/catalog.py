@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
-from tunable_magmax.data.clinc150 import open_clinc150
 from tunable_magmax.data.glyphs import open_glyphs
 from tunable_magmax.data.imagenet_r import open_imagenet_r
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.source import open_images, open_texts
+from tunable_magmax.data.source import open_clinc150, open_images, open_texts
 from tunable_magmax.data.splits import DataOptions, Split, require_labels
 from tunable_magmax.errors import InputError, closest, some_of
 

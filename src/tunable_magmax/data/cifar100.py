@@ -20,6 +20,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import show_size
 
 _SIDE = 32
 PIXELS = 3 * _SIDE * _SIDE
@@ -27,6 +28,8 @@ ROW = 2 + PIXELS  # coarse label, fine label, pixels
 
 BINARY = ("train.bin", "test.bin", "fine_label_names.txt")
 PYTHON = ("train", "test", "meta")
+# The largest file of CIFAR-100 has 155 MB; a small archive may unpack to anything.
+MEMBER_BYTES = 1 << 30
 ARCHIVES = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 _PICKLED_ARRAYS = frozenset(
     {
@@ -88,6 +91,11 @@ def _archive(path: Path) -> Split:
             for member in packed:
                 name = member.name.rsplit("/", 1)[-1]
                 if member.isfile() and name in {*BINARY, *PYTHON}:
+                    if member.size > MEMBER_BYTES:
+                        raise InputError(
+                            f"{path}: {member.name} unpacks to {show_size(member.size)}, more than any file of "
+                            f"CIFAR-100 has (at most {show_size(MEMBER_BYTES)} are read); download it again"
+                        )
                     opened = packed.extractfile(member)
                     assert opened is not None
                     members[name] = opened.read()

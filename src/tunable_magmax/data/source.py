@@ -1,16 +1,16 @@
-"""Opens samples and labels of any format, and the data sets `images` and `texts`."""
+"""Opens samples and labels of any format, and the data sets `images`, `texts` and `clinc150`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from tunable_magmax.data.clinc150 import clinc150_split, read_clinc150
 from tunable_magmax.data.images import open_domain_folders, open_image_folder
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split
-from tunable_magmax.data.tables import TABLE_SUFFIXES, open_table, read_labels
-from tunable_magmax.errors import InputError
+from tunable_magmax.data.tables import TABLE_SUFFIXES, open_table, read_labels, text_samples
+from tunable_magmax.errors import InputError, closest
 
 
 def open_samples(
@@ -75,7 +75,27 @@ def _vector(path: Path) -> list[str]:
     return [str(value) for value in values.tolist()]
 
 
-# -- the data sets `images` and `texts`: anybody's own data -----------------------------------------------------------
+def read_clinc150(path: Path, split: str | None = None) -> Samples:
+    """Reads one split, by default `train`. Out-of-scope samples have splits of their own (`oos_train`, ...)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict) or not all(isinstance(pairs, list) for pairs in content.values()):
+        raise InputError(f"{path}: expected a JSON object from splits to lists of [text, label] pairs")
+    chosen = split or "train"
+    if chosen not in content:
+        raise InputError(f"{path}: no split {chosen!r}{closest(chosen, list(content))}, found {', '.join(content)}")
+    pairs = content[chosen]
+    for k, pair in enumerate(pairs, 1):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise InputError(f"{path}: sample {k} of {chosen!r} is {pair!r}, expected [text, label]")
+    if not pairs:
+        raise InputError(f"{path}: the split {chosen!r} holds no samples")
+    return text_samples(f"{path} ({chosen})", [text for text, _ in pairs], [label for _, label in pairs])
+
+
+# -- data sets: anybody's own images and texts, and CLINC150 ----------------------------------------------------------
 
 
 def open_images(options: DataOptions) -> Split:
@@ -130,3 +150,22 @@ def _table(folder: Path, stems: tuple[str, ...]) -> Path:
             return files[0]
     known = ", ".join(sorted(suffixes))
     raise InputError(f"{folder}: no {stems[0]} table; expected {stems[0]}.* ({known}), or give one file as 'data'")
+
+
+def open_clinc150(options: DataOptions) -> Split:
+    """Opens CLINC150: data_full.json, or a folder that holds it."""
+    path = options.path
+    if path.is_dir():
+        files = [file for file in (path / "data_full.json", path / "data" / "data_full.json") if file.is_file()]
+        files = files or sorted(path.glob("*.json"))
+        if len(files) != 1:
+            raise InputError(f"{path}: expected data_full.json of CLINC150, found {len(files)} JSON files")
+        path = files[0]
+    if path.suffix.lower() != ".json":
+        raise InputError(f"{path}: expected CLINC150 as JSON (data_full.json); other tables are read by name: texts")
+    return clinc150_split(path)
+
+
+def clinc150_split(path: Path) -> Split:
+    """Reads the splits train and test of a file such as CLINC150's."""
+    return Split(read_clinc150(path, "train"), read_clinc150(path, "test"), {"split": "as found"})

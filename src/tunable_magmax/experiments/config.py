@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 
-from tunable_magmax.config import STRICT, Number, Reader, gather, path_here, read_yaml, set_value
+from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, path_here, read_yaml, set_value
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
 from tunable_magmax.experiments.rows import BASELINES, Baseline, Option, Row, Source, plan_rows
@@ -47,7 +47,6 @@ def _not_empty(values: tuple[Item, ...]) -> tuple[Item, ...]:
 Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
 Whole: TypeAlias = Annotated[int, Field(ge=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
-Positive: TypeAlias = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
 ScaleRule: TypeAlias = Annotated[Literal["matched", "best"] | Positive, _must_be("matched, best or a number above 0")]
 Mixtures: TypeAlias = Annotated[
     Literal["paper"] | Annotated[dict[str, Annotated[list[Positive], Field(min_length=1)]], Field(min_length=1)] | None,
@@ -103,7 +102,7 @@ class _Settings:
     scales: Some[ScaleRule] = (0.5, "matched", "best")
     grid: Some[Positive] = GRID
     variations: tuple[Annotated[dict[Option, str], Field(min_length=1)], ...] = ()
-    alphas: tuple[Annotated[Number, Field(ge=0, allow_inf_nan=False)], ...] = ()
+    alphas: tuple[NotNegative, ...] = ()
     meta_sizes: tuple[Whole, ...] = ()
     kinds: Some[Kind] = KINDS
     only: tuple[str, ...] = ()

@@ -171,7 +171,7 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
 
 
 def _missing_weights(config: TrainConfig) -> Iterator[str]:
-    from tunable_magmax.models.hub import is_hub_name
+    from tunable_magmax.models.pretrained import is_hub_name
 
     place = config.root / Path(config.model).expanduser()
     if config.model == GLYPHS:
@@ -188,7 +188,7 @@ def _missing_weights(config: TrainConfig) -> Iterator[str]:
 
 
 def _downloads(config: TrainConfig) -> Iterator[str]:
-    from tunable_magmax.models.hub import fetch_note
+    from tunable_magmax.models.pretrained import fetch_note
 
     note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
     if note is not None:

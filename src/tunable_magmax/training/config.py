@@ -186,7 +186,7 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
 
 def model_here(value: Any) -> Any:
     """Returns a model typed on the command line: a path from the current directory, unless it can only be a name."""
-    from tunable_magmax.models.hub import is_hub_name
+    from tunable_magmax.models.pretrained import is_hub_name
 
     if not isinstance(value, str) or value == GLYPHS:
         return value

@@ -70,7 +70,7 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
 
 def _model_note(config: TrainConfig) -> str | None:
     """Returns a note about a model that is not on this machine; training refuses it if it cannot be fetched."""
-    from tunable_magmax.models.hub import fetch_note, is_hub_name
+    from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 
     place = config.root / Path(config.model).expanduser()
     if config.model == GLYPHS or place.exists():

@@ -5,32 +5,44 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
+from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
+from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.head import (
+    Classifier,
+    Head,
+    load_head,
+    mean_head,
+    name_head,
+    require_match,
+    save_head,
+    text_head,
+)
 from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
+from tunable_magmax.models.pretrained import resolve_model
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
-from tunable_magmax.preference.profile import choose_rows
+from tunable_magmax.preference.profile import Profile, choose_rows
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.base_and_head import load_base, make_head
-from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.profiling import assemble_profile
+from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, score_tasks, task_evaluator
 from tunable_magmax.training.trainer import Snapshot, TaskResult, Tick, Trainer, Watch
 
 SNAPSHOT_SECONDS = 60.0
 SNAPSHOT = "snapshot"
 REGULARISER = "regulariser"
+# Of each class, for class means; more would hardly move them.
+MEAN_SAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -215,8 +227,9 @@ class _Sequence:
         rows = self._profiled(task).labels
         assert inputs.labels is not None
         assert rows is not None
-        labels = inputs.labels.tolist()
-        profile = assemble_profile(task.name, self._benchmark.classes, labels, self._embedded(task), digest)
+        classes = self._benchmark.classes
+        counts = tuple(torch.bincount(inputs.labels, minlength=len(classes)).tolist())
+        profile = Profile(task.name, classes, counts, len(inputs), self._embedded(task), digest)
         # The encoder was loaded as the base, and keeps that digest.
         profile = profile.with_base(self._encoder.digest, by_base, rows.cpu().numpy())
         profile = profile.with_shares(self._classifier, self._head.classes, self._head.probabilities(by_base))
@@ -265,3 +278,79 @@ def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchma
         "digests": {"base": encoder.digest, "head": head.digest},
         "benchmark": benchmark.facts,
     }
+
+
+# -- base and head ----------------------------------------------------------------------------------------------------
+
+
+def load_base(
+    config: TrainConfig, scratch: Path, device: str | None = None, progress: Progress | None = None
+) -> Encoder:
+    """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
+    if config.model == GLYPHS:
+        from tunable_magmax.models.glyph_encoder import glyph_base
+
+        return load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
+    return load_encoder(resolve_model(config.model, config.root), device)
+
+
+def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decoded: Decoded) -> Head:
+    """Makes the frozen head over all classes of the benchmark, in their order. `decoded`: the training data."""
+    _require_kind(encoder, benchmark)
+    options, classes = config.head, benchmark.classes
+    source = _source(config, encoder)
+    templates = options.templates or benchmark.prompts or "plain"
+    if source == "file":
+        assert options.file is not None
+        head = load_head(config.root / options.file).select(classes)
+    elif source == "glyphs":
+        from tunable_magmax.models.glyph_encoder import glyph_head
+
+        head = glyph_head(encoder, classes)
+    elif source == "means":
+        head = _mean_head(encoder, benchmark, decoded, config.seed)
+    elif source == "text":
+        head = text_head(encoder, classes, templates)
+    else:
+        head = name_head(encoder, classes, templates)
+    if options.logit_scale is not None:
+        head = replace(head, logit_scale=options.logit_scale)
+    require_match(encoder, head)
+    return head
+
+
+def _require_kind(encoder: Encoder, benchmark: Benchmark) -> None:
+    texts = encoder.tokenizer is not None and not encoder.is_whole
+    if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
+        wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"
+        raise InputError(
+            f"{benchmark.name} holds {benchmark.kind}s, which {encoder.path} ({encoder.family}) does not learn to "
+            f"encode: choose {wanted}"
+        )
+
+
+def _source(config: TrainConfig, encoder: Encoder) -> str:
+    if config.head.source != "auto":
+        return config.head.source
+    if config.head.file is not None:
+        return "file"
+    if config.model == GLYPHS:
+        return "glyphs"
+    if encoder.image_processor is not None and encoder.tokenizer is not None:
+        return "text"
+    return "means" if encoder.tokenizer is None else "names"
+
+
+def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, seed: int) -> Head:
+    """Makes a head of class means: the base encoder embeds some training samples of each class."""
+    labels: Any = benchmark.train.labels
+    generator = torch.Generator().manual_seed(derived_seed(seed, "class means"))
+    by_class: dict[int, list[int]] = {}
+    for position in sorted({k for task in benchmark.tasks for k in task.train}):
+        by_class.setdefault(labels[position], []).append(position)
+    chosen: list[int] = []
+    for positions in by_class.values():
+        order = torch.randperm(len(positions), generator=generator)[:MEAN_SAMPLES].tolist()
+        chosen += [positions[k] for k in order]
+    inputs = decoded.take(sorted(chosen))
+    return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)

@@ -1,28 +1,150 @@
-"""One step of optimisation; on a GPU it is recorded once for each shape of batch and then replayed.
+"""One step of optimisation, and the losses that keep what earlier tasks taught: online EWC, and LwF.
 
-A step of a small model is hundreds of short kernels, and launching them one by one takes longer than running them.
+On a GPU a step is recorded once for each shape of batch and then replayed. A step of a small model is hundreds of
+short kernels, and launching them one by one takes longer than running them.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from tunable_magmax.training.config import Optimisation
-from tunable_magmax.training.regularise import Parameters, Regulariser
+from tunable_magmax.training.config import Optimisation, Regularisation
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.prepared import Batch
+    from tunable_magmax.models.prepared import Batch, Prepared
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 # Libraries choose their algorithms in the first runs, which cannot be recorded.
 RUNS_BEFORE_RECORDING = 3
+Parameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class Regulariser:
+    """A loss that keeps what earlier tasks taught. `weight` and `earlier`: scaled head rows [classes, dim]."""
+
+    def __init__(self, options: Regularisation) -> None:
+        self._options = options
+
+    def begin(self, encoder: Encoder, earlier: Tensor | None) -> None:
+        """Starts a task: the encoder is as the task before left it; `earlier` has the head rows of earlier tasks."""
+
+    def penalty(self, batch: Batch, features: Tensor, parameters: Parameters) -> Tensor | None:
+        """Returns what is added to the loss; `features` [b, dim] are normalised."""
+        raise NotImplementedError
+
+    def finish(
+        self, encoder: Encoder, inputs: Prepared, targets: Tensor, weight: Tensor, parameters: Parameters
+    ) -> None:
+        """Ends a task, whose data can be read once more."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns what must be kept from one task to the next."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Sets the state that an earlier call kept."""
+
+
+class ElasticWeights(Regulariser):
+    """Online EWC: strength / 2 * sum of F (theta - anchor)^2, F the decayed sum of the tasks' Fisher diagonals.
+
+    F is the mean square of the gradient of log p(label | input), one sample at a time.
+    """
+
+    def __init__(self, options: Regularisation) -> None:
+        super().__init__(options)
+        self._fisher: dict[str, Tensor] = {}
+        self._anchor: dict[str, Tensor] = {}
+
+    def penalty(self, batch: Batch, features: Tensor, parameters: Parameters) -> Tensor | None:
+        if not self._fisher:
+            return None
+        terms = [(self._fisher[name] * (value - self._anchor[name]).square()).sum() for name, value in parameters]
+        total: Tensor = sum(terms[1:], terms[0])
+        return 0.5 * self._options.strength * total
+
+    def finish(
+        self, encoder: Encoder, inputs: Prepared, targets: Tensor, weight: Tensor, parameters: Parameters
+    ) -> None:
+        values = [value for _, value in parameters]
+        sums = [torch.zeros_like(value) for value in values]
+        rows = range(0, len(inputs), max(1, -(-len(inputs) // self._options.samples)))
+        encoder.module.eval()
+        for row in rows:
+            features = functional.normalize(encoder.pool(inputs.batch([row])).float(), dim=1)
+            loss = functional.cross_entropy(features @ weight.T, targets[row : row + 1])
+            for total, gradient in zip(sums, torch.autograd.grad(loss, values, allow_unused=True), strict=True):
+                if gradient is not None:
+                    total += gradient.square()
+        for (name, value), total in zip(parameters, sums, strict=True):
+            fisher = total / len(rows)
+            if name in self._fisher:
+                fisher += self._options.decay * self._fisher[name]
+            self._fisher[name], self._anchor[name] = fisher, value.detach().clone()
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"fisher.{name}": value for name, value in self._fisher.items()} | {
+            f"anchor.{name}": value for name, value in self._anchor.items()
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._fisher = {name.removeprefix("fisher."): v for name, v in state.items() if name.startswith("fisher.")}
+        self._anchor = {name.removeprefix("anchor."): v for name, v in state.items() if name.startswith("anchor.")}
+
+
+class WithoutForgetting(Regulariser):
+    """LwF: distils the model before the task into the new one, over the classes of earlier tasks.
+
+    strength * temperature^2 * KL(teacher || student), both softened by the temperature, on the new task's inputs.
+    """
+
+    def __init__(self, options: Regularisation) -> None:
+        super().__init__(options)
+        self._teacher: Encoder | None = None
+        self._earlier: Tensor | None = None
+
+    def begin(self, encoder: Encoder, earlier: Tensor | None) -> None:
+        self._earlier = earlier
+        self._teacher = None
+        if earlier is not None:
+            module: Any = copy.deepcopy(encoder.module)
+            self._teacher = replace(encoder, module=module.eval().requires_grad_(False))
+
+    def penalty(self, batch: Batch, features: Tensor, parameters: Parameters) -> Tensor | None:
+        if self._teacher is None or self._earlier is None:
+            return None
+        temperature = self._options.temperature
+        with torch.no_grad():
+            before = functional.normalize(self._teacher.pool(batch).float(), dim=1) @ self._earlier.T / temperature
+        now = features @ self._earlier.T / temperature
+        divergence = functional.kl_div(
+            now.log_softmax(dim=1), before.log_softmax(dim=1), reduction="batchmean", log_target=True
+        )
+        return self._options.strength * temperature**2 * divergence
+
+    def finish(
+        self, encoder: Encoder, inputs: Prepared, targets: Tensor, weight: Tensor, parameters: Parameters
+    ) -> None:
+        self._teacher = None
+
+
+def make_regulariser(options: Regularisation) -> Regulariser | None:
+    """Returns the regulariser that a configuration names, or None."""
+    if options.method == "ewc":
+        return ElasticWeights(options)
+    return WithoutForgetting(options) if options.method == "lwf" else None
+
+
+# -- one step -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +232,8 @@ class Step:
     def _loss(self, batch: Batch, targets: Tensor, weight: Tensor) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._reduced, cache_enabled=False):
             pooled = self._embed(batch)
-        features = nn.functional.normalize(pooled.float(), dim=1)
-        loss = nn.functional.cross_entropy(features @ weight.T, targets, label_smoothing=self._options.label_smoothing)
+        features = functional.normalize(pooled.float(), dim=1)
+        loss = functional.cross_entropy(features @ weight.T, targets, label_smoothing=self._options.label_smoothing)
         if self._regulariser is not None:
             penalty = self._regulariser.penalty(batch, features, self._named)
             loss = loss if penalty is None else loss + penalty

@@ -16,8 +16,7 @@ from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.training.config import Augmentation, Schedule, TrainConfig, task_steps, warmup_steps
-from tunable_magmax.training.regularise import Parameters, make_regulariser
-from tunable_magmax.training.step import Step
+from tunable_magmax.training.step import Parameters, Step, make_regulariser
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder

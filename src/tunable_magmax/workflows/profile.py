@@ -6,36 +6,47 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.data.features import read_features
-from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Classifier, load_head
-from tunable_magmax.models.state import checkpoint_digest
-from tunable_magmax.preference.profile import ROWS, Profile
-from tunable_magmax.runs.run import Run, is_run
-from tunable_magmax.training.profiling import make_profile, profile_from_features
+
+if TYPE_CHECKING:
+    from tunable_magmax.data.samples import Samples
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Classifier
+    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.run import Run
+
+EMBED_BATCH = 64
 
 
+# The docstrings of the fields are also the help of the command, which imports this module; so it imports little.
 @dataclass(frozen=True)
 class ProfileData:
-    """What profiles are made from: exactly one of `data` (of one task), `data_root` (of all tasks, by name) and
-    `features` (ready embeddings, with `labels`). `classes`: only samples of these classes, as cat,dog or 0,1.
-    """
+    """What profiles are made from: exactly one of `data`, `data_root` and `features`."""
 
     task: str | None = None
+    """The task's name."""
     data: Path | None = None
+    """Class folders of images, a .csv or .jsonl of text and label, parquet, or CLINC150's .json."""
     data_root: Path | None = None
+    """For all tasks of a run: the data of task NAME is in this folder under NAME."""
     features: Path | None = None
+    """Ready embeddings [n, width] instead of data: .npy or .safetensors; with --labels."""
     labels: Path | None = None
+    """A label for each row of --features: .txt, .csv, .jsonl, .npy."""
     classes: str | None = None
+    """Only samples of these classes, as cat,dog or 0,1: the task's share of a data set."""
     split: str | None = None
+    """Which part of a data set that has several, such as train."""
     text_column: str | None = None
+    """Default: text, sentence, query, ..."""
     label_column: str | None = None
+    """Default: label, class, intent, ..."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuses sources that do not go together."""
         if sum(source is not None for source in (self.data, self.data_root, self.features)) != 1:
             raise InputError("what should be profiled? Give exactly one of --data, --data-root and --features")
         if (self.features is None) != (self.labels is None):
@@ -50,13 +61,18 @@ class ProfileData:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How profiles are made. `classifier`: the head of the fixed classifier; `classifier_checkpoint`: its encoder."""
+    """How profiles are made."""
 
     classifier: Path | None = None
+    """Head of the fixed classifier, whose predictions make --method shift possible."""
     classifier_checkpoint: Path | None = None
-    rows: int = ROWS
+    """Its encoder; one for all tasks. Default in a run: the base."""
+    rows: int = 500
+    """The largest number of embeddings kept."""
     seed: int = 0
+    """Seed of the draw of these embeddings."""
     device: str | None = None
+    """Default: the GPU if there is one."""
 
 
 def profile_tasks(
@@ -73,7 +89,10 @@ def profile_tasks(
 
     >>> profile_tasks(Path("run"), ProfileData(task="birds", data=Path("birds")))  # doctest: +SKIP
     """
+    from tunable_magmax.runs.run import Run, is_run
+
     options = options or ProfileOptions()
+    data.check()
     if is_run(source):
         return _in_run(Run.open(source), data, options, out, progress)
     if data.task is None or out is None or data.data_root is not None:
@@ -124,32 +143,121 @@ class _Profiler:
     progress: Progress | None = None
 
     def make(self, task: str, checkpoint: Path) -> Profile:
-        data, drawn = self.data, {"rows": self.options.rows, "seed": self.options.seed}
-        if data.features is not None and data.labels is not None:
-            if self.classifier is not None:
-                raise InputError(
-                    "the fixed classifier needs the data itself, not ready features: give --data, or leave out "
-                    "--classifier"
-                )
-            features, digest = read_features(data.features), checkpoint_digest(checkpoint)
-            if features.encoder is not None and features.encoder != digest:
-                raise InputError(
-                    f"{data.features} was made by another encoder: {features.encoder}, but {checkpoint} is {digest}"
-                )
-            labels = open_labels(data.labels, None, data.label_column)
-            return profile_from_features(task, features.values, labels, digest, **drawn)
-        where = data.of_task(task)
-        assert where is not None
+        from tunable_magmax.data.source import open_samples
+        from tunable_magmax.models.encoder import load_encoder
+
+        data, where = self.data, self.data.of_task(task)
+        if where is None:
+            return self._of_features(task, checkpoint)
         samples = open_samples(where, data.split, data.text_column, data.label_column)
         if data.classes is not None:
             samples = samples.subset(samples.positions_of([name.strip() for name in data.classes.split(",")]))
         encoder = load_encoder(checkpoint, self.options.device, assets=self.assets)
         return make_profile(
-            task, samples, encoder, classifier=self.classifier, base=self.base, progress=self.progress, **drawn
+            task,
+            samples,
+            encoder,
+            classifier=self.classifier,
+            base=self.base,
+            rows=self.options.rows,
+            seed=self.options.seed,
+            progress=self.progress,
         )
+
+    def _of_features(self, task: str, checkpoint: Path) -> Profile:
+        """Makes a profile of ready features [n, width] and one label for each."""
+        import numpy as np
+
+        from tunable_magmax.data.features import read_features
+        from tunable_magmax.data.source import open_labels
+        from tunable_magmax.data.tables import indexed
+        from tunable_magmax.models.state import checkpoint_digest
+        from tunable_magmax.preference.profile import Profile, choose_rows
+
+        assert self.data.features is not None
+        assert self.data.labels is not None
+        if self.classifier is not None:
+            raise InputError(
+                "the fixed classifier needs the data itself, not ready features: give --data, or leave out --classifier"
+            )
+        features, digest = read_features(self.data.features), checkpoint_digest(checkpoint)
+        if features.encoder is not None and features.encoder != digest:
+            raise InputError(
+                f"{self.data.features} was made by another encoder: {features.encoder}, but {checkpoint} is {digest}"
+            )
+        labels = open_labels(self.data.labels, None, self.data.label_column)
+        if len(labels) != len(features.values):
+            count = len(features.values)
+            raise InputError(f"{count} rows of features and {len(labels)} labels: give one label for each row")
+        classes, indices = indexed(labels)
+        chosen = choose_rows(len(labels), self.options.rows, self.options.seed)
+        rows = np.asarray(features.values[chosen], dtype=np.float32)
+        return Profile(task, classes, _counts(indices, len(classes)), len(labels), rows, digest)
+
+
+def make_profile(
+    task: str,
+    samples: Samples,
+    encoder: Encoder,
+    *,
+    classifier: Classifier | None = None,
+    base: Encoder | None = None,
+    rows: int = 500,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Makes the profile of a task from its data; `rows` seeded samples are embedded.
+
+    The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
+    cannot be read are left out.
+    """
+    import numpy as np
+
+    from tunable_magmax.data.samples import Unreadable, warn_unreadable
+    from tunable_magmax.preference.profile import Profile, choose_rows
+
+    if samples.labels is None:
+        raise InputError(
+            f"{samples.origin} holds no labels, which a profile counts; put images into class folders, or add a column "
+            "'label'"
+        )
+    chosen = choose_rows(len(samples), rows, seed)
+    failed: dict[int, Unreadable] = {}
+    embedded: list[Any] = []
+    by_base: list[Any] = []
+    shares: list[Any] = []
+    row_labels: list[int] = []
+    for where, inputs in samples.batches(chosen, EMBED_BATCH, failed):
+        embedded.append(encoder.embed(inputs, EMBED_BATCH))
+        row_labels += [samples.labels[position] for position in where]
+        if base is not None:
+            by_base.append(base.embed(inputs, EMBED_BATCH))
+        if classifier is not None:
+            shared = base is classifier.encoder
+            shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
+        if progress is not None:
+            progress("embedding", len(row_labels), len(chosen))
+    warn_unreadable(samples.origin, failed, len(chosen))
+    left = [label for position, label in enumerate(samples.labels) if position not in failed]
+    counts = _counts(left, len(samples.classes))
+    profile = Profile(task, samples.classes, counts, len(left), np.concatenate(embedded), encoder.digest)
+    if base is not None:
+        profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
+    if classifier is None:
+        return profile
+    return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))
+
+
+def _counts(labels: Sequence[int], classes: int) -> tuple[int, ...]:
+    import numpy as np
+
+    return tuple(np.bincount(labels, minlength=classes).tolist())
 
 
 def _classifier(head: Path | None, checkpoint: Path | None, assets: Path, device: str | None) -> Classifier | None:
+    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.head import Classifier, load_head
+
     if head is None:
         if checkpoint is not None and checkpoint != assets:
             raise InputError("--classifier-checkpoint is the encoder of a classifier: give its head with --classifier")
@@ -163,6 +271,8 @@ def _classifier(head: Path | None, checkpoint: Path | None, assets: Path, device
 
 def _base(path: Path, device: str | None, classifier: Classifier | None) -> Encoder | None:
     """The run's base, loaded once for all tasks. Profiles without its embeddings still serve other methods."""
+    from tunable_magmax.models.encoder import load_encoder
+
     if classifier is not None and classifier.encoder.path.absolute() == path.absolute():
         return classifier.encoder
     try:
@@ -184,6 +294,8 @@ def _chosen_tasks(run: Run, data: ProfileData) -> Sequence[int]:
 
 
 def _refuse_foreign(out: Path) -> None:
+    from tunable_magmax.preference.profile import Profile
+
     if out.is_dir():
         raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'profile.safetensors'}")
     if out.exists():

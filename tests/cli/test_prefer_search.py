@@ -107,7 +107,7 @@ def test_the_bar_shows_the_best_so_far(monkeypatch):
 
     bars = Progress()
     monkeypatch.setattr(cli_progress, "_bars", lambda quiet: contextlib.nullcontext(bars))
-    with cli_progress.search_bars(False, 5) as (progress, watch):
+    with cli_progress.search_bars(False, 5, []) as (progress, watch):
         progress("loading", 1, 3)
         for count in (1, 2, 3):
             watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])

@@ -1,26 +1,123 @@
-"""`tmx prefer`."""
+"""`tmx prefer`: its options in groups, the command, and what it prints."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
-from tunable_magmax.cli.prefer_options import (
-    EstimationOptions,
-    ReadingOptions,
-    SearchOptions,
-    SourceOptions,
-    estimation_of,
-    sources_of,
-)
-from tunable_magmax.cli.prefer_output import search_progress, summary, written
-from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.errors import InputError
+from tunable_magmax.cli.progress import search_bars
+from tunable_magmax.cli.tables import number, table
+from tunable_magmax.errors import InputError, TmxError
+
+if TYPE_CHECKING:
+    from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.preference.search import Trial
+    from tunable_magmax.workflows.prefer import Preferred
+
+# About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
+OUTSIDE = 0.2
+FEW = 20
+"""Samples below which a weight says little without its interval."""
+SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
+
+
+@Parameter(name="*", group=Group("What is known of the target (one source or several)", sort_key=1))
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options that say what is known of the target."""
+
+    weights: Annotated[str | None, SIGNED] = None
+    """How much each task matters, for example 3,1,0."""
+    alpha: Annotated[float | None, SIGNED] = None
+    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
+    equal: bool = False
+    """Give every task the same weight."""
+    labels: Path | None = None
+    """Labels of the target, names or indices: .txt (one per line), .csv, .jsonl, .npy or labelled data."""
+    inputs: Path | None = None
+    """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
+    predictions: Path | None = None
+    """The classes that the fixed classifier predicted for the target, in a file like that of --labels."""
+    pairs: Path | None = None
+    """Inputs of the target with labels: class folders of images, a table, or parquet. auto uses only the labels."""
+    strengths: str | None = None
+    """How much each source counts, in the order of this list. By default it depends on the samples."""
+
+
+@Parameter(name="*", group=Group("How the weights are estimated", sort_key=2))
+@dataclass(frozen=True)
+class EstimationOptions:
+    """The options of the method."""
+
+    method: Annotated[
+        Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
+        Parameter(
+            help="auto uses labels if there are any; for inputs, it takes the first of probe, shift and ot that the "
+            "profiles allow and whose expected error is small. search tries merges on --pairs."
+        ),
+    ] = "auto"
+    similarity: Literal["inner", "count"] = "inner"
+    """Compare labels by the paper's inner product, or by counts."""
+    on_zero: Literal["error", "equal"] = "error"
+    """What to do if no label belongs to any task."""
+    gamma: Annotated[float | None, SIGNED] = None
+    """How sharply ot, cosine and mmd prefer near tasks. The defaults are 100, 50 and 100."""
+    debias: bool = False
+    """For ot: subtract the cost of moving each side onto itself."""
+    regularisation: Annotated[float | None, SIGNED] = None
+    """For ot: the strength of the entropy term. The default is 0.1."""
+    iterations: int | None = None
+    """For ot: the largest number of iterations. The default is 100."""
+    bandwidth: Literal["pooled", "authors"] | None = None
+    """For mmd: one kernel, or the authors' three. The default is pooled."""
+    shrink: Annotated[str, SIGNED] = "0"
+    """How far to move the weights toward equal ones: from 0 (off) to 1, or auto."""
+    seed: int = 0
+    """The seed of the intervals, of the draw from many inputs, and of a search."""
+
+
+@Parameter(name="*", group=Group("Search (--method search)", sort_key=3))
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search."""
+
+    trials: int | None = None
+    """The largest number of merges in all. The default is 500."""
+    patience: int | None = None
+    """Stop after this many trials without a better one. The default is 10."""
+    search_scale: str | None = None
+    """Search the scale too, for example in 0.5,2. By default every merge has the matched scale."""
+    study: Path | None = None
+    """Keep the trials in this file, so that the same command continues after an interruption."""
+
+
+@Parameter(name="*", group=Group("How files are read", sort_key=4))
+@dataclass(frozen=True)
+class ReadingOptions:
+    """The options that say how files are read."""
+
+    classifier: Path | None = None
+    """The head of the fixed classifier, also used by a search. The default is the run's head."""
+    classifier_checkpoint: Path | None = None
+    """The encoder of the fixed classifier. The default is the run's, or else the base."""
+    max_samples: int = 500
+    """If there are more inputs than this, use a seeded draw of this size."""
+    split: str | None = None
+    """Which split to use of a data set that has several."""
+    text_column: str | None = None
+    """The column of the texts. By default text, sentence, query, ..."""
+    label_column: str | None = None
+    """The column of the labels. By default label, class, intent, ..."""
+    device: str | None = None
+    """The device for encoders. The default is the GPU if there is one."""
+
 
 _SOURCES, _ESTIMATING, _SEARCHING, _READING = SourceOptions(), EstimationOptions(), SearchOptions(), ReadingOptions()
 
@@ -60,8 +157,9 @@ def prefer(
     as_json
         Print preference and budget as JSON on stdout.
     """
+    from tunable_magmax.workflows.prefer import Estimation
     from tunable_magmax.workflows.prefer import prefer as find
-    from tunable_magmax.workflows.target import TargetReading
+    from tunable_magmax.workflows.target import TargetReading, TargetSources
 
     lists = {
         "--weights": sources.weights,
@@ -72,30 +170,51 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
-    estimation = estimation_of(estimating, searching)
-    evidence = (run_dir, sources_of(sources), estimation, TargetReading(**vars(reading)))
-    if estimating.method == "search":
-        with search_progress(estimation.search.trials, searching.study, quiet or as_json) as (progress, watch):
-            result = find(*evidence, progress=progress, watch=watch)
-    else:
-        with progress_bars(quiet or as_json) as progress:
-            result = find(*evidence, progress=progress)
+    weights, strengths, scale = (_numbers(text, option) for option, text in lists.items())
+    if scale is not None and len(scale) != 2:
+        raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
+    known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
+    options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
+    estimation = Estimation(**{**options, "shrink": _shrink(estimating.shrink)})
+    tried: list[Trial] = []
+    try:
+        with search_bars(quiet or as_json, estimation.search.trials, tried) as (progress, watch):
+            result = find(run_dir, known, estimation, TargetReading(**vars(reading)), progress=progress, watch=watch)
+    except KeyboardInterrupt:
+        if not tried:
+            raise
+        raise TmxError(_interrupted(tried, searching.study)) from None
+    preference = result.preference
     if out is not None:
-        result.preference.save(out)
+        preference.save(out)
     if plot is not None:
         from tunable_magmax.plots.preference import save_chart
 
-        save_chart(result.preference, plot)
+        save_chart(preference, plot)
     for warning in result.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     if as_json:
-        record = {"preference": json.loads(result.preference.to_json()), "elements": result.elements}
+        record = {"preference": json.loads(preference.to_json()), "elements": result.elements}
         record |= {"budget": result.budget, "warnings": result.warnings}
         sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        lines = [*summary(result), *written(out, plot, result.preference)]
+        lines = [*_summary(result), *_written(out, plot, preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
         sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0") from None
+
+
+def _shrink(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise InputError(f"--shrink is {text!r}, expected a number from 0 to 1, or auto") from None
 
 
 def _holds_preference(out: Path) -> bool:
@@ -111,3 +230,68 @@ def _holds_preference(out: Path) -> bool:
             raise InputError(f"{out} exists and is no preference file: choose another name") from None
         return True
     return False
+
+
+def _interrupted(tried: Sequence[Trial], study: Path | None) -> str:
+    """Says what a search had found when it was interrupted, and how to go on."""
+    best = max(tried, key=lambda trial: trial.value)
+    text = f"interrupted after {number(len(tried), 'trial')}, the best {best.value:.1%} right"
+    if study is not None:
+        return f"{text}; {study} keeps them: run the same command again to go on"
+    weights = ",".join(f"{weight:.4g}" for weight in best.weights)
+    return f"{text}, with --weights {weights}; nothing is kept, --study FILE would have kept the trials"
+
+
+def _summary(result: Preferred) -> Iterator[str]:
+    """Yields the lines for the terminal: how the weights were found, weights with intervals, and the budget."""
+    preference = result.preference
+    samples = preference.provenance.get("samples")
+    yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
+    yield from (f"  {reason}" for reason in _reasons(preference.method, preference.provenance))
+    if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
+        yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --shrink auto"
+    columns = [["task", *result.labels], ["weight", *(f"{weight:.4f}" for weight in preference.weights)]]
+    if preference.intervals is not None:
+        columns.append(["90% interval", *(f"{low:.3f} to {high:.3f}" for low, high in preference.intervals)])
+    if result.budget is not None:
+        columns.append(["elements", *(f"{share:,}" for share in result.budget)])
+    yield from table([*zip(*columns, strict=True)])
+    if result.elements is not None:
+        yield (
+            f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
+            "changed drop out of the merge"
+        )
+
+
+def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    if method == "search":
+        ended = "nothing better in the last ones" if facts["stopped"] == "patience" else "no more were asked for"
+        yield f"{facts['accuracy']:.1%} right after {number(facts['trials'], 'trial')} ({ended})"
+        starts = [(start["source"], start["accuracy"]) for start in facts["starts"] if start["accuracy"] is not None]
+        yield f"started from {', '.join(f'{source} {accuracy:.1%}' for source, accuracy in starts)}"
+    if "auto" in facts:
+        choice = facts["auto"]
+        yield f"auto chose {choice['chosen']}: {choice['reason']}"
+        if choice.get("fit", 1) < 0.05:
+            yield (
+                f"fit {choice['fit']:.2f}: no mixture of the tasks explains well what the classifier sees; the target "
+                "may hold something that no task held"
+            )
+    if facts.get("outside", 0) > OUTSIDE:
+        yield (
+            f"{facts['outside']:.0%} of the samples are farther from every class than 95% of the tasks' own samples: "
+            "the target may hold something that no task held"
+        )
+    for part in facts.get("sources", []):
+        size = f", {number(part['samples'], 'sample')}" if part["samples"] is not None else ""
+        yield f"{part['share']:.0%} {part['method']}{size} ({facts['rule']})"
+
+
+def _written(out: Path | None, plot: Path | None, preference: Preference) -> Iterator[str]:
+    """Yields which files were written, and what to do with them."""
+    if plot is not None:
+        yield f"chart: {plot}"
+    yield f"wrote {out}" if out is not None else "nothing written; -o FILE keeps it for tmx merge --preference FILE"
+    scale = preference.provenance.get("scale")
+    if isinstance(scale, float):
+        yield f"the scale is not part of a preference: merge with --preference {out or 'FILE'} --scale {scale!r}"

@@ -55,19 +55,20 @@ def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick
 
 
 @contextmanager
-def search_bars(quiet: bool, trials: int) -> Iterator[tuple[Progress | None, Callable[[Sequence[Trial]], None] | None]]:
-    """Yields such a callback, and one for the trials of a search, which shows the best; None where nobody watches."""
+def search_bars(
+    quiet: bool, trials: int, tried: list[Trial]
+) -> Iterator[tuple[Progress | None, Callable[[Sequence[Trial]], None]]]:
+    """Yields such a callback, and one for the trials of a search, kept in `tried`; its bar shows the best."""
     with _bars(quiet) as bars:
-        if bars is None:
-            yield None, None
-            return
-        search = bars.add_task("search", total=trials, note="", visible=False)
+        search = None if bars is None else bars.add_task("search", total=trials, note="", visible=False)
 
         def watch(history: Sequence[Trial]) -> None:
-            best = max(trial.value for trial in history)
-            bars.update(search, completed=len(history), note=f"best {best:.1%}", visible=True)
+            tried[:] = history
+            if bars is not None:
+                best = max(trial.value for trial in history)
+                bars.update(search, completed=len(history), note=f"best {best:.1%}", visible=True)
 
-        yield _phases(bars), watch
+        yield None if bars is None else _phases(bars), watch
 
 
 @contextmanager

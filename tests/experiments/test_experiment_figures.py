@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from experiments.invented import alpha_records, meta_record, row_record, whole_experiment
 
-from tunable_magmax.experiments.figures import Drawing, all_drawings
+from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.results import results_of
+from tunable_magmax.plots.experiment import Drawing
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.figures import Drawing, all_drawings
+from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.findings import Finding, findings
 from tunable_magmax.experiments.results import Results, load_results
 from tunable_magmax.experiments.rows import meanings
 from tunable_magmax.experiments.table import Table, csv_text, latex
 from tunable_magmax.experiments.tables import all_tables
 from tunable_magmax.files import write_atomic
+from tunable_magmax.plots.experiment import Drawing
 
 MARKDOWN, PAGE = "report.md", "report.html"
 

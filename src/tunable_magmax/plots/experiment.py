@@ -1,0 +1,238 @@
+"""Draws the figures of experiments: curves, bars and intervals in panels that are told apart without colour."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tunable_magmax.files import write_atomic
+from tunable_magmax.plots.figure import blank_figure, plain
+
+INK = "#1a1a1a"
+# Told apart in grey too: by lightness, by dashes and by markers.
+STYLES: Sequence[Mapping[str, Any]] = (
+    {"color": "#0b3c6f", "marker": "o", "linestyle": "-"},
+    {"color": "#c8500a", "marker": "s", "linestyle": "--"},
+    {"color": "#2f8f5b", "marker": "^", "linestyle": "-."},
+    {"color": "#8a5fb0", "marker": "D", "linestyle": ":"},
+    {"color": "#4fa3d9", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+    {"color": "#b08a00", "marker": "P", "linestyle": (0, (3, 1))},
+    {"color": "#d0769c", "marker": "X", "linestyle": (0, (1, 1))},
+)
+RIVAL_STYLES: Sequence[Mapping[str, Any]] = (
+    {"color": "#333333", "marker": "None", "linestyle": "-"},
+    {"color": "#888888", "marker": "None", "linestyle": "--"},
+    {"color": "#888888", "marker": "None", "linestyle": ":"},
+)
+LEVEL_DASHES: Sequence[Any] = (":", (0, (6, 4)))
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a figure is called: `name` is the stem of its files, `alt` says in words what it shows."""
+
+    name: str
+    title: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of accuracies. `points`: x to a mean and its deviation, in percent (0 where there is none).
+
+    `style`: which of the styles it has; those of rivals are plain grey lines.
+    """
+
+    label: str
+    points: Mapping[float, tuple[float, float]]
+    style: int
+    rival: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one axis. `levels`: horizontal lines, label to percent; the k-th has the colour of style k.
+
+    `ticks`: the text at each x that has one; None leaves that to matplotlib.
+    """
+
+    title: str
+    x_label: str
+    curves: Sequence[Curve]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    ticks: Mapping[float, str] | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference in points with its interval, and whether that lies on one side of 0."""
+
+    mean: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing(Caption):
+    """A drawn figure with its caption."""
+
+    figure: Any
+
+    def __post_init__(self) -> None:
+        # The layout moves a little at each drawing: settled once, all files show the same.
+        for _ in range(2):
+            self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Width and height on a page."""
+        width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
+        return width, height
+
+    def content(self, kind: str) -> bytes:
+        """Returns the figure as "png" or "svg": equal records, equal bytes (of one version of matplotlib)."""
+        from matplotlib import rc_context
+
+        target = io.BytesIO()
+        with rc_context({"svg.hashsalt": self.name}):
+            self.figure.savefig(target, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        return target.getvalue()
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes both formats and returns the files."""
+        paths = [folder / f"{self.name}.{kind}" for kind in ("png", "svg")]
+        for path in paths:
+            write_atomic(path, self.content(path.suffix[1:]))
+        return paths
+
+
+def draw_curves(
+    caption: Caption, panels: Sequence[Panel], wide: float, height: float, share: Literal["none", "all"] = "none"
+) -> Drawing:
+    """Draws accuracies as curves; `wide` and `height` are inches of each panel, `share` is about their y axes."""
+    figure, axes = _axes(len(panels), wide, height, share)
+    for axis, panel in zip(axes, panels, strict=True):
+        for curve in panel.curves:
+            _draw_curve(axis, curve)
+        for k, (label, value) in enumerate(panel.levels.items()):
+            style = {"color": STYLES[k]["color"], "linestyle": LEVEL_DASHES[k]}
+            axis.axhline(value, linewidth=1.1, label=label, zorder=1, **style)
+        if panel.ticks is not None:
+            axis.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        _finish(axis, panel.title, panel.x_label)
+    axes[0].set_ylabel("accuracy (%)")
+    for axis in axes:
+        if axis.get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
+            axis.set_ylim(bottom=0)
+    _legend(figure, axes)
+    return Drawing(caption.name, caption.title, caption.alt, figure)
+
+
+def draw_bars(caption: Caption, panels: Mapping[str, Sequence[float]], x_label: str, y_label: str) -> Drawing:
+    """Draws a panel of bars, numbered from 1, for each title."""
+    figure, axes = _axes(len(panels), height=2.9, share="all")
+    for axis, (title, heights) in zip(axes, panels.items(), strict=True):
+        count = len(heights)
+        axis.bar(range(1, count + 1), heights, color="#6b9ac4", edgecolor=INK, linewidth=0.6, zorder=2)
+        axis.margins(y=0.12)
+        axis.set_xlim(0.3, count + 0.7)
+        if count > 10:
+            step = 5 if count <= 30 else 10
+            axis.set_xticks([1, *range(step, count + 1, step)])
+        else:
+            axis.set_xticks(range(1, count + 1))
+            for place, number in enumerate(heights, 1):
+                where = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+                axis.annotate(f"{number:.3g}", (place, number), (0, 2), **where)
+        _finish(axis, title, x_label)
+    axes[0].set_ylabel(y_label)
+    return Drawing(caption.name, caption.title, caption.alt, figure)
+
+
+def draw_intervals(
+    caption: Caption, rows: Sequence[str], panels: Mapping[str, Mapping[str, Interval]], x_label: str
+) -> Drawing:
+    """Draws a difference with its interval for each row, from below; a panel for each title."""
+    wide = 3.4 if len(panels) > 1 else 5.6
+    figure, axes = _axes(len(panels), wide, height=0.27 * len(rows) + 1.3, share="all")
+    fills = {"ahead": INK, "behind": "white"}
+    for axis in axes[1:]:
+        axis.sharex(axes[0])
+    for axis, (title, intervals) in zip(axes, panels.items(), strict=True):
+        axis.axvline(0, color=INK, linewidth=1)
+        for place, row in enumerate(rows):
+            if row in intervals:
+                shown = intervals[row]
+                fill = fills.get(shown.verdict, "#aaaaaa")
+                axis.hlines(place, shown.low, shown.high, color=INK, linewidth=1.4, zorder=2)
+                axis.plot(shown.mean, place, "o", color=fill, markeredgecolor=INK, markersize=6, zorder=3)
+        axis.set_yticks(range(len(rows)), [plain(row) for row in rows])
+        axis.set_ylim(-0.6, len(rows) - 0.4)
+        _finish(axis, title, x_label)
+        axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axis.tick_params(axis="y", length=0)
+    handles = [
+        axes[0].plot([], [], "o", color=fill, markeredgecolor=INK, label=label)[0]
+        for fill, label in ((INK, "ahead"), ("#aaaaaa", "interval contains 0"), ("white", "behind"))
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return Drawing(caption.name, caption.title, caption.alt, figure)
+
+
+def _axes(count: int, wide: float = 3.9, height: float = 3.4, share: str = "none") -> tuple[Any, list[Any]]:
+    """Makes a figure with `count` axes, at most three in a line; `wide` and `height` are inches of each."""
+    columns = min(count, 3)
+    lines = -(-count // columns)
+    figure = blank_figure(max(4.8, wide * columns), height * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharey=share)
+    flat = [axes for line in grid for axes in line]
+    for axes in flat[count:]:
+        axes.set_visible(False)
+    return figure, flat[:count]
+
+
+def _draw_curve(axes: Any, curve: Curve) -> None:
+    values = sorted(curve.points)
+    means, deviations = zip(*(curve.points[value] for value in values), strict=True)
+    styles = RIVAL_STYLES if curve.rival else STYLES
+    axes.errorbar(
+        values,
+        means,
+        yerr=deviations if any(deviations) else None,
+        label=plain(curve.label),
+        linewidth=1.6,
+        markersize=5,
+        capsize=2,
+        elinewidth=0.9,
+        zorder=3,
+        **styles[curve.style % len(styles)],
+    )
+
+
+def _finish(axes: Any, title: str, label: str) -> None:
+    """Sets the title, the label of the x axis and the grid."""
+    axes.set_title(plain(title), loc="left", fontsize=10)
+    axes.set_xlabel(label, fontsize=9)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, axes: Sequence[Any]) -> None:
+    """Draws one legend below all panels."""
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    entries = dict(sorted(entries.items(), key=lambda entry: entry[0].startswith("MAGMAX")))  # comparisons last
+    inches = figure.get_size_inches()[0]
+    longest = max(map(len, entries))
+    columns = max(1, min(len(entries), int(inches / (0.085 * longest + 0.6))))
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False, "handlelength": 3}
+    figure.legend(entries.values(), entries.keys(), **place)

@@ -164,7 +164,7 @@ def test_a_plan_counts_what_a_sweep_writes(files, tmp_path) -> None:
     base, tasks = files
     plan = plan_sweep(base, tasks, tmp_path / "out", POINTS, shard_size=SHARD)
     assert plan.problems == plan.finished == ()
-    assert plan.points[1][:2] == ("step-01", ("2/3", "1/12", "1/4"))
+    assert (plan.points[1]["name"], plan.points[1]["weights"]) == ("step-01", ("2/3", "1/12", "1/4"))
     sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, shard_size=SHARD)
     weights = list((tmp_path / "out").glob("*/*.safetensors"))
     assert sum(path.stat().st_size for path in weights) == plan.bytes_to_write == 4 * plan.bytes_each
@@ -431,10 +431,10 @@ def test_sweeps_that_make_no_sense(files, tmp_path, points, options, message) ->
 
 def test_places_that_are_no_directories(files, tmp_path) -> None:
     for name in ("out.safetensors", "out.bin"):
-        with pytest.raises(InputError, match=r"a sweep's output is a directory .*: give -o .*out, for instance"):
+        with pytest.raises(InputError, match="a sweep's output is a directory"):
             sweep_checkpoints(*files, tmp_path / name, POINTS)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(InputError, match="a sweep's output is a directory"):
         sweep_checkpoints(*files, tmp_path / "file", POINTS)
     base, tasks = files
     with pytest.raises(InputError, match="would replace base"):

@@ -99,7 +99,9 @@ class What(Merging):
 class How:
     """How the output is written and what the merge may use."""
 
-    memory: Annotated[str, Parameter(help="Use at most this much working memory, such as 256MiB or 4GiB.")] = "1GiB"
+    memory: Annotated[str | None, Parameter(help="Use at most this much working memory, such as 256MiB or 4GiB.")] = (
+        "1GiB"
+    )
     shard_size: Annotated[str, Parameter(help="Write no file of an output directory larger than this.")] = "5GB"
     threads: Annotated[int | None, Parameter(help="Use this many threads. Default: all cores.")] = None
     overwrite: Annotated[bool, Parameter(help="Replace an existing output.")] = False
@@ -138,15 +140,49 @@ def warn(text: str) -> None:
 
 
 def read_what(source: Path | None, what: What) -> Recipe:
-    """Returns what to merge: the options on top of a run directory or a YAML, if there is one."""
-    from tunable_magmax.workflows.merge import recipe_of
+    """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named."""
+    from tunable_magmax.runs.recipe import Recipe, read_recipe
 
     options = asdict(what)
     base, tasks, preference = (options.pop(name) for name in ("base", "task", "preference"))
     options["out_dtype"] = options.pop("dtype")
     for name in ("weights", "budget"):
         options[name] = numbers(options[name], f"--{name}")
-    return recipe_of(source, base, tasks, preference, options, warn)
+    if source is None:
+        if base is None or not tasks:
+            raise InputError(
+                "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
+            )
+        recipe = Recipe(base, tuple(tasks))
+    elif base is not None or tasks:
+        raise InputError(
+            f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
+            "says itself which checkpoints to merge, leave out --base and --task"
+        )
+    else:
+        recipe = read_recipe(source)
+    if preference is not None:
+        if options["weights"] is not None or options["budget"] is not None:
+            raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
+        options["weights"] = preference_weights(preference, recipe)
+    return recipe.with_options(**options)
+
+
+def preference_weights(file: Path, recipe: Recipe) -> list[float]:
+    """Returns the weights of a preference file, which must be about the recipe's tasks."""
+    from tunable_magmax.preference.preference import Preference
+
+    preference = Preference.load(file)
+    if recipe.names is not None and preference.tasks is not None and preference.tasks != recipe.names:
+        raise InputError(
+            f"{file} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
+            f"the run has {', '.join(recipe.names)}"
+        )
+    if recipe.names is None and preference.tasks is not None:
+        by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
+        order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
+        warn(f"checkpoints given by --task have no names, so the weights go by position: {order}")
+    return list(preference.weights)
 
 
 def settings_of(how: How) -> dict[str, Any]:
@@ -161,57 +197,45 @@ def numbers(text: str | None, option: str) -> list[str] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
+    if not all(map(is_number, parts)):
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0")
-    if odd := next((part for part in parts if not is_number(part)), None):
-        raise InputError(f"{option}: {odd!r} is no number, expected numbers with commas between them, as 3,1,0")
     return parts
 
 
 def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
     """Refuses words that belong to no option, with what was probably meant."""
-    chosen = what.base is not None or bool(what.task)
-    hint = "; put --task before each task checkpoint" if chosen else ""
-    lists = {"--weights": what.weights, "--budget": what.budget}
-    refuse_loose(command, loose, lists, source=source, chosen=chosen, hint=hint)
+    hint = "; put --task before each task checkpoint" if what.task else ""
+    refuse_loose(command, loose, {"--weights": what.weights, "--budget": what.budget}, source, hint)
 
 
 def refuse_loose(
-    command: str,
-    loose: Sequence[str],
-    lists: Mapping[str, str | None],
-    *,
-    source: Path | None = None,
-    chosen: bool = False,
-    hint: str = "",
+    command: str, loose: Sequence[str], lists: Mapping[str, str | None], source: Path | None, hint: str = ""
 ) -> None:
     """Refuses words that belong to no option. Numbers among them are those of a list that was written with spaces.
 
-    `lists` are the options that take numbers with commas, and their values. A list written with spaces may have put a
-    number where `source` belongs: `chosen` says that other options name what to work on, so there should be no source.
+    `lists` are the options that take numbers with commas, and their values. The first number after a list written with
+    spaces may have become the `source`.
     """
     astray = [] if source is None or source.exists() else [str(source)]
-    words = [word for word in (*astray, *loose) if is_number(word)]
-    lists_set = {option: value for option, value in lists.items() if value is not None}
-    if lists_set and words and (loose or chosen):
-        option, value = next(iter(lists_set.items()))
-        meant = ",".join(word.strip(",") for word in (value, *words)) if len(lists_set) == 1 else "3,1,0"
+    words = [word for word in (*astray, *loose) if all(map(is_number, word.strip(",").split(",")))]
+    options = [option for option, value in lists.items() if value is not None]
+    if options and words:
         raise InputError(
-            f"{' '.join(words)} belongs to no option: numbers of {' and '.join(lists_set)} have commas between them "
-            f"and no spaces, as {option} {meant}"
+            f"{' '.join(words)} belongs to no option: numbers of {' and '.join(options)} have commas between them "
+            f"and no spaces, as {options[0]} 3,1,0"
         )
     if loose:
         raise InputError(f"{', '.join(map(repr, loose))} belongs to no option{hint}. See tmx {command} --help.")
 
 
 def is_number(word: str) -> bool:
-    """Returns whether a word is a number, a fraction, or several with commas between them.
+    """Returns whether a word is a number or a fraction.
 
     >>> is_number("1/3"), is_number("3 1")
     (True, False)
     """
     try:
-        [float(part) for part in word.strip(",").replace("/", ",").split(",")]
+        [float(part) for part in word.split("/")]
     except ValueError:
         return False
     return True

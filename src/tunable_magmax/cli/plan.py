@@ -31,7 +31,7 @@ from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
-    from tunable_magmax.workflows.plan import ClusterTime, MergePlan
+    from tunable_magmax.workflows.plan import MergePlan
 
 LEAST = 0.1
 """Seconds below which a number would promise more than an estimate can know."""
@@ -125,9 +125,7 @@ def time_lines(planned: MergePlan) -> Iterator[str]:
     if here.seconds < 1:
         yield "time         about a second or less here"
     else:
-        long = [phase for phase in here.phases if phase.seconds >= LEAST]
-        rest = [f"the rest {seconds(0)}"] if len(long) < len(here.phases) else []
-        phases = ", ".join([*(f"{phase.name} {seconds(phase.seconds)}" for phase in long), *rest])
+        phases = ", ".join(f"{phase.name} {seconds(phase.seconds)}" for phase in here.phases)
         within = f"{seconds(here.low)} to {seconds(here.high)}"
         yield f"time         about {seconds(here.seconds)} here ({within}): {phases}"
     yield f"  reading    {seconds(sum(phase.reading for phase in here.phases))} by itself, {show_size(speeds.read)}/s"
@@ -135,16 +133,10 @@ def time_lines(planned: MergePlan) -> Iterator[str]:
     if speeds.write is not None:
         writing = seconds(sum(phase.writing for phase in here.phases))
         yield f"  writing    {writing} by itself, {show_size(speeds.write)}/s"
-    if planned.cluster is not None:
-        yield f"{planned.cluster.workers} workers    {_cluster(planned.cluster)}"
-
-
-def _cluster(cluster: ClusterTime) -> str:
-    """Returns how a cluster compares with this machine."""
-    alone = "if the file system gives each of them what it gives this machine"
-    if cluster.speedup < WORTHWHILE:
-        return f"not worth it: about {seconds(cluster.time.seconds)} even {alone}"
-    return f"about {seconds(cluster.time.seconds)}, {cluster.speedup:.1f} times faster, {alone}"
+    if (cluster := planned.cluster) is not None:
+        gain = f"{cluster.speedup:.1f} times faster" if cluster.speedup >= WORTHWHILE else "not worth it"
+        best = "at best, if the file system gives each of them what it gives this machine"
+        yield f"{cluster.workers} workers    {gain}: about {seconds(cluster.seconds)} {best}"
 
 
 def seconds(amount: float) -> str:

@@ -166,7 +166,7 @@ def prefer(
         "--strengths": sources.strengths,
         "--search-scale": searching.search_scale,
     }
-    refuse_loose("prefer", loose, lists, source=run_dir)
+    refuse_loose("prefer", loose, lists, run_dir)
     replaces = out is not None and _holds_preference(out)
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")

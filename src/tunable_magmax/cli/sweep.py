@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.merge_options import Json, Loose, Merging, Quiet, What, numbers, read_what, refuse_loose, warn
+from tunable_magmax.cli.merge_options import (
+    How,
+    Json,
+    Loose,
+    Merging,
+    Quiet,
+    What,
+    numbers,
+    preference_weights,
+    read_what,
+    refuse_loose,
+    settings_of,
+    warn,
+)
 from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
@@ -52,21 +65,15 @@ class Route:
 
 @Parameter(name="*", group="Output and resources")
 @dataclass(frozen=True)
-class Writing:
-    """Where the output goes and what the sweep may use."""
+class Writing(How):
+    """Where the output goes and what the sweep may use: as for one merge, but for its memory."""
 
-    reports_only: Annotated[bool, Parameter(help="Write only reports, OUT/NAME.report.json, and no weights.")] = False
     memory: Annotated[
         str | None, Parameter(help="Refuse a sweep that needs more, such as 4GiB. Default: what is free.")
     ] = None
-    shard_size: Annotated[str, Parameter(help="Write no file of an output directory larger than this.")] = "5GB"
-    threads: Annotated[int | None, Parameter(help="Use this many threads. Default: all cores.")] = None
     overwrite: Annotated[bool, Parameter(help="Replace another sweep in OUT.")] = False
     fresh: Annotated[bool, Parameter(help="Make finished points again; discard unfinished work.")] = False
-    digest_inputs: Annotated[bool, Parameter(help="Put the SHA-256 of the inputs into the reports.")] = False
-    base_name: Annotated[
-        str | None, Parameter(help="Call the base by this name in the model cards, such as org/name.")
-    ] = None
+    reports_only: Annotated[bool, Parameter(help="Write only reports, OUT/NAME.report.json, and no weights.")] = False
 
 
 _ROUTE, _MERGING, _WRITING = Route(), Merging(), Writing()
@@ -105,8 +112,7 @@ def sweep(
     dry_run
         Read headers only and say what would be done, in how much memory.
     """
-    chosen = merging.base is not None or bool(merging.task)
-    refuse_loose("sweep", loose, {"--from": route.start, "--to": route.stop}, source=source, chosen=chosen)
+    refuse_loose("sweep", loose, {"--from": route.start, "--to": route.stop}, source)
     _check_route(route)
     recipe = read_what(source, What(**asdict(merging)))
     options = {name: value for name, value in recipe.options.items() if name not in ("weights", "budget")}
@@ -117,8 +123,7 @@ def sweep(
         _check_plot(plot)
     from tunable_magmax.workflows.sweep import plan_sweep, sweep_checkpoints
 
-    options |= {"names": recipe.names, **asdict(writing)}
-    options["base_model"] = options.pop("base_name")
+    options |= {"names": recipe.names, **settings_of(writing)}
     if dry_run:
         return _show_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **options), as_json)
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
@@ -141,41 +146,29 @@ def sweep(
 
 
 def _check_route(route: Route) -> None:
-    on_line = [("--from", route.start), ("--to", route.stop), ("--steps", route.steps)]
-    used = [name for name, value in on_line if value is not None]
-    others = [name for name, value in (("--grid", route.grid), ("--preference", route.preference)) if value is not None]
-    if len(others) == 2 or (used and others):
-        both = " and ".join([*used[:1], *others])
+    line = [route.start, route.stop, route.steps]
+    ways = [any(end is not None for end in line), route.grid is not None, route.preference is not None]
+    if sum(ways) != 1:
         raise InputError(
-            f"{both} were given: a sweep goes along a line, over a grid or through preferences; choose one"
+            "which preferences? Give one of these: a line with --from, --to and --steps, a --grid, or a --preference "
+            "for each point"
         )
-    if not used and not others:
-        raise InputError(
-            "which preferences? Give a line with --from, --to and --steps, a --grid, or a --preference for each point"
-        )
-    if used and (route.start is None or route.stop is None):
+    if ways[0] and (route.start is None or route.stop is None):
         missing = "--from" if route.start is None else "--to"
         raise InputError(f"a line has two ends: give {missing} as well, weights such as 1,0,0")
 
 
 def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Point, ...]:
-    from tunable_magmax.workflows.merge import preference_weights
     from tunable_magmax.workflows.points import grid, line, listed
 
-    tasks = len(recipe.tasks)
     if route.grid is not None:
-        return grid(route.grid, tasks)
+        return grid(route.grid, len(recipe.tasks))
     if route.preference is not None:
-        return listed([(file.stem, preference_weights(file, recipe, warn)) for file in route.preference])
-    ends = []
-    for name, text in (("--from", route.start), ("--to", route.stop)):
-        weights = numbers(text, name) or []
-        if len(weights) != tasks:
-            raise InputError(f"{name} {text} has {number(len(weights), 'weight')} for {number(tasks, 'task')}")
-        ends.append(weights)
+        return listed([(file.stem, preference_weights(file, recipe)) for file in route.preference])
+    start, stop = numbers(route.start, "--from") or [], numbers(route.stop, "--to") or []
     # Factors mean what they say; shares are shares of something.
     factors = options.get("method") in ("ties", "task_arithmetic")
-    return line(ends[0], ends[1], steps=5 if route.steps is None else route.steps, normalise=not factors)
+    return line(start, stop, steps=5 if route.steps is None else route.steps, normalise=not factors)
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
@@ -216,7 +209,7 @@ def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:
 
 def _show_plan(planned: SweepPlan, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(asdict(planned), indent=1) + "\n")
     else:
         sys.stdout.write("".join(f"{text}\n" for text in _plan_text(planned)))
         for problem in planned.problems:
@@ -228,8 +221,7 @@ def _plan_text(planned: SweepPlan) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in planned.warnings)
     yield f"method       {planned.method}, {number(planned.tasks, 'task')}"
     yield f"merges       {planned.elements:,} elements (fewer if no task changed some tensors)"
-    done = f", {len(planned.finished):,} of them finished" if planned.finished else ""
-    yield f"points       {len(planned.points):,}{done}"
+    yield f"points       {len(planned.points):,}, finished: {len(planned.finished):,}"
     if planned.files_each:
         files = number(planned.files_each, "file")
         yield f"writes       {show_size(planned.bytes_to_write)}: {show_size(planned.bytes_each)} in {files} a point"
@@ -239,18 +231,10 @@ def _plan_text(planned: SweepPlan) -> Iterator[str]:
     yield f"memory       {show_size(planned.memory)} beyond the interpreter{free}"
     yield from (f"note: {note}" for note in planned.notes)
     yield ""
-    yield from table(_plan_rows(planned))
-
-
-def _plan_rows(planned: SweepPlan) -> list[Sequence[str]]:
-    budgeted = planned.points[0][2] is not None
-    rows: list[Sequence[str]] = [["point", "weights", *(["budget"] if budgeted else []), ""]]
-    for name, weights, budget in planned.points:
-        shown = ", ".join(_short(weight) for weight in weights)
-        amounts = [] if budget is None else [" ".join(f"{n:,}" for n in budget)]
-        rows.append([name, shown, *amounts, "finished" if name in planned.finished else ""])
-    return rows
-
-
-def _short(weight: str) -> str:
-    return weight if len(weight) <= 8 else f"{float(Fraction(weight)):.4f}"
+    rows = [["point", "weights", "budget"]]
+    for point in planned.points:
+        weights = ", ".join(
+            weight if len(weight) <= 8 else f"{float(Fraction(weight)):.4f}" for weight in point["weights"]
+        )
+        rows.append([point["name"], weights, " ".join(f"{n:,}" for n in point["budget"] or ())])
+    yield from table(rows)

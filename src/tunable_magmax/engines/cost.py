@@ -11,7 +11,6 @@ import os
 import random
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -84,8 +83,11 @@ def load_of(inputs: Inputs, options: Options, memory: MemoryPlan, method: Method
     combined = sum(size(tensor, t + 1) for tensor, own in taken for t in own)
     pairs = combined + sum(size(tensor, 0) * len(own) for tensor, own in taken)
     largest = max((tensor.size for tensor in layout.mergeable), default=0)
-    looks = cut_looks(layout.elements if options.scope == "model" else largest, memory.room)
-    looks = looks if method.cuts_by_magnitude else 0
+    # A cut by magnitude reads base and task for a histogram of magnitudes and again to cut. The bins are 1/256 of a
+    # magnitude wide, so about one element in 256 is in the one that matters; if these are too many to list, they are
+    # counted more closely before the cut.
+    crowded = (layout.elements if options.scope == "model" else largest) // 256
+    looks = (2 if crowded <= memory.room else 3) if method.cuts_by_magnitude else 0
     measures = options.scale is None and method.plane_rows > 0
     return Load(
         elements=layout.elements,
@@ -99,19 +101,6 @@ def load_of(inputs: Inputs, options: Options, memory: MemoryPlan, method: Method
         stashed=memory.stash > 0,
         measured_early=options.scale is None and not method.plane_rows,
     )
-
-
-def cut_looks(elements: int, room: int) -> int:
-    """Returns how often a cut by magnitude reads base and task, if `room` elements can be listed.
-
-    Once for a histogram of magnitudes and once to cut. The bins are 1/256 of a magnitude wide, so about one element in
-    256 is in the one that matters; if these are too many to list, they are counted more closely, and then cut. Only
-    magnitudes that crowd in one bin and still differ take more.
-
-    >>> cut_looks(10**8, room=500_000), cut_looks(10**9, room=500_000)
-    (2, 3)
-    """
-    return 2 if elements // 256 <= room else 3
 
 
 # -- seconds ----------------------------------------------------------------------------------------------------------
@@ -157,11 +146,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The time of a merge, by phase. The start of a program counts only where `after` puts it in front.
+    """The time of a merge, by phase.
 
-    >>> time = Estimate((Phase("survey", 3.0, 2.0), Phase("render", 2.0, 1.0, 4.0)))
-    >>> time.seconds, time.after(2.5).seconds
-    (7.0, 9.5)
+    >>> Estimate((Phase("survey", 3.0, 2.0), Phase("render", 2.0, 1.0, 4.0))).seconds
+    7.0
     """
 
     phases: tuple[Phase, ...]
@@ -178,10 +166,6 @@ class Estimate:
     def high(self) -> float:
         return self.seconds * UNCERTAINTY
 
-    def after(self, start: float) -> Estimate:
-        """Returns the same with `start` seconds before it, in which nothing is read, computed or written."""
-        return Estimate((Phase("start", 0.0, 0.0, waiting=start), *self.phases)) if start else self
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the estimate for JSON."""
         phases = {phase.name: {"seconds": phase.seconds, **asdict(phase)} for phase in self.phases}
@@ -190,32 +174,31 @@ class Estimate:
         return {"seconds": self.seconds, "low": self.low, "high": self.high, "phases": phases}
 
 
-def estimate(load: Load, speeds: Speeds, workers: int = 1) -> Estimate:
-    """Returns the time of a merge on `workers` machines of these speeds, each with as fast a file system."""
-
-    def moving(size: int, speed: float) -> float:
-        return size / speed / workers
+def estimate(load: Load, speeds: Speeds, start: float = 0.0) -> Estimate:
+    """Returns the time of a merge on a machine of these speeds, by a program that takes `start` seconds to start."""
 
     def computing(size: int, seconds: float) -> float:
-        return (seconds + size * speeds.read_cpu / speeds.threads) / workers
+        return seconds + size * speeds.read_cpu / speeds.threads
 
     measure = load.elements / speeds.measure
     survey = load.elements / speeds.survey + (measure if load.measured_early else 0.0)
     # A stash leaves only the last step to rendering.
     render = max(0.0, load.elements / speeds.render - (measure if load.stashed else 0.0))
     render += load.written * speeds.write_cpu / speeds.threads
-    writing = 0.0 if speeds.write is None else moving(load.written, speeds.write)
-    # A cut by magnitude reads where it computes, not ahead; one thread's auction is not divided among workers.
-    cutting = moving(load.decide, speeds.read_again)
-    alone = load.largest * speeds.threads / speeds.decide
-    auction = cutting + max(computing(0, load.elements / speeds.decide), alone)
+    writing = 0.0 if speeds.write is None else load.written / speeds.write
+    # A cut by magnitude reads where it computes, not ahead. The largest tensor has one thread.
+    cutting = load.decide / speeds.read_again
+    auction = cutting + max(load.elements, load.largest * speeds.threads) / speeds.decide
+    again = speeds.read_again
     phases = [
-        Phase("survey", moving(load.survey, speeds.read), computing(load.survey, survey)),
+        Phase("start", 0.0, 0.0, waiting=start),
+        Phase("survey", load.survey / speeds.read, computing(load.survey, survey)),
         Phase("auction", cutting, auction),
-        Phase("measure", moving(load.measure, speeds.read_again), computing(load.measure, measure)),
-        Phase("render", moving(load.render, speeds.read_again), computing(load.render, render), writing),
+        Phase("measure", load.measure / again, computing(load.measure, measure)),
+        Phase("render", load.render / again, computing(load.render, render), writing),
     ]
-    return Estimate(tuple(phase for phase in phases if phase.name != "measure" or load.measure))
+    absent = {"start": not start, "measure": not load.measure}
+    return Estimate(tuple(phase for phase in phases if not absent.get(phase.name)))
 
 
 # -- measuring this machine -------------------------------------------------------------------------------------------
@@ -259,24 +242,21 @@ def _bytes(inputs: Inputs, part: Range) -> int:
 
 
 def _sample(inputs: Inputs, chunk: int) -> Iterator[Range]:
-    """Yields ranges worth `SAMPLE` bytes: all of a small model, else random ones.
+    """Yields random ranges worth `SAMPLE` bytes, or all of a small model.
 
     The same ranges each time would be cached after the first estimate, and the next one would promise too much.
     """
-    tensors, size = inputs.layout.mergeable, 0
-    if sum(_bytes(inputs, (tensor, 0, tensor.size)) for tensor in tensors) <= SAMPLE:
-        for tensor in tensors:
-            for start in range(0, tensor.size, chunk):
-                yield tensor, start, min(start + chunk, tensor.size)
-        return
-    dice, begins = random.Random(), [tensor.element for tensor in tensors]
-    while size < SAMPLE:
-        element = dice.randrange(inputs.layout.elements)
-        tensor = tensors[bisect_right(begins, element) - 1]
-        start = (element - tensor.element) // chunk * chunk
-        part = tensor, start, min(start + chunk, tensor.size)
-        size += _bytes(inputs, part)
-        yield part
+    ranges = [
+        (tensor, start, min(start + chunk, tensor.size))
+        for tensor in inputs.layout.mergeable
+        for start in range(0, tensor.size, chunk)
+    ]
+    random.shuffle(ranges)
+    size = 0
+    for part in ranges:
+        if size < SAMPLE:
+            size += _bytes(inputs, part)
+            yield part
 
 
 def _read(inputs: Inputs, sample: Sequence[Range], threads: int, seconds: float) -> tuple[float, float, int]:

@@ -322,11 +322,40 @@ PORTABLE = Loops(_accumulate, _add_scaled)
 """On numpy, for machines without numba."""
 
 
+def _accumulate_by_four(left: Floats, rank: int, right: Floats, column: int, sums: Floats) -> None:
+    """Adds four ranks in a go, so that sums are loaded and stored less often; for numba."""
+    width = sums.shape[1]
+    last = column + width
+    ranks = right.shape[0]
+    whole = ranks - ranks % 4
+    for i in range(left.shape[0]):
+        row = sums[i]
+        factor = left[i, rank : rank + ranks]
+        for k in range(0, whole, 4):
+            f0, f1, f2, f3 = factor[k], factor[k + 1], factor[k + 2], factor[k + 3]
+            r0, r1 = right[k, column:last], right[k + 1, column:last]
+            r2, r3 = right[k + 2, column:last], right[k + 3, column:last]
+            for j in range(width):
+                row[j] = (((row[j] + f0 * r0[j]) + f1 * r1[j]) + f2 * r2[j]) + f3 * r3[j]
+        for k in range(whole, ranks):
+            f0, r0 = factor[k], right[k, column:last]
+            for j in range(width):
+                row[j] += f0 * r0[j]
+
+
+def _add_scaled_one_by_one(sums: Floats, scaling: float, out: NDArray[Any], first: int, stride: int) -> None:
+    """Adds without intermediate arrays; for numba."""
+    for i in range(sums.shape[0]):
+        row = out[first + i * stride : first + i * stride + sums.shape[1]]
+        for j in range(sums.shape[1]):
+            row[j] += out.dtype.type(scaling * sums[i, j])
+
+
 @cache
 def fastest_loops() -> Loops:
-    """Returns the compiled loops, or the portable ones where numba is missing."""
+    """Returns loops compiled without fast-math or fused operations, or the portable ones where numba is missing."""
     if find_spec("numba") is None:
         return PORTABLE
-    from tunable_magmax.engines.adapter_loops import accumulate, add_scaled
+    from tunable_magmax.merging.kernels.loops import compiled
 
-    return Loops(accumulate, add_scaled)
+    return Loops(compiled()(_accumulate_by_four), compiled()(_add_scaled_one_by_one))

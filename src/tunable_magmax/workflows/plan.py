@@ -51,12 +51,7 @@ class MergePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan for JSON."""
-        cluster = self.cluster
-        return {
-            **asdict(self),
-            "time": None if self.time is None else self.time.to_dict(),
-            "cluster": None if cluster is None else {**asdict(cluster), "time": cluster.time.to_dict()},
-        }
+        return {**asdict(self), "time": None if self.time is None else self.time.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class ClusterTime:
     """The time on `workers` machines like this one, if their file system serves each of them as it serves this one."""
 
     workers: int
-    time: Estimate
+    seconds: float
     speedup: float
 
 
@@ -179,10 +174,10 @@ def _planned(
 
 def _timed(plan: MergePlan, load: Load, speeds: Speeds, workers: int | None, start: float) -> MergePlan:
     """Returns the plan with the times that the speeds make."""
-    here, cluster = estimate_time(load, speeds).after(start), None
+    here, cluster = estimate_time(load, speeds, start), None
     if workers is not None:
-        there = estimate_time(load, speeds, workers).after(start + RAY_START)
-        cluster = ClusterTime(workers, there, here.seconds / there.seconds)
+        there = start + RAY_START + (here.seconds - start) / workers
+        cluster = ClusterTime(workers, there, here.seconds / there)
     notes = plan.notes if speeds.write is not None else (*plan.notes, "without -o, the time to write is not estimated")
     return replace(plan, speeds=speeds, time=here, cluster=cluster, notes=notes)
 

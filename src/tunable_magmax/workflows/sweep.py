@@ -92,7 +92,7 @@ class SweepPlan:
     method: str
     tasks: int
     elements: int
-    points: tuple[tuple[str, tuple[str, ...], tuple[int, ...] | None], ...]
+    points: tuple[Mapping[str, Any], ...]
     """Name, weights and budget of each."""
     finished: tuple[str, ...]
     files_each: int
@@ -104,11 +104,6 @@ class SweepPlan:
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """What the numbers above leave out."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the plan for JSON."""
-        points = [{"name": n, "weights": w, "budget": b} for n, w, b in self.points]
-        return {**asdict(self), "points": points}
 
 
 def sweep_checkpoints(
@@ -148,11 +143,13 @@ def sweep_checkpoints(
             raise InputError(problem)
         reports = dict(opened.finished)
         if opened.todo:
-            with _surveyed(opened, progress) as merge:
+            with _loaded(opened, progress) as merge:
+                merge.survey()
                 (folder / SUMMARY).unlink(missing_ok=True)
+                # Candidates depend on the point if tasks without a budget are not compared.
+                marks = opened.options.method == "tunable_magmax" and opened.options.compare == "active"
                 for point in opened.todo:
-                    own = _at_point(opened.options, point)
-                    merge.restart(own, _method_of(own, len(tasks)), mark=_marks_differ(own))
+                    merge.restart(_at_point(opened.options, point), _method_at(opened.options, point), mark=marks)
                     reports[point.name] = _write_point(merge, opened, point)
                     if progress is not None:
                         progress("points", len(reports), len(points))
@@ -183,11 +180,11 @@ def plan_sweep(
             tasks=len(tasks),
             elements=layout.elements,
             points=tuple(
-                (
-                    point.name,
-                    tuple(map(str, point.weights)),
-                    _method_of(_at_point(opened.options, point), len(tasks)).expected_budget(layout.elements),
-                )
+                {
+                    "name": point.name,
+                    "weights": tuple(map(str, point.weights)),
+                    "budget": _method_at(opened.options, point).expected_budget(layout.elements),
+                }
                 for point in points
             ),
             finished=tuple(opened.finished),
@@ -277,7 +274,8 @@ def _opened(
     resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
     options = _read_options(len(tasks), points, rest)
     settings.task_names(len(tasks))
-    _refuse_folder(folder)
+    if folder.name.endswith(".safetensors") or looks_like_torch(folder) or folder.is_file():
+        raise InputError(f"{folder}: a sweep's output is a directory with one checkpoint for each point")
     with Inputs(base, tasks, options) as inputs:
         recorded = _recorded(folder)
         replaced = recorded.keys() - {point.name for point in points}
@@ -329,16 +327,6 @@ def _read_options(tasks: int, points: Sequence[Point], arguments: Mapping[str, A
 # -- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_folder(folder: Path) -> None:
-    if folder.name.endswith(".safetensors") or looks_like_torch(folder):
-        raise InputError(
-            f"{folder}: a sweep's output is a directory with one checkpoint for each point: give -o "
-            f"{folder.with_suffix('')}, for instance"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, but a sweep's output is a directory: choose another output")
-
-
 def _refuse_other(folder: Path, different: Sequence[str], settings: OutputSettings) -> None:
     """Raises an `InputError` if the folder holds points of another sweep that may not be replaced."""
     complete = (folder / SUMMARY).exists()
@@ -387,34 +375,21 @@ def _remove(folder: Path, name: str) -> None:
 # -- merging ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _surveyed(opened: _Opened, progress: Progress | None) -> Iterator[Merge]:
-    """Loads the inputs and yields the merge of them, surveyed."""
+def _loaded(opened: _Opened, progress: Progress | None) -> Merge:
+    """Loads the inputs and returns the merge of them."""
     inputs, options, threads = opened.inputs, opened.options, opened.resources.threads
     vectors = LoadedVectors(inputs.checkpoints, inputs.layout, read_threads(threads), progress)
-    with Merge(
-        inputs.sources(vectors),
-        options,
-        kernels_for(torch.device("cpu")),
-        Limits(threads),
-        _method_of(options, len(inputs.paths) - 1),
-    ) as merge:
-        merge.survey()
-        yield merge
+    # Without weights it has the most rows of planes that it can have, so that every point's method fits into them.
+    method = METHODS[options.method](options, len(inputs.paths) - 1, reusable=True)
+    return Merge(inputs.sources(vectors), options, kernels_for(torch.device("cpu")), Limits(threads), method)
 
 
 def _at_point(options: Options, point: Point) -> Options:
     return replace(options, weights=read_weights(point.weights, len(point.weights)))
 
 
-def _method_of(options: Options, tasks: int) -> Method:
-    # Without weights it has the most rows of planes that it can have, so that every point's method fits into them.
-    return METHODS[options.method](options, tasks, reusable=True)
-
-
-def _marks_differ(options: Options) -> bool:
-    """Returns whether candidates depend on the point: only if tasks without a budget are not compared."""
-    return options.method == "tunable_magmax" and options.compare == "active"
+def _method_at(options: Options, point: Point) -> Method:
+    return METHODS[options.method](_at_point(options, point), len(point.weights), reusable=True)
 
 
 def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:

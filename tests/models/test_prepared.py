@@ -49,7 +49,7 @@ def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind,
     encoder, images = load(kind, tmp_path), pictures(7)
     found = prepare(encoder, samples(images))
     assert (len(found), found.kind, found.positions, found.failed) == (7, "image", tuple(range(7)), 0)
-    assert found.inputs.dtype == torch.uint8
+    assert found.inputs["pixels"].dtype == torch.uint8
     torch.testing.assert_close(found.batch(range(7)), encoder.prepare_images(images), atol=1e-6, rtol=1e-6)
     rows = [5, 0, 5]
     torch.testing.assert_close(

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 import textwrap
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import What, read_what
-from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.progress import plain_warnings, progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 
@@ -114,23 +113,19 @@ def eval(
         return
     values = {key: value for key, value in asdict(options).items() if key not in ("data", "head", "run", "draw_seed")}
     reading = Reading(**values, seed=options.draw_seed)
-    with warnings.catch_warnings(record=True) as caught, progress_bars(quiet or as_json) as progress:
-        warnings.simplefilter("always")
+    with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
         common: dict[str, Any] = {"head": options.head, "reading": reading, "progress": progress}
         if model is not None and checkpoint is not None:
             chosen = None if ALL in checkpoint else checkpoint
             several = evaluate_run(model, options.data, checkpoints=chosen, **common)
             record, shown = several.to_dict(), run_lines(several, confusion, per_class)
-            number = list(several.accuracies.values())[-1].overall.value
+            accuracy = list(several.accuracies.values())[-1]
         else:
             subject = model if model is not None and kind == "checkpoint" else read_what(model, what)
             measured = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
             record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class)
-            number = measured.accuracy.overall.value
-    messages = [*dict.fromkeys(str(item.message) for item in caught if item.category is UserWarning)]
-    for message in messages:
-        sys.stderr.write(f"warning: {message}\n")
-    _print({**record, "warnings": messages}, shown, number, quiet, as_json)
+            accuracy = measured.accuracy
+    _print({**record, "warnings": messages}, shown, accuracy.overall.value, quiet, as_json)
 
 
 def _refuse_unclear(
@@ -158,11 +153,11 @@ def _refuse_unclear(
         )
 
 
-def _print(record: dict[str, Any], lines: Iterable[str], number: float, quiet: bool, as_json: bool) -> None:
+def _print(record: dict[str, Any], lines: Iterable[str], share: float, quiet: bool, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif quiet:
-        sys.stdout.write(f"{number:.4f}\n")
+        sys.stdout.write(f"{share:.4f}\n")
     else:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
@@ -241,15 +236,12 @@ def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None
 
 
 def _classes(accuracy: Accuracy, interval: str) -> Iterator[str]:
-    homes: dict[int, list[str]] = {}
-    for task, members in zip(accuracy.tasks, accuracy.task_classes, strict=True):
-        for k in members:
-            homes.setdefault(k, []).append(task)
+    tasks = zip(accuracy.tasks, accuracy.task_classes, strict=True)
+    homes = {k: task for task, members in tasks for k in members}
+    shown = accuracy.confusion is not None  # otherwise tasks share classes, or there are none
     yield "by class"
-    alone = all(len(tasks) == 1 for tasks in homes.values())
-    shown = bool(homes) and alone
     rows = [
-        [name, *([homes.get(k, ["-"])[0]] if shown else []), *_cells(share, accuracy.level)]
+        [name, *([homes.get(k, "-")] if shown else []), *_cells(share, accuracy.level)]
         for k, (name, share) in enumerate(accuracy.by_class.items())
         if share.samples
     ]

@@ -1,11 +1,11 @@
-"""The `benchmark` section of run.yaml, and the tasks it describes: classes dealt to tasks that are learned in turn."""
+"""The data sets that run.yaml can name, its section `benchmark`, and the tasks that it describes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,11 +13,108 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, gather, refuse
-from tunable_magmax.data.catalog import DATA_SETS, open_split
+from tunable_magmax.data.cifar100 import open_cifar100
+from tunable_magmax.data.class_names import ClassNames, read_class_names
+from tunable_magmax.data.glyphs import open_glyphs
+from tunable_magmax.data.imagenet_r import open_imagenet_r
 from tunable_magmax.data.orders import Item, Order, OrderSection, equal_parts, named_groups, sizes_sentence
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.splits import DataOptions, Scenario, held_out, limited
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.data.source import open_clinc150, open_images, open_texts
+from tunable_magmax.data.splits import DataOptions, Scenario, Split, held_out, limited, require_labels
+from tunable_magmax.errors import InputError, closest, some_of
+
+EVERY_KEY = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
+"""The keys of a `benchmark` section that every data set takes."""
+FILES = ("data", "per_class")
+"""Those that every data set in files takes too."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A line of the table: how a data set is opened, what it holds, and which keys it takes.
+
+    `own_keys`: the keys that this data set takes beside `EVERY_KEY`, `data` among them if it lies in files, and
+    `domain_column` if it may have domains. `numbers`: options of its own, whole numbers with their defaults.
+    `prompts`: the name of the templates that suit its class names (`models/prompts.py`), or templates.
+    """
+
+    open: Callable[[DataOptions], Split]
+    kind: Kind
+    own_keys: tuple[str, ...] = ()
+    prompts: str | tuple[str, ...] | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Returns all keys that this data set takes."""
+        return (*EVERY_KEY, *self.own_keys, *self.numbers)
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "cifar100": DataSet(open_cifar100, "image", FILES, prompts="cifar100"),
+    "imagenet-r": DataSet(open_imagenet_r, "image", (*FILES, "test_share", "class_names"), prompts="imagenet-r"),
+    "clinc150": DataSet(open_clinc150, "text", FILES, prompts="clinc150"),
+    "images": DataSet(open_images, "image", (*FILES, "test_share", "class_names", "label_column", "domain_column")),
+    "texts": DataSet(
+        open_texts, "text", (*FILES, "test_share", "class_names", "text_column", "label_column", "domain_column")
+    ),
+    "glyphs": DataSet(open_glyphs, "image", numbers={"classes": 40, "train": 100, "test": 50, "seed": 0}),
+}
+
+
+def open_split(options: DataOptions) -> Split:
+    """Opens the data set that the options name; training and test samples have the same classes."""
+    if options.data is not None and not options.data.exists():
+        raise InputError(f"benchmark {options.name}: {options.data} does not exist; 'data' says where the data lies")
+    data_set = DATA_SETS[options.name]
+    split = data_set.open(options)
+    train, test = split.train, split.test
+    for samples in (train, test):
+        if samples.kind != data_set.kind:
+            raise InputError(
+                f"{samples.origin} holds {samples.kind}s, but the benchmark {options.name} is of {data_set.kind}s; "
+                "choose another name or other data"
+            )
+        require_labels(samples, options)
+    if test.classes != train.classes:
+        place = {name: k for k, name in enumerate(train.classes)}
+        test = _relabelled(test, train.classes, place, train.origin, "add training samples")
+    if options.class_names is not None and not split.renamed:
+        names = read_class_names(options.class_names)
+        train, test = (_renamed(samples, names, options) for samples in (train, test))
+    return replace(split, train=train, test=test)
+
+
+def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Samples:
+    """Renames classes as the file `class_names` says, which has a name for each label, or a list of classes."""
+    if isinstance(names, Mapping):
+        lacking = [name for name in samples.classes if name not in names]
+        if lacking:
+            shown = some_of(lacking, show=repr)
+            raise InputError(f"{options.class_names}: no name for {len(lacking)} labels of {samples.origin}: {shown}")
+        return replace(samples, classes=tuple(names[name] for name in samples.classes))
+    place = {name: k for k, name in enumerate(names)}
+    if not any(name in place for name in samples.classes) and all(name.isdigit() for name in samples.classes):
+        place = {str(k): k for k in range(len(names))}
+    return _relabelled(samples, names, place, str(options.class_names), "the list")
+
+
+def _relabelled(
+    samples: Samples, classes: tuple[str, ...], place: Mapping[str, int], origin: str, instead: str
+) -> Samples:
+    """Makes labels indices into `classes`, those of `origin`. `place` maps old class names to new indices."""
+    strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
+    if strange:
+        shown = some_of(strange, show=lambda name: f"{name!r}{closest(name, classes)}")
+        raise InputError(
+            f"{samples.origin}: {len(strange)} labels are outside the {len(classes)} classes of {origin}: {shown}; "
+            f"correct them, or {instead}"
+        )
+    labels = tuple(place[samples.classes[label]] for label in samples.labels or ())
+    return replace(samples, classes=classes, labels=labels)
+
+
+# -- the section `benchmark` ------------------------------------------------------------------------------------------
 
 Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
 
@@ -142,7 +239,7 @@ def _contradictions(section: Mapping[str, Any], name: str) -> list[str]:
     return problems
 
 
-__all__ = ["Benchmark", "BenchmarkOptions", "Task", "open_benchmark"]
+# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,8 +251,8 @@ class Task:
 
     name: str
     classes: tuple[int, ...]
-    train: tuple[int, ...]
-    test: tuple[int, ...]
+    train: tuple[int, ...] = ()
+    test: tuple[int, ...] = ()
     domain: str | None = None
     held: tuple[int, ...] = ()
 
@@ -195,22 +292,22 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
     train, test = split.train, split.test
     facts: dict[str, Any] = dict(split.facts)
     if options.scenario == "domain":
-        parts = _domains(options, train, test)
+        empty = _domains(options, train, test)
     elif isinstance(options.tasks, Mapping):
         groups = named_groups(options.tasks, train.classes)
         kept = sorted(index for group in groups.values() for index in group)
         facts["left_out"] = [name for k, name in enumerate(train.classes) if k not in set(kept)]
         place = {index: k for k, index in enumerate(kept)}
         train, test = (_restricted(samples, place) for samples in (train, test))
-        parts = [_Part(name, tuple(place[index] for index in group)) for name, group in groups.items()]
+        empty = [Task(name, tuple(place[index] for index in group)) for name, group in groups.items()]
     else:
         assert options.tasks is not None
         order = options.order.indices(train.classes, options.name)
         width = max(2, len(str(options.tasks)))
         dealt = equal_parts(order, options.tasks)
-        parts = [_Part(f"task-{t:0{width}d}", classes) for t, classes in enumerate(dealt, 1)]
-    _require_samples(train, parts)
-    tasks = tuple(_task(part, train, test, options) for part in parts)
+        empty = [Task(f"task-{t:0{width}d}", classes) for t, classes in enumerate(dealt, 1)]
+    _require_samples(train, empty)
+    tasks = tuple(_filled(task, train, test, options) for task in empty)
     _require_tests(test, tasks, facts)
     facts |= _record(options, train, tasks)
     facts["digest"] = _digest(train, test, tasks, split.drawn)
@@ -218,14 +315,8 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
     return Benchmark(options.name, train.kind, train.classes, train, test, tasks, options.scenario, facts, prompts)
 
 
-@dataclass(frozen=True)
-class _Part:
-    name: str
-    classes: tuple[int, ...]
-    domain: str | None = None
-
-
-def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[_Part]:
+def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[Task]:
+    """Returns a task for each domain, yet without samples."""
     names = tuple(sorted(set(train.domains or ())))
     strange = sorted(set(test.domains or ()) - set(names))
     if strange:
@@ -237,7 +328,7 @@ def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[_
         )
     everything = tuple(range(len(train.classes)))
     order = options.order.indices(names, options.name, "domain")
-    return [_Part(names[index], everything, names[index]) for index in order]
+    return [Task(names[index], everything, domain=names[index]) for index in order]
 
 
 def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
@@ -248,9 +339,9 @@ def _restricted(samples: Samples, place: Mapping[int, int]) -> Samples:
     return replace(kept, classes=names, labels=tuple(place[label] for label in kept.labels or ()))
 
 
-def _require_samples(train: Samples, parts: Sequence[_Part]) -> None:
+def _require_samples(train: Samples, tasks: Sequence[Task]) -> None:
     present = set(train.labels or ())
-    empty = sorted({index for part in parts for index in part.classes} - present)
+    empty = sorted({index for task in tasks for index in task.classes} - present)
     if empty:
         names = some_of(repr(train.classes[index]) for index in empty)
         raise InputError(
@@ -260,22 +351,21 @@ def _require_samples(train: Samples, parts: Sequence[_Part]) -> None:
         )
 
 
-def _task(part: _Part, train: Samples, test: Samples, options: BenchmarkOptions) -> Task:
-    chosen = [_positions(samples, part) for samples in (train, test)]
-    for k, (side, samples) in enumerate((("train", train), ("test", test))):
-        most = options.per_class.get(side)
-        if most is not None:
-            chosen[k] = limited(chosen[k], samples.labels or (), most, options.split_seed)
-    kept, held = held_out(chosen[0], train.labels or (), options.holdout, options.split_seed)
-    return Task(part.name, part.classes, tuple(kept), tuple(chosen[1]), part.domain, tuple(held))
+def _filled(task: Task, train: Samples, test: Samples, options: BenchmarkOptions) -> Task:
+    """Returns a task with its samples."""
+    classes = set(task.classes)
 
+    def positions(samples: Samples, most: int | None) -> list[int]:
+        labels = samples.labels or ()
+        if task.domain is None:
+            own = [position for position, label in enumerate(labels) if label in classes]
+        else:
+            own = [position for position, domain in enumerate(samples.domains or ()) if domain == task.domain]
+        return own if most is None else limited(own, labels, most, options.split_seed)
 
-def _positions(samples: Samples, part: _Part) -> list[int]:
-    domains = samples.domains
-    if part.domain is not None and domains is not None:
-        return [position for position, domain in enumerate(domains) if domain == part.domain]
-    classes = set(part.classes)
-    return [position for position, label in enumerate(samples.labels or ()) if label in classes]
+    tested, learned = positions(test, options.per_class.get("test")), positions(train, options.per_class.get("train"))
+    kept, held = held_out(learned, train.labels or (), options.holdout, options.split_seed)
+    return replace(task, train=tuple(kept), test=tuple(tested), held=tuple(held))
 
 
 def _require_tests(test: Samples, tasks: Sequence[Task], facts: dict[str, Any]) -> None:

@@ -155,10 +155,7 @@ def threads_for(encoded_bytes: float) -> int:
     """Returns how many threads should decode images of so many bytes each."""
     if encoded_bytes < WORTH_BYTES:
         return 1
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_THREADS)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from tunable_magmax.data.images import in_order, read_picture, threads_for
@@ -128,40 +129,24 @@ def _labels(path: Path, values: list[Any], names: Any, column: str) -> tuple[tup
 
 
 KEPT_BYTES = 1 << 30
-"""A column of at most so many bytes is read once and kept, since 20 tasks ask 20 times for parts of it."""
+"""Files of at most so many bytes, uncompressed, are read once and kept: 20 tasks ask 20 times for parts of them."""
 BATCH_ROWS = 512
-
-
-@dataclass(frozen=True)
-class _Group:
-    """One row group: its file's place in the list, its place in the file, its rows, and its bytes in this column."""
-
-    file: int
-    index: int
-    rows: int
-    size: int
 
 
 class Column:
     """Images or texts in one column of several open parquet files."""
 
     def __init__(self, opened: Sequence[Any], names: Sequence[str], column: str) -> None:
-        self._opened = opened
-        self._names = names
-        self._groups = [
-            _Group(f, g, file.metadata.row_group(g).num_rows, _stored(file.metadata.row_group(g), column))
-            for f, file in enumerate(opened)
-            for g in range(file.metadata.num_row_groups)
-        ]
-        self._starts = [0]
-        for group in self._groups:
-            self._starts.append(self._starts[-1] + group.rows)
         held = opened[0].schema_arrow.field(column).type
         # Of {bytes, path} only the bytes are read.
-        self._column = f"{column}.bytes" if str(held).startswith("struct") else column
-        self._bytes = sum(group.size for group in self._groups)
-        self._kept: dict[int, Any] = {}
-        self._lock = Lock()
+        self._columns = [f"{column}.bytes" if str(held).startswith("struct") else column]
+        self._groups = [
+            (file, name, g) for file, name in zip(opened, names, strict=True) for g in range(file.num_row_groups)
+        ]
+        about = [file.metadata.row_group(g) for file, _, g in self._groups]
+        self._starts = list(accumulate((group.num_rows for group in about), initial=0))
+        self._bytes = sum(group.total_byte_size for group in about)
+        self._kept: dict[int, list[Any]] = {}
 
     def load(self, positions: Sequence[int]) -> Iterator[Any]:
         """Yields the inputs at ascending positions; no other is decoded."""
@@ -169,56 +154,29 @@ class Column:
         return in_order(lambda pair: _input(*pair), self._encoded(positions), threads)
 
     def _encoded(self, positions: Sequence[int]) -> Iterator[tuple[Any, str]]:
-        begin = 0
-        while begin < len(positions):
-            number = bisect_right(self._starts, positions[begin]) - 1
-            first, last = self._starts[number], self._starts[number + 1]
-            end = begin
-            while end < len(positions) and first <= positions[end] < last:
-                end += 1
-            rows = [position - first for position in positions[begin:end]]
-            name = self._names[self._groups[number].file]
-            for position, value in zip(positions[begin:end], self._rows(number, rows), strict=True):
-                yield value, f"{name}, row {position}"
-            begin = end
+        for number, group in groupby(positions, lambda position: bisect_right(self._starts, position) - 1):
+            wanted = list(group)
+            rows = self._rows(number, [position - self._starts[number] for position in wanted])
+            for position, value in zip(wanted, rows, strict=True):
+                yield value, f"{self._groups[number][1]}, row {position}"
 
     def _rows(self, number: int, rows: Sequence[int]) -> Iterator[Any]:
-        if self._bytes <= KEPT_BYTES:
-            values = self._whole(number)
-            for row in rows:
-                yield values[row].as_py()
-            return
-        # Too much to keep: a few rows at a time, and nothing is left behind.
-        group = self._groups[number]
-        start, waiting = 0, iter(rows)
-        wanted = next(waiting, None)
-        batches = self._opened[group.file].iter_batches(BATCH_ROWS, row_groups=[group.index], columns=[self._column])
-        for batch in batches:
-            values = _values(batch)
-            while wanted is not None and wanted < start + len(values):
-                yield values[wanted - start].as_py()
-                wanted = next(waiting, None)
-            if wanted is None:
+        """Yields the values in ascending rows of a row group."""
+        start, waiting = 0, deque(rows)
+        for values in self._batches(number):
+            while waiting and waiting[0] < start + len(values):
+                yield values[waiting.popleft() - start].as_py()
+            if not waiting:
                 return
             start += len(values)
 
-    def _whole(self, number: int) -> Any:
-        group = self._groups[number]
-        with self._lock:
-            if number not in self._kept:
-                file = self._opened[group.file]
-                self._kept[number] = _values(file.read_row_group(group.index, columns=[self._column]))
-            return self._kept[number]
-
-
-def _stored(group: Any, column: str) -> int:
-    """Returns the decompressed bytes of a column in a row group."""
-    chunks = (group.column(k) for k in range(group.num_columns))
-    return sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}.")
-    )
+    def _batches(self, number: int) -> Iterable[Any]:
+        file, _, group = self._groups[number]
+        if self._bytes > KEPT_BYTES:  # a few rows at a time, and nothing is left behind
+            return map(_values, file.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._columns))
+        if number not in self._kept:
+            self._kept[number] = [_values(file.read_row_group(group, columns=self._columns))]
+        return self._kept[number]
 
 
 def _values(table: Any) -> Any:

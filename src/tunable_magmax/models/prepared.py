@@ -33,13 +33,13 @@ DEVICE_SHARE = 0.25
 class Prepared:
     """Readable inputs of one kind, ready for an encoder; `labels` int64 [n] are indices into the samples' classes.
 
-    `inputs`: pixels uint8 [n, 3, height, width], or token ids and mask [n, tokens] by name.
+    `inputs` by name: `pixels` uint8 [n, 3, height, width], or token ids and mask [n, tokens].
     """
 
     kind: Kind
     positions: tuple[int, ...]
     labels: Tensor | None
-    inputs: Batch
+    inputs: dict[str, Tensor]
     device: torch.device
     normalise: Callable[[Tensor], Tensor]
     failed: int = 0
@@ -52,14 +52,19 @@ class Prepared:
         import torch
 
         index = torch.as_tensor(rows, dtype=torch.int64)
-        if isinstance(self.inputs, dict):
-            return self._tokens(self.inputs, index)
-        return self.normalise(self.pixels(index))
+        if self.kind == "image":
+            return self.normalise(self.pixels(index))
+        tokens = {name: self._gather(values, index) for name, values in self.inputs.items()}
+        if self.device.type == "cpu" and "attention_mask" in tokens:
+            # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
+            used = tokens["attention_mask"].any(dim=0).nonzero()
+            longest = int(used.max()) + 1 if len(used) else 1
+            tokens = {name: values[:, :longest] for name, values in tokens.items()}
+        return tokens
 
     def pixels(self, rows: Tensor) -> Tensor:
         """Returns raw pixels uint8 [b, 3, h, w] of some rows, on the encoder's device, for augmentation."""
-        assert not isinstance(self.inputs, dict), "texts have no pixels"
-        return self._gather(self.inputs, rows)
+        return self._gather(self.inputs["pixels"], rows)
 
     def subset(self, rows: Sequence[int]) -> Prepared:
         """Returns some of the inputs, as if only they had been prepared."""
@@ -68,19 +73,8 @@ class Prepared:
         index = torch.as_tensor(rows, dtype=torch.int64)
         positions = tuple(self.positions[row] for row in index.tolist())
         labels = None if self.labels is None else _rows(self.labels, index)
-        if isinstance(self.inputs, dict):
-            tokens = {name: _rows(values, index) for name, values in self.inputs.items()}
-            return replace(self, positions=positions, labels=labels, inputs=tokens, failed=0)
-        return replace(self, positions=positions, labels=labels, inputs=_rows(self.inputs, index), failed=0)
-
-    def _tokens(self, inputs: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-        tokens = {name: self._gather(values, index) for name, values in inputs.items()}
-        if self.device.type == "cpu" and "attention_mask" in tokens:
-            # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
-            used = tokens["attention_mask"].any(dim=0).nonzero()
-            longest = int(used.max()) + 1 if len(used) else 1
-            tokens = {name: values[:, :longest] for name, values in tokens.items()}
-        return tokens
+        inputs = {name: _rows(values, index) for name, values in self.inputs.items()}
+        return replace(self, positions=positions, labels=labels, inputs=inputs, failed=0)
 
     def _gather(self, values: Tensor, index: Tensor) -> Tensor:
         return _rows(values, index).to(self.device, non_blocking=True)
@@ -128,14 +122,14 @@ def prepare(
     warn_unreadable(samples.origin, failed, len(wanted))
     device = encoder.device
     labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
-    joined = torch.cat(parts) if samples.kind == "image" else _padded(parts, encoder)
+    joined = {"pixels": torch.cat(parts)} if samples.kind == "image" else _padded(parts, encoder)
     return Prepared(
         samples.kind,
         tuple(kept),
         None if labels is None else labels.to(device),
         _placed(joined, device),
         device,
-        _normaliser(encoder, device) if samples.kind == "image" else _unchanged,
+        _normaliser(encoder, device) if samples.kind == "image" else lambda tokens: tokens,
         len(failed),
     )
 
@@ -198,24 +192,15 @@ def _processor(encoder: Encoder) -> Any:
     return encoder.image_processor
 
 
-def _unchanged(pixels: Tensor) -> Tensor:
-    return pixels
-
-
-def _placed(values: Any, device: torch.device) -> Any:
+def _placed(tables: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Moves inputs to the GPU if there is room, else to pinned memory, from which copies are fast."""
     import torch
 
     if device.type != "cuda":
-        return values
-    tables: list[Tensor] = list(values.values()) if isinstance(values, dict) else [values]
+        return tables
     room = torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE
-    move: Callable[[Tensor], Tensor] = (
-        (lambda table: table.to(device))
-        if sum(table.nbytes for table in tables) <= room
-        else (lambda table: table.pin_memory())
-    )
-    return {name: move(table) for name, table in values.items()} if isinstance(values, dict) else move(values)
+    fits = sum(table.nbytes for table in tables.values()) <= room
+    return {name: table.to(device) if fits else table.pin_memory() for name, table in tables.items()}
 
 
 KEEP_BYTES = 4 << 30

@@ -35,7 +35,7 @@ from tunable_magmax.models.tower import image_tower, save_encoder, trainable
 from tunable_magmax.preference.profile import Profile, choose_rows
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, score_tasks, task_evaluator
+from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, task_evaluator
 from tunable_magmax.training.trainer import Snapshot, TaskResult, Tick, Trainer, Watch
 
 SNAPSHOT_SECONDS = 60.0
@@ -132,7 +132,7 @@ class _Sequence:
         # While the encoder still is the base.
         by_base = {t: self._embedded(tasks[t]) for t in range(first, len(tasks))}
         if self._matrix is not None and self._evaluator is not None and not first:
-            self._matrix.start(score_tasks(self._evaluator))
+            self._matrix.start(self._evaluator.measure())
         trainer = Trainer(self._encoder, self._head, self._benchmark, self._config)
         if first:
             self._resume(trainer)
@@ -187,7 +187,7 @@ class _Sequence:
     def _commit(self, t: int, checkpoint: Path, trainer: Trainer, result: TaskResult) -> None:
         """Enters a finished task into the run: run.json last, because it says which tasks are finished."""
         task = self._benchmark.tasks[t]
-        scores = None if self._evaluator is None else score_tasks(self._evaluator)
+        measured = None if self._evaluator is None else self._evaluator.measure()
         state = {} if trainer.regulariser is None else trainer.regulariser.state()
         if state:
             self._run.save_state(f"{REGULARISER}/{t}", state)
@@ -201,11 +201,10 @@ class _Sequence:
             "loss": result.loss,
             "seconds": round(result.seconds, 3),
         }
-        if self._matrix is not None and scores is not None:
-            self._matrix.add(t, scores)
-            names = [task.name for task in self._benchmark.tasks]
-            accuracies = dict(zip(names, scores.unknown, strict=True))
-            record["task_known_accuracy"] = or_null(scores.known[t])
+        if self._matrix is not None and measured is not None:
+            self._matrix.add(t, measured)
+            accuracies = {name: share.value for name, share in measured.by_task.items()}
+            record["task_known_accuracy"] = or_null(self._matrix.known[t])
             record["accuracies"] = {name: or_null(value) for name, value in accuracies.items()}
             self._tracker.accuracies(t + 1, accuracies)
         self._tracker.write("task", **record)

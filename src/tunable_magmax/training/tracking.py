@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isnan, nan
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import write_atomic
@@ -114,28 +115,10 @@ def _board(folder: Path) -> Any:
 TEST_BATCH = 1024
 
 
-@dataclass(frozen=True)
-class TaskScores:
-    """One model's accuracy on each task: among all classes, and among the task's own. NaN for a task without tests."""
-
-    unknown: tuple[float, ...]
-    known: tuple[float, ...]
-
-
 def task_evaluator(encoder: Encoder, head: Head, benchmark: Benchmark, test: Decoded) -> Evaluator:
     """Returns what measures an encoder on the test samples of all tasks."""
     labelled = label_benchmark(benchmark, head.classes)
     return Evaluator(encoder, head, labelled, batch=TEST_BATCH, prepared=test.take(labelled.positions))
-
-
-def score_tasks(evaluator: Evaluator) -> TaskScores:
-    """Measures the evaluator's encoder as it is now."""
-    accuracy = evaluator.measure()
-    assert accuracy.known_by_task is not None
-    unknown, known = (
-        tuple(share.value for share in shares.values()) for shares in (accuracy.by_task, accuracy.known_by_task)
-    )
-    return TaskScores(unknown, known)
 
 
 def or_null(accuracy: float) -> float | None:
@@ -168,12 +151,17 @@ class RunMatrix:
         tasks = self._benchmark.tasks
         return AccuracyMatrix.of([t.name for t in tasks], self._rows, self._base, [len(t.test) for t in tasks])
 
-    def start(self, scores: TaskScores) -> None:
-        """Takes the base's accuracies, before any task."""
-        self._base = scores.unknown
+    def start(self, accuracy: Accuracy) -> None:
+        """Takes the base's accuracy, before any task."""
+        self._base = _by_task(accuracy)
 
-    def add(self, t: int, scores: TaskScores) -> None:
-        """Adds the accuracies after task t (from 0), and saves metrics.json."""
-        self._rows.append(scores.unknown)
-        self.known.append(scores.known[t])
+    def add(self, t: int, accuracy: Accuracy) -> None:
+        """Adds the accuracy after task t (from 0), and saves metrics.json."""
+        self._rows.append(_by_task(accuracy))
+        self.known.append(list((accuracy.known_by_task or {}).values())[t].value)
         self._run.write_metrics(self.value.to_dict() | {"task_known": [*map(or_null, self.known)]})
+
+
+def _by_task(accuracy: Accuracy) -> tuple[float, ...]:
+    """Returns the accuracy on each task among all classes, NaN for a task without tests."""
+    return tuple(share.value for share in accuracy.by_task.values())

@@ -96,9 +96,13 @@ class Trainer:
                     stream.wait_stream(torch.cuda.default_stream())
                 return self._train(t, task, inputs, start, watch, keep)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
                 raise
-            raise InputError(_out_of_memory(self._config.train.batch)) from error
+            batch, smaller = self._config.train.batch, max(1, self._config.train.batch // 2)
+            raise InputError(
+                f"out of memory with train.batch {batch}: set it lower, such as --set train.batch={smaller}, and "
+                "choose another directory with -o, since a run has one configuration"
+            ) from error
         finally:
             self._encoder.module.eval()
             if stream is not None:
@@ -200,19 +204,6 @@ class _Meter:
         self._sum.zero_()
         self._steps, self._samples, self._since = 0, 0, now
         return loss, speed
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error)
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
-
-
-def _out_of_memory(batch: int) -> str:
-    smaller = max(1, batch // 2)
-    return (
-        f"out of memory with train.batch {batch}: set it lower, such as train.batch: {smaller} in the configuration or "
-        f"--set train.batch={smaller}, and choose another directory with -o, since a run has one configuration"
-    )
 
 
 # -- random numbers: they depend on seed, task and epoch alone, so that a killed run draws the same ones again ---------

@@ -198,8 +198,7 @@ class _Scorer:
         head = self._evaluator.head
         about = [digests, [head.digest, list(head.classes), head.logit_scale], self._evaluator.truth.tolist()]
         digest = hashlib.sha256(json.dumps(about).encode())
-        inputs = self._evaluator.prepared.inputs
-        for tensor in inputs.values() if isinstance(inputs, dict) else [inputs]:
+        for tensor in self._evaluator.prepared.inputs.values():
             digest.update(tensor.cpu().numpy().tobytes())
         return f"sha256:{digest.hexdigest()}"
 

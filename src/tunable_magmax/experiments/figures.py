@@ -146,7 +146,7 @@ def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:
     shown: dict[str, dict[str, Difference]] = {}
     reference = next((name for name in REFERENCES if any(name == each.row for each in results.measured)), None)
     for setting in results.settings:
-        by_row = grouped(results.of(setting, results.main_family(setting)))
+        by_row = results.main_rows(setting)
         if reference not in by_row:
             continue
         rows = [row for row in _worth_showing(list(by_row), chosen) if row != reference]

@@ -13,7 +13,7 @@ from typing import Any
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.figures import all_drawings
 from tunable_magmax.experiments.findings import Finding, findings
-from tunable_magmax.experiments.results import Results, load_results
+from tunable_magmax.experiments.results import Results, load_results, of_setting
 from tunable_magmax.experiments.rows import meanings
 from tunable_magmax.experiments.table import Table, csv_text, latex
 from tunable_magmax.experiments.tables import all_tables
@@ -118,7 +118,7 @@ def _how_made(results: Results) -> list[str]:
     """Says of each setting with a recorded sequence: its seeds, machine and versions."""
     lines = []
     for setting in results.settings:
-        own = [record for record in results.sequences if record["setting"] == setting]
+        own = of_setting(results.sequences, setting)
         if not own:
             continue
         seeds = ", ".join(str(seed) for seed in sorted({record["seed"] for record in own}))

@@ -58,9 +58,8 @@ class Results:
     @property
     def settings(self) -> list[str]:
         """Returns all settings, those of one model and data set by their number of tasks."""
-        settings = {record["setting"] for kind in (self.rows, self.sequences, self.scales) for record in kind}
-        settings |= {record["setting"] for kind in (self.alphas, self.meta_sizes) for record in kind}
-        return sorted(settings, key=setting_parts)
+        records = (*self.rows, *self.sequences, *self.scales, *self.alphas, *self.meta_sizes)
+        return sorted({record["setting"] for record in records}, key=setting_parts)
 
     def of(self, setting: str, family: str | None = None) -> list[Measured]:
         """Returns the measurements of a setting, perhaps only in mixtures of one family."""
@@ -79,9 +78,13 @@ class Results:
         families = self.families(setting)
         return next((name for name in ("D", *(n for n in families if n != "M"), "M") if name in families), None)
 
+    def main_rows(self, setting: str) -> dict[str, list[Measured]]:
+        """Returns the measurements of a setting that count, by row."""
+        return grouped(self.of(setting, self.main_family(setting)))
+
     def is_papers(self, setting: str) -> bool:
         """Says whether the paper's numbers may stand beside this setting's."""
-        own = [record for record in self.sequences if record["setting"] == setting]
+        own = of_setting(self.sequences, setting)
         return bool(own) and all(paper.same_setting(setting, record["tasks"], record["elements"]) for record in own)
 
 
@@ -142,6 +145,11 @@ def results_of(records: Iterable[Mapping[str, Any]]) -> Results:
     )
 
 
+def of_setting(records: Iterable[Record], setting: str) -> list[Record]:
+    """Returns the records of one setting."""
+    return [record for record in records if record["setting"] == setting]
+
+
 def grouped(measured: Iterable[Measured]) -> dict[str, list[Measured]]:
     """Groups measurements by row, in the order of the tables."""
     rows: dict[str, list[Measured]] = {}
@@ -198,9 +206,7 @@ class Difference:
     high: float
     pairs: int
     ahead: int
-    behind: int
     seeds: int
-    environments: int
 
     @property
     def verdict(self) -> str:
@@ -258,16 +264,8 @@ def paired(row: Iterable[Measured], reference: Iterable[Measured], seed: int = 0
     drawn = counts > 0  # a sample may hold no pair where some are missing
     low, high = np.quantile(sums[drawn] / counts[drawn], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     differences = table[there > 0]
-    return Difference(
-        float(differences.mean()),
-        float(low),
-        float(high),
-        len(both),
-        int((differences > 0).sum()),
-        int((differences < 0).sum()),
-        len(seeds),
-        len(places),
-    )
+    ahead = int((differences > 0).sum())
+    return Difference(float(differences.mean()), float(low), float(high), len(both), ahead, len(seeds))
 
 
 @lru_cache(maxsize=16)  # hundreds of differences share a few shapes
@@ -297,7 +295,7 @@ def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for setting in results.settings:
         rows = {}
-        for row, measured in grouped(results.of(setting, results.main_family(setting))).items():
+        for row, measured in results.main_rows(setting).items():
             mean = averaged(measured)
             if mean is not None:
                 rows[row] = {

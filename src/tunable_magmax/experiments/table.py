@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunable_magmax.experiments.results import Difference, Mean
 
@@ -91,31 +91,36 @@ def percent(mean: Mean | None, suffix: str = "") -> Cell:
     return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation, suffix=suffix)
 
 
+def points(difference: Difference | None) -> Cell:
+    """Returns a difference of shares in points, with its interval."""
+    if difference is None:
+        return Cell()
+    return Cell(100 * difference.mean, interval=(100 * difference.low, 100 * difference.high), signed=True)
+
+
 def row_cell(row: str, suffix: str = "") -> Cell:
     """Returns the cell of a row's name."""
     return Cell(text=f"`{row}`", suffix=suffix)
 
 
 def best_of(cells: Sequence[Cell], compared: Sequence[int]) -> list[Cell]:
-    """Marks the largest of the compared cells, and all that read the same."""
-    top = max((cells[k].value or 0.0 for k in compared), default=None)
-    if top is None or len(compared) < 2:
+    """Marks the largest of the compared cells that have a value, and all that read the same."""
+    values = [value for k in compared if (value := cells[k].value) is not None]
+    if len(values) < 2:
         return list(cells)
-    reads = f"{top:.1f}"
+    reads = f"{max(values):.1f}"
     return [
-        Cell(cell.value, cell.deviation, best=True, suffix=cell.suffix)
-        if k in compared and cell.value is not None and f"{cell.value:.1f}" == reads
-        else cell
+        replace(cell, best=k in compared and cell.value is not None and f"{cell.value:.1f}" == reads)
         for k, cell in enumerate(cells)
     ]
 
 
 def best_of_columns(lines: Sequence[tuple[Cell, ...]], compared: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
     """Marks the best of each column but the first."""
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    for k, column in enumerate(columns[1:], 1):
-        columns[k] = best_of(column, [line for line in compared if column[line].value is not None])
-    return tuple(zip(*columns, strict=True))
+    if not lines:
+        return ()
+    names, *columns = zip(*lines, strict=True)
+    return tuple(zip(names, *(best_of(column, compared) for column in columns), strict=True))
 
 
 def slug(text: str) -> str:
@@ -125,11 +130,6 @@ def slug(text: str) -> str:
     'mini-clip-cifar100-20'
     """
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
-
-
-def points(difference: Difference) -> Cell:
-    """Returns a difference of shares in points, with its interval."""
-    return Cell(100 * difference.mean, interval=(100 * difference.low, 100 * difference.high), signed=True)
 
 
 _LATEX = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.results import (
     Difference,
     Measured,
@@ -14,6 +12,7 @@ from tunable_magmax.experiments.results import (
     grouped,
     mean_over_seeds,
     mixture_parts,
+    of_setting,
     paired,
     partial_rows,
 )
@@ -22,29 +21,18 @@ from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES
 
 CHOSEN = "matched"
-SOURCES = ("auto", "label", "ot")
-"""Preferences to recommend, the first that was measured."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Sentences about one thing: a setting, all of them, or what the paper claims."""
-
-    about: str
-    sentences: tuple[str, ...]
-
-
-def findings(results: Results, chosen: str = CHOSEN) -> list[Finding]:
-    """Returns all findings, most important first: an overview, then setting by setting, then the paper's claims."""
-    measured = [setting for setting in results.settings if results.of(setting)]
-    by_subject = {"All settings": _overview(results, measured, chosen) if len(measured) > 1 else []}
+def findings(results: Results, chosen: str = CHOSEN) -> dict[str, list[str]]:
+    """Returns sentences by what they are about, most important first: an overview, then setting by setting."""
+    sentences = {"All settings": _overview(results, chosen)}
     for setting in results.settings:
-        by_subject[setting] = (
-            _setting(results, setting, chosen) + _sweep(results, setting, chosen) + _alpha(results, setting)
-        )
-    claims = _leftovers(results) + _ownership(results)
-    by_subject["What the paper says of random elements and of the last task"] = claims
-    return [Finding(about, tuple(sentences)) for about, sentences in by_subject.items() if sentences]
+        sentences[setting] = [
+            *_setting(results.main_rows(setting), chosen),
+            *_sweep(grouped(results.of(setting, "M")), chosen),
+            *_alpha(results, setting),
+        ]
+    return {about: own for about, own in sentences.items() if own}
 
 
 def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
@@ -54,14 +42,13 @@ def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
     """
     lines = []
     for setting in results.settings:
-        by_row = grouped(results.of(setting, results.main_family(setting)))
-        reference = next((name for name in REFERENCES if name in by_row), None)
-        whole = [row for row in by_row if row not in partial_rows(by_row)]
-        shares = {row: mean.mean for row in whole if (mean := averaged(by_row[row])) is not None}
+        by_row = results.main_rows(setting)
+        reference, shares = _reference(by_row), _shares(by_row)
         if reference is None or reference not in shares:
             continue
         named = [("best", max(shares, key=lambda row: shares[row]))]
-        named += [("recommended", row) for row in (f"tunable:{name}@{chosen}" for name in SOURCES) if row in shares][:1]
+        wanted = [f"tunable:{name}@{chosen}" for name in ("auto", "label", "ot")]
+        named += [("recommended", row) for row in wanted if row in shares][:1]
         texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
@@ -70,38 +57,46 @@ def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
     return lines
 
 
-def _overview(results: Results, settings: Sequence[str], chosen: str) -> list[str]:
+def _reference(by_row: Mapping[str, Sequence[Measured]]) -> str | None:
+    """Returns the row of MAGMAX that others are compared with."""
+    return next((name for name in REFERENCES if name in by_row), None)
+
+
+def _shares(by_row: dict[str, list[Measured]]) -> dict[str, float]:
+    """Returns the mean accuracy of the rows that were measured everywhere."""
+    partial = partial_rows(by_row)
+    means = {row: averaged(own) for row, own in by_row.items() if row not in partial}
+    return {row: mean.mean for row, mean in means.items() if mean is not None}
+
+
+def _overview(results: Results, chosen: str) -> list[str]:
     sentences = []
     for name in ("label", "auto", "ot"):
         leads = {}
-        for setting in settings:
-            by_row = grouped(results.of(setting, results.main_family(setting)))
+        for setting in results.settings:
+            by_row = results.main_rows(setting)
             lead = paired(by_row.get(f"tunable:{name}@{chosen}", ()), by_row.get("magmax@best", ()))
             if lead is not None:
                 leads[setting] = lead
         if len(leads) < 2:
             continue
-        ahead = [setting for setting, lead in leads.items() if lead.mean > 0]
         ends = [100 * lead.mean for lead in leads.values()]
-        text = (
-            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(ahead)} of {len(leads)} settings "
-            f"(differences from {_signed(min(ends))} to {_signed(max(ends))} points)"
-        )
         lost = [f"{setting} ({_points(lead)})" for setting, lead in leads.items() if lead.mean <= 0]
+        text = (
+            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(leads) - len(lost)} of "
+            f"{len(leads)} settings (differences from {_signed(min(ends))} to {_signed(max(ends))} points)"
+        )
         sentences.append(f"{text}; not in {_listed(lost)}." if lost else f"{text}.")
     return sentences
 
 
-def _setting(results: Results, setting: str, chosen: str) -> list[str]:
-    by_row = grouped(results.of(setting, results.main_family(setting)))
-    partial = partial_rows(by_row)
-    means = {row: averaged(own) for row, own in by_row.items() if row not in partial}
-    shares = {row: mean.mean for row, mean in means.items() if mean is not None}
+def _setting(by_row: dict[str, list[Measured]], chosen: str) -> list[str]:
+    shares = _shares(by_row)
     if not shares:
         return []
     leader = max(shares, key=lambda row: shares[row])
     sentences = [f"`{leader}` has the highest mean accuracy, {100 * shares[leader]:.1f} %."]
-    reference = next((name for name in REFERENCES if name in by_row), None)
+    reference = _reference(by_row)
     if reference is None:
         return sentences
     if leader == reference:
@@ -114,24 +109,26 @@ def _setting(results: Results, setting: str, chosen: str) -> list[str]:
     return sentences + _unlabelled(by_row, reference, chosen)
 
 
-def _against(reference: str, leads: dict[str, Difference]) -> list[str]:
+def _against(reference: str, leads: Mapping[str, Difference]) -> list[str]:
     """Lists rows that are ahead, level and behind, each kind in a sentence."""
     most = max((lead.pairs for lead in leads.values()), default=0)
     sentences = []
     for verdict, words in (
-        ("ahead", "Ahead of `{}`"),
-        ("no clear difference", "Not clearly different from `{}`"),
-        ("behind", "Behind `{}`"),
+        ("ahead", "Ahead of"),
+        ("no clear difference", "Not clearly different from"),
+        ("behind", "Behind"),
     ):
-        rows = [(row, lead) for row, lead in leads.items() if lead.verdict == verdict]
-        rows.sort(key=lambda pair: -pair[1].mean)
-        if rows:
-            texts = _listed([f"`{row}` ({_points(lead)}{_restricted(lead, most)})" for row, lead in rows])
-            sentences.append(f"{words.format(reference)}: {texts}.")
+        texts = []
+        for row, lead in sorted(leads.items(), key=lambda item: -item[1].mean):
+            if lead.verdict == verdict:
+                restricted = f"; in {lead.pairs} of {most} pairs only" if lead.pairs < most else ""
+                texts.append(f"`{row}` ({_points(lead)}{restricted})")
+        if texts:
+            sentences.append(f"{words} `{reference}`: {_listed(texts)}.")
     return sentences
 
 
-def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) -> list[str]:
+def _unlabelled(by_row: Mapping[str, list[Measured]], reference: str, chosen: str) -> list[str]:
     """Says how much of the labels' lead inputs alone keep, and whether `auto` beats `ot`."""
     label, auto, transport = (by_row.get(f"tunable:{name}@{chosen}", []) for name in ("label", "auto", "ot"))
     ours, theirs = paired(auto, by_row[reference]), paired(label, by_row[reference])
@@ -149,67 +146,35 @@ def _unlabelled(by_row: dict[str, list[Measured]], reference: str, chosen: str) 
     return sentences
 
 
-def _sweep(results: Results, setting: str, chosen: str) -> list[str]:
+def _sweep(by_row: Mapping[str, list[Measured]], chosen: str) -> list[str]:
     """Says how the leads change with the number of tasks in an environment."""
-    by_row = grouped(results.of(setting, "M"))
-    reference = next((name for name in REFERENCES if name in by_row), None)
+    reference = _reference(by_row)
     if reference is None:
         return []
-    counts = sorted({mixture_parts(each.mixture)[1] for each in by_row[reference]})
+    mixtures = sorted({each.mixture for each in by_row[reference]}, key=mixture_parts)
     sentences = []
     for row in (f"tunable:{name}@{chosen}" for name in ("label", "auto", "ot")):
-        leads = {
-            count: paired(_within(by_row.get(row, ()), f"M{count}"), _within(by_row[reference], f"M{count}"))
-            for count in counts
-        }
-        known = {count: lead for count, lead in leads.items() if lead is not None}
-        if known:
-            texts = _listed([f"{_signed(100 * lead.mean)} with {count}" for count, lead in known.items()])
-            ahead = [str(count) for count, lead in known.items() if lead.verdict == "ahead"]
-            behind = [str(count) for count, lead in known.items() if lead.verdict == "behind"]
-            where = f"clearly ahead with {_listed(ahead)}" if ahead else "nowhere clearly ahead"
-            where += f", clearly behind with {_listed(behind)}" if behind else ""
-            sentences.append(f"`{row}` minus `{reference}`, by the number of tasks: {texts} (points); {where}.")
+        means = []
+        clear: dict[str, list[str]] = {"ahead": [], "behind": []}
+        for mixture in mixtures:
+            own, other = ([e for e in by_row.get(name, ()) if e.mixture == mixture] for name in (row, reference))
+            lead = paired(own, other)
+            if lead is not None:
+                count = mixture_parts(mixture)[1]
+                means.append(f"{_signed(100 * lead.mean)} with {count}")
+                clear.setdefault(lead.verdict, []).append(str(count))
+        if means:
+            where = f"clearly ahead with {_listed(clear['ahead'])}" if clear["ahead"] else "nowhere clearly ahead"
+            where += f", clearly behind with {_listed(clear['behind'])}" if clear["behind"] else ""
+            text = f"`{row}` minus `{reference}`, by the number of tasks: {_listed(means)} (points)"
+            sentences.append(f"{text}; {where}.")
     return sentences
-
-
-def _within(measured: Sequence[Measured], mixture: str) -> list[Measured]:
-    return [each for each in measured if each.mixture == mixture]
-
-
-def _leftovers(results: Results) -> list[str]:
-    limit = paper.LEFTOVERS_AT_MOST
-    tunable = [each for each in results.measured if each.leftovers is not None and row_parts(each.row)[0] == "tunable"]
-    own = [each for each in tunable if not row_parts(each.row)[3]]
-    if not own:
-        return []
-    shares = [each.leftovers for each in own if each.leftovers is not None]
-    top = max(shares)
-    above = sum(share > limit for share in shares) / len(shares)
-    if top <= limit:
-        return [f"Elements assigned at random: at most {100 * top:.1f} %, as the paper says (at most 10 %)."]
-    worst = max(own, key=lambda each: each.leftovers or 0.0)
-    return [
-        f"Elements assigned at random: up to {100 * top:.1f} % (`{worst.row}` in {worst.setting}), more than the "
-        f"paper's 10 % in {100 * above:.0f} % of the merges."
-    ]
-
-
-def _ownership(results: Results) -> list[str]:
-    texts = []
-    for setting in results.settings:
-        counts = [each["magmax_counts"] for each in results.sequences if each["setting"] == setting]
-        shares = [each[-1] / sum(each) for each in counts if sum(each)]
-        if shares:
-            texts.append(f"{100 * mean_over_seeds(shares).mean:.0f} % in {setting}")
-    text = "Share of its elements that MAGMAX takes from the last task (paper: more than 40 %)"
-    return [f"{text}: {_listed(texts)}."] if texts else []
 
 
 def _alpha(results: Results, setting: str) -> list[str]:
     """Says whether the first task gains and the last loses from the smallest alpha to the largest."""
     sentences = []
-    tunable = [each for each in results.alphas if each["method"] == "tunable" and each["setting"] == setting]
+    tunable = [each for each in of_setting(results.alphas, setting) if each["method"] == "tunable"]
     for scale in dict.fromkeys(record["scale"] for record in tunable):
         points = [point for record in tunable if record["scale"] == scale for point in record["points"]]
         alphas = sorted({point["alpha"] for point in points})
@@ -237,10 +202,6 @@ def _points(lead: Difference) -> str:
 
 def _signed(value: float) -> str:
     return Cell(value, signed=True).number
-
-
-def _restricted(lead: Difference, most: int) -> str:
-    return f"; in {lead.pairs} of {most} pairs only" if lead.pairs < most else ""
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -5,35 +5,20 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.figures import all_drawings
-from tunable_magmax.experiments.findings import Finding, findings
+from tunable_magmax.experiments.findings import findings
 from tunable_magmax.experiments.results import Results, load_results, of_setting
 from tunable_magmax.experiments.rows import meanings
 from tunable_magmax.experiments.table import Table, csv_text, latex
 from tunable_magmax.experiments.tables import all_tables
 from tunable_magmax.files import write_atomic
-from tunable_magmax.plots.experiment import Drawing
 
 MARKDOWN, PAGE = "report.md", "report.html"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the templates show. `names`: what the parts of the rows' names mean; `made`: a line for each setting."""
-
-    title: str
-    about: str
-    findings: Sequence[Finding]
-    tables: Sequence[Table]
-    drawings: Sequence[Drawing]
-    names: dict[str, str]
-    made: Sequence[str]
 
 
 def render(
@@ -52,24 +37,25 @@ def render(
     `chosen`: the rule for the scale that sentences and leads are about. Kinds without records are left out.
     """
     records, out = load_results(results, kinds, rows), Path(out)
-    report = Report(
-        title or ", ".join(records.settings) or "Experiment",
-        about,
-        findings(records, chosen),
-        all_tables(records, chosen),
-        all_drawings(records, chosen),
-        meanings(record["row"] for record in records.rows),
-        _how_made(records),
-    )
+    tables, drawings = all_tables(records, chosen), all_drawings(records, chosen)
+    shown = {
+        "title": title or ", ".join(records.settings) or "Experiment",
+        "about": about,
+        "findings": findings(records, chosen).items(),
+        "tables": tables,
+        "drawings": drawings,
+        "names": meanings(record["row"] for record in records.rows),
+        "made": _how_made(records),
+    }
     texts = {
         f"tables/{table.name}.{suffix}": text(table)
-        for table in report.tables
+        for table in tables
         for suffix, text in (("md", markdown), ("tex", latex), ("csv", csv_text))
     }
-    pages = {name: _template(name).render(vars(report)) for name in (MARKDOWN, PAGE)}
+    pages = {name: _template(name).render(shown) for name in (MARKDOWN, PAGE)}
     return [
         *(_write(out / name, text) for name, text in texts.items()),
-        *(path for drawing in report.drawings for path in drawing.save(out / "figures")),
+        *(path for drawing in drawings for path in drawing.save(out / "figures")),
         *(_write(out / name, text) for name, text in pages.items()),
     ]
 

@@ -220,7 +220,12 @@ def test_what_no_task_held_is_pointed_out(tmx, based, site):
 @pytest.mark.parametrize(
     ("arguments", "values", "metadata", "says"),
     [
-        ("--inputs {site}/b.safetensors", cloud(0, 5), None, "width 3, not 4 as the base's embeddings in the profiles"),
+        (
+            "--inputs {site}/b.safetensors",
+            cloud(0, 5),
+            None,
+            "width 3, and those in the profile of task 'birds' have width 4",
+        ),
         (
             "--inputs {site}/b.safetensors",
             np.ones((5, 4)),

@@ -189,12 +189,15 @@ def test_identical_features_give_equal_weights_and_a_warning() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task_features": []}, "task_features: expected a list with one entry for each task"),
-        ({"task_labels": "ab"}, "task_labels: expected a list with one entry for each task"),
-        ({"task_labels": [[0, 1]]}, "2 arrays of task features and 1 lists of their labels"),
-        ({"task_labels": [[0, 1], [1]]}, "task 2: 2 rows of features and 1 labels: give one for each row"),
+        ({"task_features": []}, "base features: expected a list of arrays [samples, width], one for each task"),
+        ({"task_labels": "ab"}, "task_labels: expected a list, not 'ab'"),
+        ({"task_labels": [[0, 1]]}, "the tasks have [2, 2] rows of features and [2] labels: give one for each row"),
+        (
+            {"task_labels": [[0, 1], [1]]},
+            "the tasks have [2, 2] rows of features and [2, 1] labels: give one for each row",
+        ),
         ({"target_features": np.ones((2, 3))}, "task 1: its features have width 2 and the target's have width 3"),
-        ({"target_features": np.ones((0, 2))}, "base features of the target: no samples; give at least one"),
+        ({"target_features": np.ones((0, 2))}, "base features of the target: no samples, or features of width 0"),
         ({"target_features": np.full((1, 2), np.nan)}, "base features of the target: 1 of 1 rows hold NaN or infinity"),
         ({"concentration": -1}, "concentration must be a number >= 0, not -1"),
         ({"max_samples": 0}, "max_samples must be >= 1, not 0"),

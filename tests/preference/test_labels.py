@@ -72,18 +72,16 @@ def test_labels_of_no_task_are_counted_named_and_left_out() -> None:
 
 
 def test_nothing_left() -> None:
-    message = (
-        "2 ('bird', 'fish') of 2 labels belong to no task, so nothing is left to compare; give labels in the tasks'"
-    )
+    message = "all 2 labels belong to no task: they are 'bird', 'fish', and the tasks' classes are 'cat', 'dog', "
     with pytest.raises(InputError) as error:
         Preference.from_labels(TASKS, ["bird", "fish"])
     assert message in str(error.value)
     assert "ask for equal weights with on_zero='equal'" in str(error.value)
     with pytest.warns(UserWarning, match="belong to no task"):
         assert Preference.from_labels(TASKS, ["bird"], on_zero="equal").weights == pytest.approx((1 / 3,) * 3)
-    with pytest.raises(InputError, match="the labels are indices, the tasks' classes are names"):
+    with pytest.raises(InputError, match="they are 0, 1, and the tasks' classes are 'cat', 'dog'"):
         Preference.from_labels(TASKS, [0, 1])
-    with pytest.raises(InputError, match="the labels are names, the tasks' classes are indices"):
+    with pytest.raises(InputError, match="they are 'cat', and the tasks' classes are 0, 1"):
         Preference.from_labels([[1, 2]], ["cat"])
 
 

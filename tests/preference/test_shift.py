@@ -201,7 +201,7 @@ def test_predictions_that_no_task_shows_are_left_out() -> None:
         (
             [{"a": 1}],
             {"method": "pseudo", "labels": ["a"], "task_label_counts": [{"a": 1}]},
-            "pseudo labels and labels",
+            "labels join a likelihood, which pseudo does not use; choose method='em'",
         ),
         (
             [{"a": 1}],

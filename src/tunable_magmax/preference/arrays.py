@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,15 +34,30 @@ def feature_matrix(value: Any, name: str) -> Matrix:
     array = as_numpy(value, name)
     if array.ndim != 2:
         raise InputError(f"{name}: expected a matrix [samples, width], found shape {list(array.shape)}")
-    if array.shape[0] == 0:
-        raise InputError(f"{name}: no samples; give at least one")
-    if array.shape[1] == 0:
-        raise InputError(f"{name}: the features have width 0")
+    if not array.size:
+        raise InputError(f"{name}: no samples, or features of width 0: found shape {list(array.shape)}")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
     if bad.size:
         shown = f"first in row {int(bad[0])} (counting from 0)"
         raise InputError(f"{name}: {bad.size} of {len(array)} rows hold NaN or infinity, {shown}; leave them out")
     return array
+
+
+def task_matrices(values: Any, name: str) -> list[Matrix]:
+    """Returns T arrays [samples, width], one for each task, checked as `feature_matrix` does."""
+    listed = hasattr(values, "__len__") and not isinstance(values, (str, Mapping)) and getattr(values, "ndim", 3) == 3
+    if not listed or not len(values):
+        raise InputError(f"{name}: expected a list of arrays [samples, width], one for each task")
+    return [feature_matrix(value, f"{name} of task {t}") for t, value in enumerate(values, 1)]
+
+
+def require_one_width(task: Matrix, target: Matrix, t: int) -> None:
+    """Refuses features of task `t` and of the target that cannot come from one encoder."""
+    if task.shape[1] != target.shape[1]:
+        raise InputError(
+            f"task {t}: its features have width {task.shape[1]} and the target's have width {target.shape[1]}; embed "
+            "both with the same encoder"
+        )
 
 
 def unit_rows(matrix: Matrix) -> Floats:
@@ -74,7 +90,7 @@ def rescaled(x: Matrix, y: Matrix) -> tuple[Floats, Floats]:
     second: Floats = np.multiply(y, 0.5, dtype=np.float64)
     first -= origin
     second -= origin
-    spread = max(_largest(first), _largest(second)) or 1.0
+    spread = max(np.abs(first).max(), np.abs(second).max()) or 1.0
     first /= spread
     second /= spread
     return first, second
@@ -91,7 +107,3 @@ def squared_distances(x: Floats, y: Floats) -> Floats:
     distances += np.einsum("nw,nw->n", x, x)[:, None]
     distances += np.einsum("mw,mw->m", y, y)[None, :]
     return np.maximum(distances, 0, out=distances)
-
-
-def _largest(values: Floats) -> float:
-    return max(float(values.max()), -float(values.min()))

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix
+from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix, require_one_width, task_matrices
 from tunable_magmax.preference.estimate import JSON, WeightEstimate
+from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.probe import Probe
 from tunable_magmax.preference.uncertainty import (
     RESAMPLING,
@@ -207,22 +208,13 @@ def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
 def _checked(
     task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any
 ) -> tuple[list[Matrix], list[list[Any]], Matrix]:
-    for value, name in ((task_features, "task_features"), (task_labels, "task_labels")):
-        if isinstance(value, str) or not hasattr(value, "__len__") or not len(value):
-            raise InputError(f"{name}: expected a list with one entry for each task")
-    if len(task_features) != len(task_labels):
-        raise InputError(f"{len(task_features)} arrays of task features and {len(task_labels)} lists of their labels")
-    tasks = [feature_matrix(x, f"base features of task {t}") for t, x in enumerate(task_features, 1)]
+    tasks = task_matrices(task_features, "base features")
     target = feature_matrix(target_features, "base features of the target")
-    labels = []
-    for t, (task, own) in enumerate(zip(tasks, task_labels, strict=True), 1):
-        plain = own.tolist() if hasattr(own, "tolist") else list(own)
-        if len(plain) != len(task):
-            raise InputError(f"task {t}: {len(task)} rows of features and {len(plain)} labels: give one for each row")
-        if task.shape[1] != target.shape[1]:
-            raise InputError(
-                f"task {t}: its features have width {task.shape[1]} and the target's have width {target.shape[1]}; "
-                "embed both with the base"
-            )
-        labels.append(plain)
+    lists = plain_list(task_labels, "task_labels")
+    labels = [plain_list(own, f"labels of task {t}") for t, own in enumerate(lists, 1)]
+    rows, given = [*map(len, tasks)], [*map(len, labels)]
+    if rows != given:
+        raise InputError(f"the tasks have {rows} rows of features and {given} labels: give one for each row")
+    for t, task in enumerate(tasks, 1):
+        require_one_width(task, target, t)
     return tasks, labels, target

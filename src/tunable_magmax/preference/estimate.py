@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from tunable_magmax.errors import InputError
 
@@ -19,14 +19,14 @@ class WeightEstimate:
     """Weights over tasks, normalised on entry, with the method's name, what went in, and intervals where known."""
 
     weights: tuple[float, ...]
-    method: str
+    method: str = "weights"
     provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
     intervals: Intervals | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", normalised(self.weights))
 
-    def with_facts(self, **facts: JSON) -> WeightEstimate:
+    def with_facts(self, **facts: JSON) -> Self:
         """Returns the same estimate with more facts in its provenance."""
         return replace(self, provenance={**self.provenance, **facts})
 

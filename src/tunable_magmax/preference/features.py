@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -11,7 +11,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix, rescaled, squared_distances, unit_rows
+from tunable_magmax.preference.arrays import (
+    Floats,
+    Matrix,
+    require_one_width,
+    rescaled,
+    squared_distances,
+    task_matrices,
+    unit_rows,
+)
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.transport import SOLVER, Sinkhorn, transports, warn_unconverged
 from tunable_magmax.preference.uncertainty import (
@@ -96,31 +104,15 @@ def feature_estimate(
 
 def feature_pairs(task_features: Sequence[Any], target_features: Sequence[Any]) -> tuple[list[Matrix], list[Matrix]]:
     """Checks and returns the T pairs (task's own features, target's features), each pair embedded by theta_t."""
-    for value, name in ((task_features, "task_features"), (target_features, "target_features")):
-        if isinstance(value, (str, Mapping)) or not hasattr(value, "__len__"):
-            raise InputError(f"{name}: expected a list of T arrays [samples, width]")
-        if getattr(value, "ndim", 3) < 3:
-            raise InputError(f"{name}: expected a list of T arrays [samples, width], found one array; pass [array] * T")
-    if len(task_features) == 0:
-        raise InputError("task_features: no tasks; give one array per task")
-    if len(task_features) != len(target_features):
+    tasks = task_matrices(task_features, "task features")
+    targets = task_matrices(target_features, "target features")
+    if len(tasks) != len(targets) or any(len(target) != len(targets[0]) for target in targets):
         raise InputError(
-            f"{len(task_features)} arrays of task features and {len(target_features)} of target features: the target's "
+            f"{len(tasks)} tasks, and target features of {[len(target) for target in targets]} samples: the target's "
             "samples must be embedded once by each task's encoder"
         )
-    tasks = [feature_matrix(x, f"task features of task {t}") for t, x in enumerate(task_features, 1)]
-    targets = [feature_matrix(y, f"target features under task {t}") for t, y in enumerate(target_features, 1)]
-    for t, (x, y) in enumerate(zip(tasks, targets, strict=True), 1):
-        if x.shape[1] != y.shape[1]:
-            raise InputError(
-                f"task {t}: its features have width {x.shape[1]} and the target's have width {y.shape[1]}; embed both "
-                "with the same encoder"
-            )
-        if len(y) != len(targets[0]):
-            raise InputError(
-                f"the target has {len(targets[0])} samples under task 1 and {len(y)} under task {t}; embed the same "
-                "samples with every encoder"
-            )
+    for t, (task, target) in enumerate(zip(tasks, targets, strict=True), 1):
+        require_one_width(task, target, t)
     return tasks, targets
 
 

@@ -61,14 +61,13 @@ def label_estimate(
     name = method or ("label" if similarity == "inner" else "label-count")
     record: dict[str, Any] = {"similarity": similarity, "unknown": sum(counts.unknown.values())}
     known = counts.target.sum()
-    if counts.unknown:
-        message = f"{_named(counts.unknown)} of {round(known) + record['unknown']} labels belong to no task"
-        if not known and on_zero == "error":
-            raise InputError(
-                f"{message}, so nothing is left to compare{_kinds(counts)}; give labels in the tasks' own class names "
-                "or indices, or ask for equal weights with on_zero='equal' (--on-zero equal)"
-            )
-        warnings.warn(f"{message} and were left out", stacklevel=3)
+    if not known and on_zero == "error":
+        raise InputError(
+            f"all {record['unknown']} labels belong to no task: they are {some_of(counts.unknown, show=repr)}, and the "
+            f"tasks' classes are {some_of(counts.classes, show=repr)}; give labels in the tasks' own class names or "
+            "indices, or ask for equal weights with on_zero='equal' (--on-zero equal)"
+        )
+    warn_unknown(counts)
     if not known:
         return WeightEstimate((1.0,) * tasks, name, {**record, "samples": 0, "reason": "no label belongs to a task"})
     table = class_shares(counts.tasks) if similarity == "inner" else (counts.tasks > 0).astype(np.float64)
@@ -77,6 +76,15 @@ def label_estimate(
     record["similarities"] = similarities.tolist()
     weights = weights_from_similarities(similarities)
     return conclude(name, weights, replicates, round(known), record, resampling)
+
+
+def warn_unknown(counts: ClassCounts) -> None:
+    """Warns of labels that belong to no task."""
+    unknown = sum(counts.unknown.values())
+    if unknown:
+        names = some_of(counts.unknown, show=repr)
+        total = round(counts.target.sum()) + unknown
+        warnings.warn(f"{unknown} ({names}) of {total} labels belong to no task and were left out", stacklevel=4)
 
 
 def class_shares(task_counts: Floats, smoothing: float = 0.0) -> Floats:
@@ -99,7 +107,7 @@ def count_classes(task_counts: Sequence[Any], labels: Iterable[Any]) -> ClassCou
     if isinstance(task_counts, (str, Mapping)) or len(task_counts) == 0:
         raise InputError("the tasks' class counts must be a list with one class-to-count mapping per task")
     tables = [_task_table(counts, t) for t, counts in enumerate(task_counts, 1)]
-    seen = Counter(_class(label, "a label") for label in _plain(labels, "labels"))
+    seen = Counter(_class(label, "a label") for label in plain_list(labels, "labels"))
     if not seen:
         raise InputError("no labels: give at least one label of the target")
     position = {name: k for k, name in enumerate(dict.fromkeys(name for table in tables for name in table))}
@@ -122,7 +130,7 @@ def _task_table(counts: Any, task: int) -> dict[Class, float]:
     if isinstance(counts, Mapping):
         items: list[tuple[Any, Any]] = list(counts.items())
     else:
-        items = list(enumerate(_plain(counts, f"class counts of task {task}")))
+        items = list(enumerate(plain_list(counts, f"class counts of task {task}")))
     table: dict[Class, float] = {}
     for key, value in items:
         name = _class(key, f"a class of task {task}")
@@ -138,7 +146,7 @@ def _task_table(counts: Any, task: int) -> dict[Class, float]:
     return {name: count for name, count in table.items() if count > 0}
 
 
-def _plain(values: Any, name: str) -> list[Any]:
+def plain_list(values: Any, name: str) -> list[Any]:
     """Returns a flat list of Python values from a list, numpy or torch vector."""
     if hasattr(values, "tolist"):
         values = values.tolist()
@@ -153,21 +161,6 @@ def _class(value: Any, what: str) -> Class:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise InputError(f"{what} must be a class name or a class index, not {value!r}")
     return value
-
-
-def _named(unknown: Mapping[Class, int]) -> str:
-    names = some_of(unknown, show=repr)
-    return f"{sum(unknown.values())} ({names})"
-
-
-def _kinds(counts: ClassCounts) -> str:
-    """Returns a hint when one side uses names and the other indices."""
-    kinds = {isinstance(name, str) for name in counts.classes}, {isinstance(name, str) for name in counts.unknown}
-    if kinds == ({True}, {False}):
-        return " (the labels are indices, the tasks' classes are names)"
-    if kinds == ({False}, {True}):
-        return " (the labels are names, the tasks' classes are indices)"
-    return ""
 
 
 def weights_from_similarities(similarities: Floats) -> Floats:

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,6 @@ from tunable_magmax.preference.estimate import (
     WeightEstimate,
     alpha_weights,
     checked_weights,
-    normalised,
     task_count,
 )
 
@@ -47,7 +46,7 @@ class PreferenceFile:
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(WeightEstimate):
     """How much each task matters to a target, and how that was found.
 
     `weights`: T non-negative numbers, normalised on entry. `method`: the source's name. `provenance`: what went in,
@@ -57,14 +56,10 @@ class Preference:
     (0.75, 0.25)
     """
 
-    weights: tuple[float, ...]
-    method: str = "weights"
-    provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
-    intervals: Intervals | None = None
     tasks: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", normalised(self.weights))
+        super().__post_init__()
         if not isinstance(self.method, str) or not self.method:
             raise InputError(f"a preference's method must be a name, not {self.method!r}")
         if not isinstance(self.provenance, Mapping):
@@ -147,7 +142,7 @@ class Preference:
 
     @classmethod
     def _of(cls, estimate: WeightEstimate) -> Preference:
-        return cls(estimate.weights, estimate.method, estimate.provenance, estimate.intervals)
+        return cls(**vars(estimate))
 
     @classmethod
     def from_weights(cls, weights: Sequence[float] | ArrayLike) -> Preference:
@@ -254,8 +249,7 @@ class Preference:
         names = [source.tasks for source in sources if source.tasks is not None]
         if any(other != names[0] for other in names):
             raise InputError("the preferences name different tasks; combine preferences of one run only")
-        estimates = [WeightEstimate(one.weights, one.method, one.provenance, one.intervals) for one in sources]
-        return cls._of(combined_estimate(estimates, strengths)).named(names[0] if names else None)
+        return cls._of(combined_estimate(sources, strengths)).named(names[0] if names else None)
 
 
 def _intervals(pairs: Any, tasks: int) -> Intervals | None:

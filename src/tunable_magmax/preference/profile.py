@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -68,64 +69,53 @@ class Profile:
     def __post_init__(self) -> None:
         where = f"profile of task {self.task!r}"
         for name in ("task", "encoder"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise InputError(f"{where}: {name!r} must be a non-empty text, not {getattr(self, name)!r}")
-        _require_names(self.classes, f"{where}: classes")
-        _require_counts(self.label_counts, self.classes, f"{where}: label_counts")
+            _require_text(getattr(self, name), name, where)
+        _require_counts(self.label_counts, self.classes, f"{where}: label_counts", f"{where}: classes")
         features = _embeddings(self.features, f"{where}: features")
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < len(features):
-            raise InputError(f"{where}: samples is {self.samples!r}, fewer than the {len(features)} rows of features")
+        if self.samples < len(features):
+            raise InputError(f"{where}: samples is {self.samples}, fewer than the {len(features)} rows of features")
         object.__setattr__(self, "features", features)
-        self._check_classifier(where)
-        self._check_base(where)
+        if self.classifier is not None:
+            self._check_classifier(where)
+        elif self.classifier_classes or self.predicted is not None or self.posterior is not None:
+            raise InputError(f"{where}: predictions without the classifier's digest; give 'classifier'")
+        parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
+        missing = [name for name, value in parts.items() if value is None]
+        if not missing:
+            self._check_base(where)
+        elif len(missing) < len(parts):
+            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(missing)} is missing")
 
     def _check_classifier(self, where: str) -> None:
-        if self.classifier is None:
-            if self.classifier_classes or self.predicted is not None or self.posterior is not None:
-                raise InputError(f"{where}: predictions without the classifier's digest; give 'classifier'")
-            return
-        if not isinstance(self.classifier, str) or not self.classifier:
-            raise InputError(f"{where}: 'classifier' must be a non-empty text, not {self.classifier!r}")
-        _require_names(self.classifier_classes, f"{where}: classifier_classes")
+        _require_text(self.classifier, "classifier", where)
         if self.predicted is None:
             raise InputError(f"{where}: a classifier but no predictions; give 'predicted'")
-        _require_counts(self.predicted, self.classifier_classes, f"{where}: predicted")
+        classes = self.classifier_classes
+        _require_counts(self.predicted, classes, f"{where}: predicted", f"{where}: classifier_classes")
         if self.posterior is not None:
             posterior = np.array(as_numpy(self.posterior, f"{where}: posterior"), dtype=np.float32)
-            if posterior.shape != (len(self.classifier_classes),) or not ((posterior >= 0) & (posterior <= 1)).all():
+            if posterior.shape != (len(classes),) or not ((posterior >= 0) & (posterior <= 1)).all():
                 raise InputError(f"{where}: posterior must hold one probability for each of the classifier's classes")
             posterior.setflags(write=False)
             object.__setattr__(self, "posterior", posterior)
 
     def _check_base(self, where: str) -> None:
-        parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
-        missing = [name for name, value in parts.items() if value is None]
-        if len(missing) == len(parts):
-            return
-        if missing:
-            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(missing)} is missing")
-        if not isinstance(self.base, str) or not self.base:
-            raise InputError(f"{where}: 'base' must be a non-empty text, not {self.base!r}")
+        _require_text(self.base, "base", where)
         embedded = _embeddings(self.base_features, f"{where}: base_features")
-        if len(embedded) != len(self.features):
-            raise InputError(f"{where}: {len(embedded)} rows of base_features for {len(self.features)} of features")
-        object.__setattr__(self, "base_features", embedded)
-        object.__setattr__(self, "row_labels", self._checked_labels(f"{where}: row_labels"))
-
-    def _checked_labels(self, where: str) -> NDArray[np.int64]:
-        """Returns a class index for each row, read-only; of no class more than the task has samples."""
         rows, classes = len(self.features), len(self.classes)
-        labels = as_numpy(self.row_labels, where)
-        if labels.shape != (rows,) or labels.dtype.kind not in "iu":
-            raise InputError(f"{where} must hold a class index for each of the {rows} rows of features")
+        if len(embedded) != rows:
+            raise InputError(f"{where}: {len(embedded)} rows of base_features for {rows} of features")
+        labels = as_numpy(self.row_labels, f"{where}: row_labels")
+        if labels.shape != (rows,) or labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
+            raise InputError(f"{where}: row_labels must hold a class index below {classes} for each of the {rows} rows")
         labels = labels.astype(np.int64)
-        if labels.min() < 0 or labels.max() >= classes:
-            raise InputError(f"{where} must be class indices from 0 to {classes - 1}")
         beyond = np.flatnonzero(np.bincount(labels, minlength=classes) > np.array(self.label_counts))
         if len(beyond):
-            raise InputError(f"{where} name class {self.classes[beyond[0]]!r} more often than label_counts allows")
+            name = self.classes[beyond[0]]
+            raise InputError(f"{where}: row_labels name class {name!r} more often than label_counts allows")
         labels.setflags(write=False)
-        return labels
+        object.__setattr__(self, "base_features", embedded)
+        object.__setattr__(self, "row_labels", labels)
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -293,20 +283,17 @@ def _embeddings(value: Any, where: str) -> NDArray[np.float32]:
     return rows
 
 
-def _require_names(names: tuple[str, ...], where: str) -> None:
-    """Refuses anything but a tuple of different names, at least one."""
-    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names) or not names:
-        raise InputError(f"{where} must be a tuple of class names")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InputError(f"{where}: {some_of(twice, show=repr)} named twice; class names must differ")
+def _require_text(value: Any, name: str, where: str) -> None:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{where}: {name!r} must be a non-empty text, not {value!r}")
 
 
-def _require_counts(counts: Any, names: tuple[str, ...], where: str) -> None:
-    """Refuses anything but one count for each name, not all 0."""
-    if not isinstance(counts, tuple) or any(isinstance(c, bool) or not isinstance(c, int) or c < 0 for c in counts):
-        raise InputError(f"{where} must be a tuple of whole numbers >= 0")
+def _require_counts(counts: tuple[int, ...], names: tuple[str, ...], where: str, named: str) -> None:
+    """Refuses anything but different names, and one count for each, not all 0."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or not names:
+        raise InputError(f"{named} must be different names, at least one; found twice: {some_of(twice, show=repr)}")
     if len(counts) != len(names):
         raise InputError(f"{where} holds {len(counts)} counts for {len(names)} classes")
-    if not any(counts):
-        raise InputError(f"{where} are all 0: a profile needs at least one sample")
+    if any(not isinstance(count, int) or count < 0 for count in counts) or not any(counts):
+        raise InputError(f"{where} must be whole numbers >= 0, not all 0: a profile needs at least one sample")

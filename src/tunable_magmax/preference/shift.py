@@ -15,7 +15,14 @@ import numpy as np
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.estimate import WeightEstimate
-from tunable_magmax.preference.labels import ClassCounts, OnZero, class_shares, count_classes, label_estimate
+from tunable_magmax.preference.labels import (
+    ClassCounts,
+    OnZero,
+    class_shares,
+    count_classes,
+    label_estimate,
+    warn_unknown,
+)
 from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling, conclude, half_l1, histogram_replicates
 
 ITERATIONS = 300
@@ -133,17 +140,15 @@ def shift_estimate(
         raise InputError(f"smoothing must be a number >= 0, not {smoothing}")
     if (labels is not None or method == "pseudo") and task_label_counts is None:
         raise InputError("task_label_counts is missing: the tasks' own class counts are needed to read labels")
+    if labels is not None and method in ("pseudo", "least_squares"):
+        raise InputError(f"labels join a likelihood, which {method} does not use; choose method='em'")
     if method == "pseudo":
-        if labels is not None:
-            raise InputError("pseudo labels and labels: use method='em', or Preference.combined on one of each")
-        assert task_label_counts is not None
         options: dict[str, Any] = {"similarity": "count", "on_zero": on_zero, "resampling": resampling}
-        return label_estimate(task_label_counts, predictions, method="pseudo", **options)
+        return label_estimate(task_label_counts or (), predictions, method="pseudo", **options)
     evidence = {"predictions": _counted(task_predictions, predictions, "predictions")}
     if labels is not None and task_label_counts is not None:
-        if method == "least_squares":
-            raise InputError("labels join the likelihood, which least_squares does not use; choose method='em'")
         evidence["labels"] = _counted(task_label_counts, labels, "labels")
+        warn_unknown(evidence["labels"])
         sizes = [len(counts.tasks) for counts in evidence.values()]
         if sizes[0] != sizes[1]:
             raise InputError(f"task_predictions has {sizes[0]} tasks and task_label_counts {sizes[1]}")

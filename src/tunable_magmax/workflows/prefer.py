@@ -20,7 +20,6 @@ from tunable_magmax.files import Progress
 from tunable_magmax.preference.features import Bandwidth
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
 from tunable_magmax.preference.search import Search, SearchWatch
 from tunable_magmax.preference.transport import Sinkhorn
 from tunable_magmax.preference.uncertainty import Resampling
@@ -30,7 +29,13 @@ from tunable_magmax.workflows.target import TargetReading, TargetSamples, Target
 PreferenceMethod: TypeAlias = Literal[
     "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
 ]
-BY_FEATURES = ("ot", "cosine", "mmd")
+USED_BY = {
+    "gamma": ("ot", "cosine", "mmd"),
+    **dict.fromkeys(("debias", "regularisation", "iterations"), ("ot",)),
+    "bandwidth": ("mmd",),
+    **dict.fromkeys(("trials", "patience", "search_scale", "study"), ("search",)),
+}
+"""The methods that each option is for."""
 BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
 
 
@@ -185,14 +190,7 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    for option, methods in (
-        ("gamma", BY_FEATURES),
-        ("debias", ("ot",)),
-        ("regularisation", ("ot",)),
-        ("iterations", ("ot",)),
-        ("bandwidth", ("mmd",)),
-        *((option, ("search",)) for option in ("trials", "patience", "search_scale", "study")),
-    ):
+    for option, methods in USED_BY.items():
         if getattr(estimation, option) not in (None, False) and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
 
@@ -246,12 +244,16 @@ def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
         return [_by_labels(target, estimation)]
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
-    if method in BY_PREDICTIONS:
-        return _by_predictions(target, estimation)
+    labelled = sources.labels is not None
+    joint = labelled and (method in ("shift", "em") or (method == "auto" and target.can_predict))
+    labels = [_by_labels(target, estimation)] if labelled and not joint else []
     if method == "auto":
-        return _by_rule(target, estimation)
-    labelled = [_by_labels(target, estimation)] if sources.labels is not None else []
-    return [*labelled, _by_probe(target, estimation) if method == "probe" else _by_features(target, estimation)]
+        return [*labels, _by_rule(target, estimation, joint)]
+    if method == "probe":
+        return [*labels, _by_probe(target, estimation)]
+    if method in BY_PREDICTIONS:
+        return [*labels, _by_predictions(target, estimation, joint)]
+    return [*labels, _by_features(target, estimation)]
 
 
 def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
@@ -283,61 +285,47 @@ def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
 
 def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
     features = target.base_features  # first, because it checks that the profiles hold the base's embeddings
-    rows = _base_rows(target.run.require_profiles("a probe"))
-    return Preference.from_base_features(*rows, features, resampling=estimation.resampling)
+    return Preference.from_base_features(*_base_rows(target), features, resampling=estimation.resampling)
 
 
-def _base_rows(profiles: Sequence[Profile]) -> tuple[list[Any], list[Any]]:
+def _base_rows(target: TargetSamples) -> tuple[list[Any], list[Any]]:
     """Returns the tasks' rows under the base, and their classes; an index counts inside its own profile."""
+    profiles = target.run.require_profiles("a probe")
     return [profile.base_features for profile in profiles], [profile.row_labels for profile in profiles]
 
 
-def _by_predictions(target: TargetSamples, estimation: Estimation) -> list[Preference]:
+def _by_predictions(target: TargetSamples, estimation: Estimation, joint: bool) -> Preference:
+    """Estimates from predictions, and with `joint` from labels too."""
     profiles = target.run.require_profiles("label-shift estimation")
-    counts = [profile.label_table for profile in profiles]
-    options: dict[str, Any] = {"method": estimation.method, "on_zero": estimation.on_zero, "task_label_counts": counts}
-    labelled = target.sources.labels is not None
-    joint = labelled and estimation.method in ("shift", "em")
-    if joint:
-        options["labels"] = _known(target.labels, counts)
-    histograms = [profile.predicted_table for profile in profiles]
-    preference = Preference.from_predictions(
-        histograms, target.predictions, resampling=estimation.resampling, **options
+    method: Any = estimation.method
+    return Preference.from_predictions(
+        [profile.predicted_table for profile in profiles],
+        target.predictions,
+        method=method,
+        task_label_counts=[profile.label_table for profile in profiles],
+        labels=target.labels if joint else None,
+        on_zero=estimation.on_zero,
+        resampling=estimation.resampling,
     )
-    return [_by_labels(target, estimation), preference] if labelled and not joint else [preference]
 
 
-def _by_rule(target: TargetSamples, estimation: Estimation) -> list[Preference]:
+def _by_rule(target: TargetSamples, estimation: Estimation, joint: bool) -> Preference:
     """Applies the rule of `auto`. Predictions and features are made only if the rule asks for them."""
     profiles = target.run.require_profiles("comparing inputs")
-    labelled = target.sources.labels is not None
     evidence: dict[str, Any] = {"resampling": estimation.resampling}
     if target.can_predict:
         evidence["task_predictions"] = [profile.predicted_table for profile in profiles]
         evidence["predictions"] = lambda: target.predictions
-        if labelled:
-            counts = [profile.label_table for profile in profiles]
-            return [Preference.auto(**evidence, task_label_counts=counts, labels=_known(target.labels, counts))]
+    if joint:
+        counts = [profile.label_table for profile in profiles]
+        return Preference.auto(**evidence, task_label_counts=counts, labels=target.labels)
     if target.can_probe:
-        evidence["task_base_features"], evidence["task_base_labels"] = _base_rows(profiles)
+        evidence["task_base_features"], evidence["task_base_labels"] = _base_rows(target)
         evidence["target_base_features"] = lambda: target.base_features
     if target.can_compare or (target.sources.inputs is not None and not target.can_predict and not target.can_probe):
         evidence["task_features"] = [profile.features for profile in profiles]
         evidence["target_features"] = lambda: target.features
-    preference = Preference.auto(**evidence)
-    return [_by_labels(target, estimation), preference] if labelled else [preference]
-
-
-def _known(labels: Sequence[Any], counts: Sequence[dict[str, int]]) -> list[Any]:
-    """Returns the labels for a joint likelihood, after the warning that labels alone would give."""
-    classes = {name for tables in counts for name, samples in tables.items() if samples}
-    unknown = [label for label in labels if label not in classes]
-    if unknown and len(unknown) < len(labels):
-        names = some_of(dict.fromkeys(unknown), show=repr)
-        warnings.warn(
-            f"{len(unknown)} of {len(labels)} labels ({names}) belong to no task and were left out", stacklevel=2
-        )
-    return list(labels)
+    return Preference.auto(**evidence)
 
 
 def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
@@ -346,4 +334,4 @@ def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
         warnings.warn(
             f"{inputs} holds labels as well, which say more than inputs; --labels {inputs} uses them", stacklevel=2
         )
-    return replace(preference, provenance={**preference.provenance, "read": dict(target.facts)})
+    return preference.with_facts(read=dict(target.facts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -136,9 +135,8 @@ class TargetSamples:
         if self._embedded:
             tables = read_task_features(self.sources.inputs, self.run.labels, [p.encoder for p in profiles])
             for profile, table in zip(profiles, tables, strict=True):
-                if table.encoder is not None:
-                    profile.require(encoder=table.encoder)
-                _require_width(table, profile.width, f"the profile of task {profile.task!r}", "that task's checkpoint")
+                profile.require(encoder=table.encoder)
+                _require_width(table, profile, profile.features, "that task's checkpoint")
             self.facts["inputs"] = self.sources.inputs.name
             return [table.values for table in tables]
         from tunable_magmax.models.encoder import load_encoder
@@ -155,10 +153,20 @@ class TargetSamples:
         """The target's features under the base."""
         profiles = self.run.require_profiles("a probe")
         require_one(profiles, "base")
-        if self.sources.inputs is None:
+        inputs = self.sources.inputs
+        if inputs is None:
             raise InputError("a probe looks at embeddings: give --inputs, not only --predictions")
         if self._embedded:
-            return self._base_values(profiles[0])
+            table = self._base_file
+            if table is None:
+                raise InputError(
+                    f"{inputs} holds no features under the base: add them as base.npy or base.safetensors, or give the "
+                    "inputs themselves"
+                )
+            profiles[0].require(base=table.encoder)
+            _require_width(table, profiles[0], profiles[0].base_features, "the run's base")
+            self.facts["inputs"] = inputs.name
+            return table.values
         from tunable_magmax.models.encoder import load_encoder
 
         encoder = load_encoder(self.run.base, self.reading.device)
@@ -178,22 +186,6 @@ class TargetSamples:
     def _base_file(self) -> Features | None:
         assert self.sources.inputs is not None
         return read_base_features(self.sources.inputs, self.run.labels, self._encoders)
-
-    def _base_values(self, profile: Profile) -> Any:
-        inputs, table = self.sources.inputs, self._base_file
-        assert inputs is not None
-        assert profile.base_features is not None
-        if table is None:
-            raise InputError(
-                f"{inputs} holds no features under the base: add them as base.npy or base.safetensors, or give the "
-                "inputs themselves"
-            )
-        if table.encoder is not None:
-            profile.require(base=table.encoder)
-        width = int(profile.base_features.shape[1])
-        _require_width(table, width, "the base's embeddings in the profiles", "the run's base")
-        self.facts["inputs"] = inputs.name
-        return table.values
 
     @cached_property
     def _samples(self) -> tuple[Samples, list[int]]:
@@ -217,10 +209,7 @@ class TargetSamples:
             done += len(inputs)
             if self.progress is not None:
                 self.progress(phase, done, parts * len(positions))
-        with warnings.catch_warnings():
-            if self.facts.get("unreadable"):
-                warnings.simplefilter("ignore")  # several encoders read the same inputs
-            warn_unreadable(samples.origin, failed, len(positions))
+        warn_unreadable(samples.origin, failed, len(positions))
         if failed:
             self.facts["unreadable"] = len(failed)
         return np.concatenate(results)
@@ -244,9 +233,9 @@ class TargetSamples:
         return Classifier(load_encoder(checkpoint, self.reading.device, assets=self.run.base), head)
 
 
-def _require_width(table: Features, width: int, what: str, encoder: str) -> None:
-    if table.values.shape[1] != width:
+def _require_width(table: Features, profile: Profile, own: Any, encoder: str) -> None:
+    if table.values.shape[1] != own.shape[1]:
         raise InputError(
-            f"{table.origin}: the features have width {table.values.shape[1]}, not {width} as {what}; embed the target "
-            f"with {encoder}"
+            f"{table.origin}: the features have width {table.values.shape[1]}, and those in the profile of task "
+            f"{profile.task!r} have width {own.shape[1]}; embed the target with {encoder}"
         )

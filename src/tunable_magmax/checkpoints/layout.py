@@ -1,18 +1,20 @@
-"""Rules 1 and 2: decides from headers alone what may be merged, what is copied, and the index of each element."""
+"""Rules 1 and 2: decides from headers alone what is merged, what is copied, and the index of each element.
+
+Where checkpoints do not match, all problems are explained at once; a prefix of all names counts as one.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
 
-from tunable_magmax.checkpoints.mismatch import Hints, describe_problems, find_prefix
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, closest, some_of
 
 LARGE_BUFFERS = 1 << 16
 """Bytes of integers that a small model may hold beside its weights: masks, positions and the like."""
@@ -96,7 +98,6 @@ def build_layout(
         raise InputError("; ".join(idle))
     base, tasks = signatures[0], list(zip(labels[1:], signatures[1:], strict=True))
     problems: list[str] = []
-    hints = Hints()
     ties = _shared_ties(signatures)
     prefixed = {
         label: difference
@@ -119,7 +120,7 @@ def build_layout(
             if stored is not None:
                 matched[label] = task.tensors[stored]
             elif label not in prefixed:
-                problems.append(f"{label} lacks {name!r}{hints.partner(name, task, base)}")
+                problems.append(f"{label} lacks {name!r}{_partner(name, task, base, problems)}")
         problems.extend(_mismatches(name, matched))
         if info.is_float:
             floats[name] = tuple(matched.values())
@@ -130,7 +131,7 @@ def build_layout(
         for name in [*task.tensors, *task.aliases] if label not in prefixed else ():
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, task, base):
-                hint = hints.partner(name, base, task, anyone=True)
+                hint = _partner(name, base, task, problems, anyone=True)
                 problems.append(f"{label} has {name!r}, which the base lacks{hint}")
     if prefixed or problems:
         raise InputError(describe_problems(prefixed, problems))
@@ -145,26 +146,13 @@ def build_layout(
 
 
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
-    """Yields a problem for each pattern that matches no name of any checkpoint, with a name that may be meant."""
+    """Yields a problem for each pattern that matches no name of any checkpoint, with a pattern that may be meant."""
     names = sorted({name for each in signatures for name in (*each.tensors, *each.aliases)})
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{option} pattern {pattern!r} matches no tensor{_pattern_hint(pattern, names)}"
-
-
-def _pattern_hint(pattern: str, names: Sequence[str]) -> str:
-    """Returns a hint to what a pattern was to match.
-
-    >>> _pattern_hint("head", ["head.weight"]), _pattern_hint("haed.*", ["head.weight"])
-    (" (patterns are of whole names: did you mean 'head.*'?)", " (did you mean 'head.weight'?)")
-    """
-    if any(name.startswith(f"{pattern}.") for name in names):
-        return f" (patterns are of whole names: did you mean '{pattern}.*'?)"
-    modules = {name[: dot.start()]: name for name in reversed(names) for dot in re.finditer(r"\.", name)}
-    near = get_close_matches(pattern.strip("*."), [*names, *modules], n=1)
-    if near:
-        return f" (did you mean {modules.get(near[0], near[0])!r}?)"
-    return f"; tensors have names like {names[0]!r}" if names else ""
+            modules = dict.fromkeys(f"{name[: dot.end()]}*" for name in names for dot in re.finditer(r"\.", name))
+            usual = f"; tensors have names like {names[0]!r}" if names else ""
+            yield f"{option} pattern {pattern!r} matches no tensor{closest(pattern, [*modules, *names]) or usual}"
 
 
 def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
@@ -211,3 +199,143 @@ def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[str]:
             yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
         if info.shape != base.shape:
             yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
+
+
+HINTS = 12
+"""So many problems come with a hint: each takes a look at all names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """How a task's names become the base's: a prefix dropped, or one added."""
+
+    drop: str = ""
+    add: str = ""
+
+    def __call__(self, name: str) -> str:
+        return self.add + name.removeprefix(self.drop)
+
+    def back(self, name: str) -> str:
+        """Returns the task's name for a name of the base."""
+        return self.drop + name.removeprefix(self.add)
+
+    def __bool__(self) -> bool:
+        return bool(self.drop or self.add)
+
+    def words(self) -> str:
+        return f"dropping {self.drop!r}" if self.drop else f"adding {self.add!r}"
+
+
+def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
+    """Returns the one prefix that, dropped or added, makes most of a task's names the base's; none if there is no one.
+
+    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other. Other
+    names stay unknown to the base, and are refused as such.
+
+    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> base = Signature({"h.0.w": TensorInfo("h.0.w", "F32", (1,))}, {})
+    >>> find_renaming(["transformer.h.0.w"], base)
+    Renaming(drop='transformer.', add='')
+    """
+    names = list(names)
+    if any(base.name_of(name) for name in names):
+        return Renaming()
+    sample = names[:: 1 + len(names) // 16]  # thousands of experts would make as many choices
+    choices = {Renaming(drop=name[: dot.end()]) for name in sample for dot in re.finditer(r"\.", name)}
+    choices |= {
+        Renaming(add=known.removesuffix(name))
+        for name in sample
+        for known in (*base.tensors, *base.aliases)
+        if known.endswith(f".{name}")
+    }
+    matches = {
+        choice: sum(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
+        for choice in choices
+    }
+    most = max(matches.values(), default=0)
+    best = [choice for choice, count in matches.items() if count == most]
+    return best[0] if most and len(best) == 1 else Renaming()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """A task whose names are the base's but for a prefix, and but for names that only one side has."""
+
+    renaming: Renaming
+    extra: tuple[str, ...]
+    missing: tuple[str, ...]
+    exclude: tuple[str, ...]
+    """Patterns that leave those out, once the prefix is off."""
+
+    def describe(self) -> str:
+        side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
+        rest = [f"and {_count(self.extra, 'more tensor')}"] if self.extra else []
+        rest += [f"but not {_count(self.missing, 'tensor')}"] if self.missing else []
+        return f"the names are the base's {side} the prefix {prefix!r}" + (f" ({', '.join(rest)})" if rest else "")
+
+
+def find_prefix(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
+    """Returns how names differ, if a prefix explains most of it. `allowed` says which names may be merged."""
+    names = [*task.tensors, *task.aliases]
+    renaming = find_renaming([name for name in names if base.name_of(name) is None], base)
+    renamed = {name: name if base.name_of(name) else renaming(name) for name in names}
+    known = set(renamed.values())
+    known |= {base.aliases[name] for name in known if name in base.aliases}
+    shared = [name for name in base.tensors if name in known]
+    explained = 2 * len(shared) >= min(len(base.tensors), len(task.tensors))
+    if not renaming or not explained or not any(map(allowed, base.tensors)):
+        return None
+    extra = tuple(name for name in task.tensors if allowed(name) and base.name_of(renamed[name]) is None)
+    missing = tuple(name for name in base.tensors if allowed(name) and name not in known)
+    bare = [name.removeprefix(renaming.drop or renaming.add) for name in (*extra, *missing)]
+    shared_modules = {name.removeprefix(renaming.add).split(".")[0] for name in shared}
+    modules = {name: name.split(".")[0] for name in bare}
+    # A module at the top goes by one pattern, unless that would leave out what both sides have.
+    patterns = (name if top == name or top in shared_modules else f"{top}.*" for name, top in modules.items())
+    return Prefixed(renaming, extra, missing, tuple(dict.fromkeys(patterns)))
+
+
+def _partner(name: str, there: Signature, here: Signature, problems: Sequence[str], anyone: bool = False) -> str:
+    """Returns a hint, for the first few problems, at the closest name of the other side that has no partner here.
+
+    With `anyone`, it may have one.
+    """
+    if len(problems) >= HINTS:
+        return ""
+    alone = [other for other in there.tensors if here.name_of(other) is None]
+    for other in alone:  # a prefix added or taken away
+        if other.endswith(f".{name}") or name.endswith(f".{other}"):
+            return f" (did you mean {other!r}?)"
+    return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
+
+
+def describe_problems(prefixed: Mapping[str, Prefixed], problems: Sequence[str]) -> str:
+    """Returns everything that is wrong as one text; `prefixed` are tasks by their labels."""
+    alike: dict[str, list[str]] = {}
+    for label, difference in prefixed.items():
+        alike.setdefault(difference.describe(), []).append(label)
+    lines = [f"{', '.join(labels)}: {words}" for words, labels in alike.items()] + list(problems)
+    advice = [
+        _advice(renaming, [each for each in prefixed.values() if each.renaming == renaming])
+        for renaming in dict.fromkeys(difference.renaming for difference in prefixed.values())
+    ]
+    if problems:
+        advice.append(
+            "Every task must hold the base's tensors with the same names and shapes. "
+            "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
+        )
+    title = f"these checkpoints can't be merged, {len(lines):,} problem{'' if len(lines) == 1 else 's'}:"
+    return "\n".join([title, *(f"  - {line}" for line in lines), *advice])
+
+
+def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
+    """Returns what to do next: strip whoever has the prefix, and leave out what only one side has."""
+    whose = "each of these tasks" if renaming.drop else "the base, and off the tasks that have it,"
+    command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
+    patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
+    then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
+    return f"Take the prefix off {whose} first: {command}{then}."
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}: {', '.join(names)}"

@@ -42,7 +42,7 @@ from tunable_magmax.merging.kernels import TensorPlace
 from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport, Survey
-from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory, working_threads
+from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory
 from tunable_magmax.merging.stream import Merge
 
 
@@ -278,7 +278,7 @@ class Cluster:
     def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         """Raises an `InputError` if `memory` is too little for a worker. What they put on disk is not known yet."""
         kernels = kernels_for(torch.device("cpu"))
-        plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.room.cpus), memory)
+        plan_memory(inputs.layout, options, kernels, self.room.cpus, memory)
         return 0
 
     def merge(self, job: Job) -> MergeReport:

@@ -30,7 +30,6 @@ from tunable_magmax.merging.resources import (
     kernels_for,
     plan_memory,
     read_threads,
-    working_threads,
 )
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
@@ -171,7 +170,7 @@ class ThisProcess:
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         kernels = kernels_for(torch.device("cpu"))
-        plan = plan_memory(inputs.layout, options, kernels, working_threads(kernels, self.threads), memory)
+        plan = plan_memory(inputs.layout, options, kernels, self.threads, memory)
         return plan.planes if plan.spill else 0
 
     def merge(self, job: Job) -> MergeReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.checkpoints.layout import Layout
-from tunable_magmax.errors import ExactnessError, InputError
-from tunable_magmax.merging.methods import Method
+from tunable_magmax.errors import InputError
 from tunable_magmax.merging.options import Options
 
 
@@ -169,98 +167,33 @@ STRETCHED = 2.0
 """A matched scale above this is worth a warning. In experiments (docs/results.md) it was rare, and fatal in some."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is known when a merge is done: everything that its report is made of."""
+def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
+    """Returns the options that shaped a result; `reads` are those that only some methods read."""
+    used: dict[str, Any] = {
+        "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
+        "budget": options.budget,
+        "scale": "matched" if options.scale is None else options.scale,
+        "out_dtype": options.out_dtype,
+        "include": options.include,
+        "exclude": options.exclude,
+    }
+    for name in reads:
+        value = getattr(options, name)
+        used[name] = _decimal(value) if isinstance(value, Fraction) else value
+    return used
 
-    layout: Layout
-    options: Options
-    method: Method
-    labels: Sequence[str]
-    """What base and tasks are called in messages."""
-    notes: Sequence[str]
-    """Warnings about the inputs."""
-    merged: Sequence[int]
-    """The merged tensors, as places in the layout."""
-    counts: Mapping[int, NDArray[np.int64]]
-    """Elements of each task by tensor, where elements have owners."""
-    scale: float
-    last_square: float
-    merged_square: float
-    unchanged: Sequence[int]
-    """The tasks (from 1) that are identical to the base."""
 
-    @property
-    def elements(self) -> int:
-        """d, the number of merged elements."""
-        return sum(self.layout.mergeable[k].size for k in self.merged)
+def matched_scale(last_square: float, merged_square: float) -> float:
+    """Returns ||tau_T|| / ||tau_merged|| to six significant digits, 1 if the merged vector is zero (rule 9).
 
-    def report(self) -> MergeReport:
-        """Returns the report; an `ExactnessError` if tasks own other numbers of elements than their budget says."""
-        layout, method = self.layout, self.method
-        total: NDArray[np.int64] = sum(self.counts.values(), np.zeros(method.tasks, np.int64))
-        counts = _integers(total) if method.owns else None
-        if method.budget is not None and counts != method.budget:
-            raise ExactnessError(
-                f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
-            )
-        merged = set(self.merged)
-        copied = [tensor.name for k, tensor in enumerate(layout.mergeable) if k not in merged]
-        return MergeReport(
-            method=self.options.method,
-            tasks=method.tasks,
-            elements=self.elements,
-            budget=method.budget,
-            counts=counts,
-            leftovers=method.leftovers,
-            scale=self.scale,
-            seed=self.options.seed,
-            options=self._options_used(),
-            last_length=significant(math.sqrt(self.last_square)),
-            merged_length=significant(math.sqrt(self.merged_square)),
-            tensors={layout.mergeable[k].name: self._tensor_report(k) for k in sorted(merged)},
-            copied=tuple(sorted(copied + [info.name for info in layout.copied])),
-            warnings=tuple(self._warnings()),
+    >>> matched_scale(4.0, 36.0)
+    0.333333
+    """
+    if not math.isfinite(last_square) or not math.isfinite(merged_square):
+        raise InputError(
+            "the task vectors are too long to measure in float64; give a number as scale instead of matched"
         )
-
-    def _tensor_report(self, k: int) -> TensorReport:
-        tensor, counts = self.layout.mergeable[k], self.counts.get(k)
-        return TensorReport(
-            tensor.shape, self.options.out_dtype or tensor.widest, None if counts is None else _integers(counts)
-        )
-
-    def _options_used(self) -> dict[str, Any]:
-        options = self.options
-        used: dict[str, Any] = {
-            "weights": None if options.weights is None else [_decimal(weight) for weight in options.weights],
-            "budget": options.budget,
-            "scale": "matched" if options.scale is None else options.scale,
-            "out_dtype": options.out_dtype,
-            "include": options.include,
-            "exclude": options.exclude,
-        }
-        for name in self.method.reads:
-            value = getattr(options, name)
-            used[name] = _decimal(value) if isinstance(value, Fraction) else value
-        return used
-
-    def _warnings(self) -> Iterator[str]:
-        yield from self.notes
-        yield from self.layout.warnings
-        if not self.merged:
-            yield "no task changed any mergeable tensor: the result is a copy of the base"
-            return
-        for t in self.unchanged:
-            yield f"{self.labels[t]} is identical to the base"
-        matched = self.options.scale is None
-        if matched and self.method.tasks in self.unchanged:
-            yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
-        if matched and self.scale > STRETCHED:
-            yield (
-                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their "
-                "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
-                "samples, and if it is poor, give 1 as scale"
-            )
+    return significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
 
 
 def significant(value: float) -> float:
@@ -270,10 +203,6 @@ def significant(value: float) -> float:
     0.666667
     """
     return float(f"{value:.5e}")
-
-
-def _integers(counts: NDArray[np.int64]) -> tuple[int, ...]:
-    return tuple(int(n) for n in counts)
 
 
 def _decimal(value: Fraction) -> str:

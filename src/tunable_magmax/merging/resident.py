@@ -18,8 +18,7 @@ from tunable_magmax.merging.kernels.cuda import HostCopy
 from tunable_magmax.merging.kernels.launch import Address, Destination, Table
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.report import Survey
-from tunable_magmax.merging.stream import matched_scale
+from tunable_magmax.merging.report import Survey, matched_scale
 
 
 class ResidentChunks:

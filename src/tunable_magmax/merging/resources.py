@@ -81,9 +81,10 @@ def kernels_for(device: torch.device) -> Kernels:
 
 
 def plan_memory(
-    layout: Layout, options: Options, kernels: Kernels, threads: int, memory: int | None, borrows: bool = True
+    layout: Layout, options: Options, kernels: Kernels, threads: int | None, memory: int | None, borrows: bool = True
 ) -> MemoryPlan:
     """Chooses threads and chunk, and what is kept in memory: the planes first, then the merged vector (`stash`)."""
+    threads = read_threads(threads) if kernels.threads else 1
     while threads > 1 and memory is not None:
         try:
             plan = _plan_for(layout, options, kernels, threads, memory, borrows)
@@ -169,12 +170,6 @@ def read_threads(threads: int | None) -> int:
     if threads is not None and threads < 1:
         raise InputError(f"threads is {threads}, expected at least 1")
     return default_threads() if threads is None else threads
-
-
-def working_threads(kernels: Kernels, threads: int | None) -> int:
-    """Returns how many threads a merge with these kernels uses."""
-    asked = read_threads(threads)
-    return asked if kernels.threads else 1
 
 
 def default_threads() -> int:

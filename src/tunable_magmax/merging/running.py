@@ -12,8 +12,8 @@ from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.reading import does_not_fit
+from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
-from tunable_magmax.merging.stream import matched_scale
 
 
 class RunningMagmax:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.local_auction import LocalAuctioneer
 from tunable_magmax.merging.methods import METHODS, Method
@@ -39,8 +39,16 @@ from tunable_magmax.merging.reading import (
     does_not_fit,
     working_dtype,
 )
-from tunable_magmax.merging.report import MergeReport, Outcome, Survey, significant
-from tunable_magmax.merging.resources import Limits, MemoryPlan, padded, plan_memory, working_threads
+from tunable_magmax.merging.report import (
+    STRETCHED,
+    MergeReport,
+    Survey,
+    TensorReport,
+    matched_scale,
+    options_used,
+    significant,
+)
+from tunable_magmax.merging.resources import Limits, MemoryPlan, padded, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,7 @@ class Merge:
         self.layout, self.options, self.kernels, self.labels = layout, options, kernels, sources.labels
         self.tasks = len(self.labels) - 1
         self.method = method or METHODS[options.method](options, self.tasks)
-        threads = working_threads(kernels, limits.threads)
-        self.memory: MemoryPlan = plan_memory(layout, options, kernels, threads, limits.memory, vectors.borrows)
+        self.memory: MemoryPlan = plan_memory(layout, options, kernels, limits.threads, limits.memory, vectors.borrows)
         self.progress = limits.progress or (lambda phase, done, total: None)
         self._done: dict[str, int] = {}
         self.notes = sources.notes
@@ -281,10 +288,7 @@ class Merge:
         return tau, self.method.combine(self.kernels, chunk, bounds.place.tensor, self._planes, tau)
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
-        self.squares.append(square)
-        if counts is not None:
-            k = bounds.place.tensor
-            self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
+        self.add(Findings({} if counts is None else {bounds.place.tensor: counts}, [square]))
 
     def findings(self) -> Findings:
         """Returns what was counted and measured since the last call, for a report that is made elsewhere."""
@@ -293,7 +297,7 @@ class Merge:
         return findings
 
     def add(self, findings: Findings) -> None:
-        """Adds what was counted and measured elsewhere."""
+        """Adds what was counted and measured, here or elsewhere."""
         self.squares += findings.squares
         for k, counts in findings.counts.items():
             self.counts[k] = self.counts.get(k, np.zeros(self.tasks, np.int64)) + counts
@@ -365,30 +369,59 @@ class Merge:
         return dtype
 
     def report(self) -> MergeReport:
-        """Returns the report. Call it after rendering."""
-        return Outcome(
-            layout=self.layout,
-            options=self.options,
-            method=self.method,
-            labels=self.labels,
-            notes=self.notes,
-            merged=[place.tensor for place in self.places],
-            counts=self.counts,
+        """Returns the report. Call it after rendering.
+
+        If tasks own other numbers of elements than their budget says, that is an `ExactnessError`.
+        """
+        mergeable, method = self.layout.mergeable, self.method
+        merged = {place.tensor for place in self.places}
+        counts = None
+        if method.owns:
+            counts = tuple(sum(self.counts.values(), np.zeros(self.tasks, np.int64)).tolist())
+        if method.budget is not None and counts != method.budget:
+            raise ExactnessError(
+                f"the tasks own {counts} elements, their budget is {method.budget}; please report this"
+            )
+        tensors = {
+            mergeable[k].name: TensorReport(
+                mergeable[k].shape,
+                self.out_dtype(mergeable[k]),
+                tuple(self.counts[k].tolist()) if k in self.counts else None,
+            )
+            for k in sorted(merged)
+        }
+        unmerged = [tensor.name for k, tensor in enumerate(mergeable) if k not in merged]
+        return MergeReport(
+            method=self.options.method,
+            tasks=self.tasks,
+            elements=self.elements,
+            budget=method.budget,
+            counts=counts,
+            leftovers=method.leftovers,
             scale=self.scale,
-            last_square=self.last_square,
-            merged_square=self.merged_square,
-            unchanged=self.unchanged,
-        ).report()
-
-
-def matched_scale(last_square: float, merged_square: float) -> float:
-    """Returns ||tau_T|| / ||tau_merged|| to six significant digits, 1 if the merged vector is zero (rule 9).
-
-    >>> matched_scale(4.0, 36.0)
-    0.333333
-    """
-    if not math.isfinite(last_square) or not math.isfinite(merged_square):
-        raise InputError(
-            "the task vectors are too long to measure in float64; give a number as scale instead of matched"
+            seed=self.options.seed,
+            options=options_used(self.options, method.reads),
+            last_length=significant(math.sqrt(self.last_square)),
+            merged_length=significant(math.sqrt(self.merged_square)),
+            tensors=tensors,
+            copied=tuple(sorted(unmerged + [info.name for info in self.layout.copied])),
+            warnings=tuple(self._warnings()),
         )
-    return significant(math.sqrt(last_square) / math.sqrt(merged_square)) if merged_square else 1.0
+
+    def _warnings(self) -> Iterator[str]:
+        yield from self.notes
+        yield from self.layout.warnings
+        if not self.places:
+            yield "no task changed any mergeable tensor: the result is a copy of the base"
+            return
+        for t in self.unchanged:
+            yield f"{self.labels[t]} is identical to the base"
+        matched = self.options.scale is None
+        if matched and self.tasks in self.unchanged:
+            yield "the last task vector is zero, so the matched scale is 0 and the result equals the base; give a scale"
+        if matched and self.scale > STRETCHED:
+            yield (
+                f"the matched scale is {self.scale:g}: the chosen tasks moved far less than the last one, and their "
+                "step is stretched to its length, which may gain much or spoil the model; try the result on a few "
+                "samples, and if it is poor, give 1 as scale"
+            )

@@ -21,7 +21,7 @@ from tunable_magmax.engines.weight_files import check_space, existing_folder, ex
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.options import Options
-from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory, working_threads
+from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,8 @@ def _planned(
     """Returns the plan, what the merge has to do, and how it divides its memory."""
     layout, tasks, problems = inputs.layout, len(inputs.paths) - 1, []
     kernels = kernels_for(torch.device("cpu"))
-    bound, threads = resources.memory_bytes, working_threads(kernels, resources.threads)
     try:
-        memory = plan_memory(layout, options, kernels, threads, bound)
+        memory = plan_memory(layout, options, kernels, resources.threads, resources.memory_bytes)
     except InputError as error:
         problems.append(str(error))
         memory = MemoryPlan(1, 0, 0, 0, 0, 0, 0, 0)

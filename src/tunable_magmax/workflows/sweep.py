@@ -36,7 +36,6 @@ from tunable_magmax.merging.resources import (
     kernels_for,
     plan_memory,
     read_threads,
-    working_threads,
 )
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
@@ -230,12 +229,11 @@ class _Opened:
     def memory_needed(self) -> int:
         """Returns bytes beyond the interpreter: inputs, bit planes, the merged vector for a matched scale, buffers."""
         layout, kernels = self.inputs.layout, kernels_for(torch.device("cpu"))
-        threads = working_threads(kernels, self.resources.threads)
-        plan = plan_memory(layout, self.options, kernels, threads, None, borrows=False)
+        plan = plan_memory(layout, self.options, kernels, self.resources.threads, None, borrows=False)
         width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
         each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16) + layout.working_bytes
         loaded = sum(info.nbytes for info in tensors_to_load(layout).values())
-        return loaded + plan.planes + plan.stash + SPARE + threads * each + layout.factor_bytes
+        return loaded + plan.planes + plan.stash + SPARE + plan.threads * each + layout.factor_bytes
 
     def problems(self) -> Iterator[str]:
         """Yields what prevents the sweep: too little memory, or too little space on disk."""

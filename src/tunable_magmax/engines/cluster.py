@@ -215,8 +215,7 @@ class ClusterMerge(Merge):
 
     def write(self, shards: Sequence[Shard], output: Output, attempt: str) -> dict[str, str]:
         """Has the workers write their ranges of shards, and keeps a shard once complete; returns the sha256 of each."""
-        paths = {shard.name: output.begin_shard(shard, attempt) for shard in shards}
-        named = {path: next(shard for shard in shards if shard.name == name) for name, path in paths.items()}
+        named = {output.begin_shard(shard, attempt): shard for shard in shards}
         todo: list[deque[Call]] = [deque() for _ in self._shares]
         writers = dict.fromkeys(named, 0)
         for path, shard in named.items():

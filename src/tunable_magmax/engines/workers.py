@@ -108,7 +108,7 @@ class RayWorkers:
         while calls or pending:
             while calls:
                 call = calls.popleft()
-                pending[self._send(call)] = call
+                pending[self._send(call, call.arguments)] = call
             for answer in self._answered(list(pending)):
                 call = pending[answer]
                 try:
@@ -118,7 +118,7 @@ class RayWorkers:
                     # Whatever else was asked of it is lost as well.
                     for lost, again in [(a, c) for a, c in pending.items() if c.worker == call.worker]:
                         del pending[lost]
-                        pending[self._send(again)] = again
+                        pending[self._send(again, again.arguments)] = again
                     continue
                 del pending[answer]
                 if call.replay is not None:
@@ -141,11 +141,8 @@ class RayWorkers:
         # A large answer can be lost with its node after its worker had given it.
         return known.RayActorError, known.ObjectLostError, known.NodeDiedError
 
-    def _send(self, call: Call) -> Any:
-        return self._request(call.worker, call.name, call.arguments)
-
-    def _request(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._actors[worker], name).remote(*arguments)
+    def _send(self, call: Call, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._actors[call.worker], call.name).remote(*arguments)
 
     def _result(self, answer: Any) -> Any:
         """Returns a worker's answer, or raises the error that it raised."""
@@ -198,7 +195,7 @@ class RayWorkers:
                 self._check_version(worker, self._start_replacement(worker))
                 for call in self._kept[worker]:
                     assert call.replay is not None
-                    self._result(self._request(worker, call.name, call.replay))
+                    self._result(self._send(call, call.replay))
                 return
             except self._lost_errors as another:
                 error = another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,23 +40,22 @@ def save_sweep_picture(
 
 
 def _draw_row(figure: Any, sweep: Sweep, names: Sequence[str], line: bool) -> None:
-    has_leftovers = sweep.points[0].leftovers is not None
-    ratios = (3, 1.1, 1.1) if has_leftovers else (3, 1.1)
-    upper, *others = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
+    curves = _curves(sweep)
+    upper, *others = figure.subplots(1 + len(curves), 1, sharex=True, height_ratios=(3, *(1.1 for _ in curves)))
     places = list(range(len(sweep.points)))
     _draw_shares(upper, sweep, places, names, line)
-    if has_leftovers:
-        shares = [_leftover_percent(sweep, point) for point in sweep.points]
-        _draw_curve(others[0], places, shares, "leftovers, by\nlottery (%)", line)
-    lengths = [_relative_length(sweep, point) for point in sweep.points]
-    _draw_curve(others[-1], places, lengths, "length of merged /\nlast task vector", line)
+    for axes, (label, values) in zip(others, curves.items(), strict=True):
+        _draw_curve(axes, places, values, textwrap.fill(label, 20), line)
     others[-1].axhline(1, color="dimgray", linewidth=0.8, linestyle=":")
     figure.suptitle(_title(sweep), fontsize=10, x=0.02, ha="left")
     _label_points(others[-1], sweep.points, places, line)
     for axes in (upper, *others):
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, upper)
+    handles, labels = upper.get_legend_handles_labels()
+    columns = -(-len(labels) // 26)
+    # Top down, as the areas are.
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8, frameon=False, ncols=columns)
 
 
 def _draw_shares(axes: Any, sweep: Sweep, places: Sequence[int], names: Sequence[str], line: bool) -> None:
@@ -88,37 +88,22 @@ def _label_points(axes: Any, points: Sequence[SweepPoint], places: Sequence[int]
         axes.tick_params(axis="x", length=0)
         axes.set_xlim(-0.6, len(places) - 0.4)
         return
-    last = places[-1]
-    every = max(1, -(-last // 12))
-    ticks = [k for k in places if k % every == 0 and (k == last or last - k >= every / 2)]
-    ticks += [last] if last not in ticks else []
-    axes.set_xticks(ticks)
-    axes.set_xlim(0, last)
+    axes.locator_params(axis="x", nbins=12, integer=True)
+    axes.set_xlim(0, places[-1])
     ends = [", ".join(_number(weight) for weight in points[k].weights) for k in (0, -1)]
     longest = max(map(len, ends)) > 40
     axes.set_xlabel("step" if longest else f"step, from weights {ends[0]} to {ends[1]}", fontsize=9)
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    columns = -(-len(names) // 26)
-    # Top down, as the areas are.
-    figure.legend(handles[::-1], names[::-1], loc="outside right upper", fontsize=8, frameon=False, ncols=columns)
 
 
 # -- a grid -----------------------------------------------------------------------------------------------------------
 
 
 def _draw_grid(figure: Any, sweep: Sweep, names: Sequence[str]) -> None:
-    quantities: list[tuple[str, list[float]]] = []
-    if sweep.points[0].leftovers is not None:
-        shares = [_leftover_percent(sweep, point) for point in sweep.points]
-        quantities.append(("leftovers, elements by lottery (%)", shares))
-    lengths = [_relative_length(sweep, point) for point in sweep.points]
-    quantities.append(("length of merged / last task vector", lengths))
+    curves = _curves(sweep)
     places = [_place(point) for point in sweep.points]
     rows = (math.sqrt(8 * len(places) + 1) - 1) / 2  # as many as there are points on a side
-    for axes, (title, values) in zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True):
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (title, values) in zip(panels, curves.items(), strict=True):
         axes.fill(*zip(*_CORNERS, strict=True), facecolor="none", edgecolor="#bbbbbb", linewidth=1, zorder=1)
         # Dots that touch would hide their neighbours; sizes are areas, in points of the page.
         size = min(600.0, (72 * 3.2 / rows * 0.8) ** 2)
@@ -174,12 +159,12 @@ def _shares(point: SweepPoint) -> list[float]:
     return [float(weight / sum(exact)) for weight in exact]
 
 
-def _leftover_percent(sweep: Sweep, point: SweepPoint) -> float:
-    return 100 * (point.leftovers or 0) / max(sweep.elements, 1)
-
-
-def _relative_length(sweep: Sweep, point: SweepPoint) -> float:
-    return point.merged_length / sweep.last_length if sweep.last_length else 0.0
+def _curves(sweep: Sweep) -> dict[str, list[float]]:
+    """Returns what is drawn of the points beside shares, by label; leftovers only where the method has them."""
+    left = [100 * (point.leftovers or 0) / max(sweep.elements, 1) for point in sweep.points]
+    lengths = [point.merged_length / sweep.last_length if sweep.last_length else 0.0 for point in sweep.points]
+    leftovers = {} if sweep.points[0].leftovers is None else {"leftovers, by lottery (%)": left}
+    return {**leftovers, "length of merged / last task vector": lengths}
 
 
 def _title(sweep: Sweep) -> str:

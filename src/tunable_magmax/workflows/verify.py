@@ -126,8 +126,6 @@ def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterat
                     done += len(block)
                     if progress is not None:
                         progress("digest", done, total)
-        except FileNotFoundError:
-            wrong.append(f"{name} is missing")
         except OSError as error:
             wrong.append(f"{name} cannot be read ({error.strerror or error})")
         else:
@@ -224,8 +222,7 @@ def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeR
     differing: list[str] = []
     for info in shard.tensors:
         held = checkpoint.tensors.get(info.name)
-        comparable = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape)
-        same, done = comparable, 0
+        same, done = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape), 0
         while done < info.nbytes:  # a block never reaches into the next tensor
             block = next(blocks)
             if same:
@@ -237,9 +234,7 @@ def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeR
                     same = False
             done += block.nbytes
         if not same:
-            kind = "merged" if info.name in report.tensors else "copied"
-            what = "differs" if comparable else "is not there in this type and shape"
-            differing.append(f"{info.name!r} ({kind}) {what}")
+            differing.append(f"{info.name!r} ({'merged' if info.name in report.tensors else 'copied'}) differs")
     for _ in blocks:
         pass
     total = sum(info.numel for info in shard.tensors)
@@ -258,10 +253,7 @@ def _equal(what: str, actual: object, reported: object) -> Check:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        shown = ", ".join(map(str, value[:8]))
-        return shown if len(value) <= 8 else f"{shown}, ... ({len(value)} numbers)"
-    return str(value)
+    return some_of(value, limit=8) if isinstance(value, tuple) else str(value)
 
 
 # -- where the inputs were --------------------------------------------------------------------------------------------

@@ -469,7 +469,7 @@ def test_a_plan_estimates_the_time_if_asked(tmx, sequence, tmp_path):
     assert planned["time"]["seconds"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
     assert planned["time"]["low"] < planned["time"]["seconds"] < planned["time"]["high"]
     assert planned["cluster"] is None
-    assert_refused(tmx(*command, "--workers", 3), "--workers is about the time on a cluster: give --estimate as well")
+    assert_refused(tmx(*command, "--workers", 3), "about the time on a cluster: give --estimate as well")
     assert_refused(tmx(*command, "--estimate", "--workers", 0), "workers is 0, expected at least 1")
 
 

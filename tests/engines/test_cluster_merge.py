@@ -28,8 +28,8 @@ from tunable_magmax.engines import worker as worker_module
 from tunable_magmax.engines.cluster import ClusterGroupPlanes, merge_by
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.outputs import Job
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.engines.weight_files import Job
 from tunable_magmax.engines.worker import Worker, divide
 from tunable_magmax.engines.workers import Call, Room, find_room
 from tunable_magmax.errors import ClusterError, InputError

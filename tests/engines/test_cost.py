@@ -224,7 +224,7 @@ def test_an_estimate_with_a_budget_and_without_a_place(tmp_path) -> None:
     ("asked", "told"),
     [
         ({"workers": 0, "estimate": True}, "workers is 0, expected at least 1"),
-        ({"workers": 2}, "workers is 2, which is about the time on a cluster: ask for an estimate as well"),
+        ({"workers": 2}, "workers is 2, which is about the time on a cluster: give --estimate"),
     ],
 )
 def test_workers_that_mean_nothing_are_told_before_measuring(tmp_path, monkeypatch, asked, told) -> None:

@@ -212,7 +212,7 @@ def test_another_cluster_than_the_one_joined(cluster, files, tmp_path) -> None:
     [
         ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
         ("head", "the Ray address is 'head', expected HOST:PORT"),
-        ("ray://head:10001", "is a client's: run this on a machine of the cluster"),
+        ("ray://head:10001", "the Ray address is 'ray://head:10001', expected HOST:PORT"),
     ],
 )
 def test_bad_addresses(monkeypatch, files, tmp_path, address, text) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.cluster import merge_by
 from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.engines.weight_files import Job
+from tunable_magmax.engines.outputs import Job
 from tunable_magmax.engines.worker import Worker, divide
 from tunable_magmax.engines.workers import Call
 from tunable_magmax.merging.methods import read_options
@@ -31,18 +31,18 @@ class Dying:
             call = calls.popleft()
             self.calls += 1
             if self.dies(self.calls, call):
-                self._told(call.worker, call.name, call.arguments)  # done, but nobody hears of it
+                self._told(call)  # done, but nobody hears of it
                 self._replace(call.worker)
-            answer = self._told(call.worker, call.name, call.arguments)
-            if call.replay is not None:
+            answer = self._told(call)
+            if call.lasting:
                 self.kept[call.worker].append(call)
             yield call, answer
 
-    def _told(self, worker: int, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _told(self, call: Call) -> Any:
         # Through bytes, as between machines: nothing may be shared.
-        sent = pickle.dumps(arguments)
-        received = pickle.dumps(getattr(self.workers[worker], name)(*pickle.loads(sent)))
-        self.travelled += (len(sent) + len(received)) * (name in ("auction_steps", "auctions", "measure"))
+        sent = pickle.dumps(call.arguments)
+        received = pickle.dumps(getattr(self.workers[call.worker], call.name)(*pickle.loads(sent)))
+        self.travelled += (len(sent) + len(received)) * (call.name in ("auction_steps", "auctions", "measure"))
         return pickle.loads(received)
 
     def _replace(self, worker: int) -> None:
@@ -50,7 +50,7 @@ class Dying:
         self.workers[worker].close()
         self.workers[worker] = Worker()
         for call in self.kept[worker]:
-            self._told(worker, call.name, call.replay)
+            self._told(call)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
 )
 from tunable_magmax.cli.tables import number
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import some_of
 from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ def plan(
         With --estimate: the time on a cluster of so many machines like this one, too.
     """
     refuse_words("plan", loose, source, what)
-    if workers is not None and not estimate:
-        raise InputError("--workers is about the time on a cluster: give --estimate as well")
     return show_plan(read_what(source, what), out, how, as_json, estimate, workers)
 
 

@@ -21,9 +21,9 @@ from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.outputs import Job, write_weights
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.engines.weight_files import Job, write_weights
 from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
 from tunable_magmax.engines.workers import Call, RayWorkers, Room, Workers, find_room
 from tunable_magmax.errors import ClusterError
@@ -75,7 +75,9 @@ class ClusterAuctioneer(Auctioneer):
                 alone.setdefault(holders[0], []).append(number)
             else:
                 shared.append((number, holders))
-        calls = deque(Call.lasting(k, "auctions", [by_tensor[n] for n in own], terms) for k, own in alone.items())
+        calls = deque(
+            Call(k, "auctions", ([by_tensor[n] for n in own], terms), lasting=True) for k, own in alone.items()
+        )
         for call, results in self._workers.each(calls):
             owners |= dict(zip(alone[call.worker], results, strict=True))
         for number, holders in shared:
@@ -118,33 +120,25 @@ class ClusterGroupPlanes:
     }
     """How the workers' answers become one, by operation; the others have no result."""
 
-    READS = ("tally", "histogram")
-    """Operations that leave the planes as they are: a replacement need not repeat them."""
-
     def __init__(self, workers: Workers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool) -> None:
         self._workers, self._holders, self._tensors, self.wide = workers, holders, tensors, wide
         self._waiting: list[Step] = []
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            if operation not in self.ADDS_UP:
-                self._waiting.append((operation, arguments))
-                return None
-            steps = [*self._waiting, (operation, arguments)]
-            return self.ADDS_UP[operation](self._send(steps, self._waiting if operation in self.READS else steps))
+            self._waiting.append((operation, arguments))
+            return self.ADDS_UP[operation](self._send()) if operation in self.ADDS_UP else None
 
         return call
 
     def finish(self) -> None:
         """Sends the steps that wait."""
         if self._waiting:
-            self._send(self._waiting, self._waiting)
+            self._send()
 
-    def _send(self, steps: list[Step], lasting: list[Step]) -> list[Any]:
-        self._waiting = []
-        group = (self._tensors, self.wide)
-        replay = (*group, lasting) if lasting else None
-        calls = deque(Call(k, "auction_steps", (*group, steps), replay) for k in self._holders)
+    def _send(self) -> list[Any]:
+        steps, self._waiting = self._waiting, []
+        calls = deque(Call(k, "auction_steps", (self._tensors, self.wide, steps), lasting=True) for k in self._holders)
         return [answer for _, answer in self._workers.each(calls)]
 
 
@@ -159,7 +153,7 @@ def merge_by(workers: Workers, shares: Sequence[Share], job: Job, threads: int) 
     for k, share in enumerate(shares):
         spill = output.scratch(f"{attempt}.planes-{k}")
         assignment = Assignment(base, tuple(tasks), options, inputs.layout, share, threads, job.memory, spill)
-        calls.append(Call.lasting(k, "begin", assignment))
+        calls.append(Call(k, "begin", (assignment,), lasting=True))
     deque(workers.each(calls), maxlen=0)
     merge = ClusterMerge(workers, shares, inputs, options)
     merge.survey()
@@ -262,7 +256,7 @@ class ClusterMerge(Merge):
 
     def _ask(self, name: str, *arguments: Any) -> list[Any]:
         """Sends a call to all workers that a replacement repeats; returns the answers in their order."""
-        calls = deque(Call.lasting(k, name, *arguments) for k in range(len(self._shares)))
+        calls = deque(Call(k, name, arguments, lasting=True) for k in range(len(self._shares)))
         answers = {call.worker: answer for call, answer in self._workers.each(calls)}
         return [answers[k] for k in range(len(self._shares))]
 

@@ -15,10 +15,9 @@ import torch
 from tunable_magmax.checkpoints.companions import companion_files, retyped_config
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.outputs import Job, Log, check_space, expected_shards, write_sidecars, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
-from tunable_magmax.engines.sidecars import Log, write_sidecars
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.engines.weight_files import Job, check_space, expected_shards, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import read_options

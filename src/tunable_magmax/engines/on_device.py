@@ -17,8 +17,8 @@ from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.lora.adapter import Adapter
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.outputs import Job, write_weights
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.engines.weight_files import Job, write_weights
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import show_size
 from tunable_magmax.merging.device import DeviceChunk, DeviceMerge

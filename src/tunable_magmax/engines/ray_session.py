@@ -72,12 +72,8 @@ def refuse_address_form(address: str) -> None:
     """Raises an `InputError` for text that can't be the address of a cluster."""
     if address == "auto":
         return
-    if "://" in address:
-        raise InputError(
-            f"the Ray address {address!r} is a client's: run this on a machine of the cluster with HOST:PORT. {_REMEDY}"
-        )
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or "://" in host or not port.isdigit():
         raise InputError(f"the Ray address is {address!r}, expected HOST:PORT. {_REMEDY}")
 
 

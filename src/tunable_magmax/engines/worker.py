@@ -24,8 +24,8 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.outputs import output_tensors, shard_data
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.engines.weight_files import output_tensors, shard_data
 from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.auction import Group, Ownership, Terms
 from tunable_magmax.merging.kernels import SLOTS, Counts, TensorPlace, VectorKernels

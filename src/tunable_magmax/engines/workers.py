@@ -37,13 +37,8 @@ class Call:
     worker: int
     name: str
     arguments: tuple[Any, ...] = ()
-    replay: tuple[Any, ...] | None = None
-    """Arguments with which a replacement repeats the call to reach the same state; None if it need not."""
-
-    @classmethod
-    def lasting(cls, worker: int, name: str, *arguments: Any) -> Call:
-        """Returns a call that a replacement repeats with the same arguments."""
-        return cls(worker, name, arguments, arguments)
+    lasting: bool = False
+    """Whether a replacement repeats the call to reach the same state."""
 
 
 class Workers(Protocol):
@@ -108,7 +103,7 @@ class RayWorkers:
         while calls or pending:
             while calls:
                 call = calls.popleft()
-                pending[self._send(call, call.arguments)] = call
+                pending[self._send(call)] = call
             for answer in self._answered(list(pending)):
                 call = pending[answer]
                 try:
@@ -118,10 +113,10 @@ class RayWorkers:
                     # Whatever else was asked of it is lost as well.
                     for lost, again in [(a, c) for a, c in pending.items() if c.worker == call.worker]:
                         del pending[lost]
-                        pending[self._send(again, again.arguments)] = again
+                        pending[self._send(again)] = again
                     continue
                 del pending[answer]
-                if call.replay is not None:
+                if call.lasting:
                     self._kept[call.worker].append(call)
                 yield call, result
 
@@ -141,8 +136,8 @@ class RayWorkers:
         # A large answer can be lost with its node after its worker had given it.
         return known.RayActorError, known.ObjectLostError, known.NodeDiedError
 
-    def _send(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._actors[call.worker], call.name).remote(*arguments)
+    def _send(self, call: Call) -> Any:
+        return getattr(self._actors[call.worker], call.name).remote(*call.arguments)
 
     def _result(self, answer: Any) -> Any:
         """Returns a worker's answer, or raises the error that it raised."""
@@ -194,8 +189,7 @@ class RayWorkers:
             try:
                 self._check_version(worker, self._start_replacement(worker))
                 for call in self._kept[worker]:
-                    assert call.replay is not None
-                    self._result(self._send(call, call.replay))
+                    self._result(self._send(call))
                 return
             except self._lost_errors as another:
                 error = another

@@ -16,8 +16,8 @@ from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import fingerprint_of
+from tunable_magmax.engines.outputs import check_space, existing_folder, expected_shards
 from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
-from tunable_magmax.engines.weight_files import check_space, existing_folder, expected_shards
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.options import Options
@@ -91,7 +91,7 @@ def plan_merge(
     """
     check_workers(workers)
     if workers is not None and not estimate:
-        raise InputError(f"workers is {workers}, which is about the time on a cluster: ask for an estimate as well")
+        raise InputError(f"workers is {workers}, which is about the time on a cluster: give --estimate as well")
     began = time.perf_counter()
     kernels = kernels_for(torch.device("cpu"))
     start += time.perf_counter() - began if start else 0.0

@@ -20,10 +20,9 @@ from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import completed, fingerprint_of, write_output
+from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_problem, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
-from tunable_magmax.engines.sidecars import Log
 from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
-from tunable_magmax.engines.weight_files import Job, expected_shards, space_problem, write_weights
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size, write_atomic
 from tunable_magmax.merging.budget import read_weights

@@ -16,8 +16,8 @@ from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
+from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
-from tunable_magmax.engines.weight_files import merged_tensors, shard_data
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import read_options

@@ -372,7 +372,7 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
     (run / "run.json").write_text(json.dumps(record))
     result = tmx("prefer", run, "--labels", site / "labels.txt")
     assert result.code == 2
-    assert "--labels needs the tasks' profiles, and 'cars' has none" in result.err
+    assert "--labels needs the tasks' profiles; missing: 'cars'" in result.err
     assert f"tmx profile {run} --task NAME --data DATA" in result.err
 
 

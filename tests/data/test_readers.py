@@ -98,7 +98,7 @@ def test_columns_by_name(tmp_path):
     assert samples.classes == ("greeting",)
     with pytest.raises(InputError, match="text_column is 'prhase'"):
         open_samples(path, text_column="prhase")
-    with pytest.raises(InputError, match="no column of labels among"):
+    with pytest.raises(InputError, match=r"which column\? Give label_column, one of"):
         open_labels(path)
 
 

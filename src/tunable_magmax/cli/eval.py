@@ -31,33 +31,30 @@ ALL = "all"
 class DataAndHead:
     """The data to evaluate on, the head, and how much is read at once."""
 
-    data: Annotated[
-        Path | None,
-        Parameter(
-            help="Labelled data: class folders of images, a table, parquet, CLINC150's JSON, or a YAML with a "
-            "benchmark. Default: the test data of the run's benchmark."
-        ),
-    ] = None
-    head: Annotated[
-        Path | None,
-        Parameter(
-            help="The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."
-        ),
-    ] = None
-    run: Annotated[
-        Path | None, Parameter(help="The run directory the model comes from: its head, tasks and test data.")
-    ] = None
-    split: Annotated[str | None, Parameter(help="Of data with several. Of a benchmark: test (default) or train.")] = (
-        None
-    )
-    text_column: Annotated[str | None, Parameter(help="Default: text, sentence, query, ...")] = None
-    label_column: Annotated[str | None, Parameter(help="Default: label, class, intent, ...")] = None
-    limit: Annotated[int | None, Parameter(help="Of more samples, evaluate a seeded draw.")] = None
-    draw_seed: Annotated[int, Parameter(help="Seed of that draw.")] = 0
-    strict: Annotated[bool, Parameter(help="A sample that cannot be read is an error, not a warning.")] = False
-    level: Annotated[float, Parameter(help="Level of the intervals.")] = 0.95
-    batch: Annotated[int, Parameter(help="So many samples at a time.")] = 256
-    device: Annotated[str | None, Parameter(help="Default: the GPU if there is one.")] = None
+    data: Path | None = None
+    """Labelled data: images in class folders, a table, parquet, JSON or a benchmark's YAML. Default: the run's test data."""
+    head: Path | None = None
+    """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
+    run: Path | None = None
+    """The run directory the model comes from: its head, tasks and test data."""
+    split: str | None = None
+    """Of data with several. Of a benchmark: test (default) or train."""
+    text_column: str | None = None
+    """Default: text, sentence, query, ..."""
+    label_column: str | None = None
+    """Default: label, class, intent, ..."""
+    limit: int | None = None
+    """Of more samples, evaluate a seeded draw."""
+    draw_seed: int = 0
+    """Seed of that draw."""
+    strict: bool = False
+    """A sample that cannot be read is an error, not a warning."""
+    level: float = 0.95
+    """Level of the intervals."""
+    batch: int = 256
+    """So many samples at a time."""
+    device: str | None = None
+    """Default: the GPU if there is one."""
 
 
 _DATA, _WHAT = DataAndHead(), What()

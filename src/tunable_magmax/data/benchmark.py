@@ -201,16 +201,10 @@ class BenchmarkOptions(DataOptions):
 
     def record(self) -> dict[str, Any]:
         """Everything in effect, as JSON can hold it; `read` takes it back."""
-        tasks = {k: list(v) for k, v in self.tasks.items()} if isinstance(self.tasks, Mapping) else self.tasks
-        values = {
-            **{key: getattr(self, key) for key in DATA_SETS[self.name].keys if key not in self.numbers},
-            **dict(self.numbers),
-            "tasks": tasks,
-            "order": self.order.record(),
-        }
-        if "per_class" in values:
-            values["per_class"] = dict(self.per_class)
-        return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+        values = {key: getattr(self, key) for key in DATA_SETS[self.name].keys if key not in self.numbers}
+        values |= {**self.numbers, "order": self.order.record()}
+        record: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return record
 
 
 def _contradictions(section: Mapping[str, Any], name: str) -> list[str]:

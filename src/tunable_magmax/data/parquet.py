@@ -14,7 +14,7 @@ from typing import Any
 
 from tunable_magmax.data.images import in_order, read_picture, threads_for
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
-from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, choose_column, indexed
+from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, indexed, require_column
 from tunable_magmax.errors import InputError
 
 
@@ -37,7 +37,7 @@ def open_parquet(
         column = images[0]
     else:
         texts = [name for name in types if types[name] == "string"]
-        column = _required(path, texts, text_column, TEXT_COLUMNS, "text_column", "texts or images")
+        column = require_column(path, texts, text_column, TEXT_COLUMNS, "text_column")
     size = sum(file.metadata.num_rows for file in opened)
     if not size:
         raise InputError(f"{path}: holds no samples")
@@ -53,11 +53,11 @@ def open_parquet(
     known = [name for name in others if name in LABEL_COLUMNS]
     if label_column is not None or known or named:
         candidates = others if label_column is not None or known else named
-        label = _required(path, candidates, label_column, LABEL_COLUMNS, "label_column", "labels")
+        label = require_column(path, candidates, label_column, LABEL_COLUMNS, "label_column")
         classes, labels = categories(label)
         samples = replace(samples, classes=classes, labels=labels)
     if domain_column is not None:
-        names, indices = categories(_required(path, others, domain_column, (), "domain_column", "domains"))
+        names, indices = categories(require_column(path, others, domain_column, (), "domain_column"))
         samples = replace(samples, domains=tuple(names[index] for index in indices))
     return samples
 
@@ -107,14 +107,6 @@ def _is_image(kind: str, feature: dict[str, Any] | None) -> bool:
     if feature is not None and feature.get("_type") == "Image":
         return True
     return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
-
-
-def _required(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], key: str, what: str) -> str:
-    """Like `choose_column`, but a column that is the only one is taken, and none is an error."""
-    column = choose_column(path, columns, asked, usual, key) or (columns[0] if len(columns) == 1 else None)
-    if column is None:
-        raise InputError(f"{path}: which column holds the {what}? Give {key}: {', '.join(columns) or 'none fits'}")
-    return column
 
 
 def _labels(path: Path, values: list[Any], names: Any, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

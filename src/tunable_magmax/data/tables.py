@@ -25,7 +25,7 @@ def open_table(
     columns = list(rows[0])
     text = choose_column(path, columns, text_column, TEXT_COLUMNS, "text_column")
     if text is None:
-        raise _no_column(path, columns, "texts", TEXT_COLUMNS, "text_column")
+        raise InputError(f"{path}: no column of texts among {', '.join(columns)}; name it 'text', or give text_column")
     label = choose_column(path, columns, label_column, LABEL_COLUMNS, "label_column")
     domain = choose_column(path, columns, domain_column, (), "domain_column")
     labels = None if label is None else _cells(path, rows, label)
@@ -61,12 +61,7 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
 def read_labels(path: Path, label_column: str | None = None) -> list[str]:
     """Reads the labels of a table: its label column, or its only one. Plain text: one label a line."""
     rows = read_rows(path)
-    columns = list(rows[0])
-    column = choose_column(path, columns, label_column, LABEL_COLUMNS, "label_column")
-    if column is None and len(columns) == 1:
-        column = columns[0]
-    if column is None:
-        raise _no_column(path, columns, "labels", LABEL_COLUMNS, "label_column")
+    column = require_column(path, list(rows[0]), label_column, LABEL_COLUMNS, "label_column")
     return _cells(path, rows, column)
 
 
@@ -117,8 +112,12 @@ def choose_column(path: Path, columns: Sequence[str], asked: str | None, usual: 
     return asked or next((name for name in usual if name in columns), None)
 
 
-def _no_column(path: Path, columns: Sequence[str], what: str, usual: Sequence[str], key: str) -> InputError:
-    return InputError(f"{path}: no column of {what} among {', '.join(columns)}; name it {usual[0]!r}, or give {key}")
+def require_column(path: Path, columns: Sequence[str], asked: str | None, usual: Sequence[str], key: str) -> str:
+    """Like `choose_column`, but a column that is the only one is taken, and none is an error."""
+    column = choose_column(path, columns, asked, usual, key) or (columns[0] if len(columns) == 1 else None)
+    if column is None:
+        raise InputError(f"{path}: which column? Give {key}, one of {', '.join(columns) or '(none fits)'}")
+    return column
 
 
 def _cells(path: Path, rows: Sequence[dict[str, Any]], column: str) -> list[str]:

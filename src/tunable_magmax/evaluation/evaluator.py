@@ -95,7 +95,12 @@ def label_samples(
     wanted = range(len(samples)) if positions is None else sorted(positions)
     lacking = [position for position in wanted if position not in known]
     if lacking:
-        raise InputError(_unknown(samples, classes, unknown, len(lacking), len(wanted)))
+        shown = some_of(dict.fromkeys(unknown), show=lambda name: f"{name!r}{closest(name, classes)}")
+        raise InputError(
+            f"{samples.origin}: {len(lacking)} of {len(wanted)} labels are no class of the head: {shown}; "
+            f"it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
+            "Take these samples out, or give a head that knows them"
+        )
     groups = task_indices(tasks or {}, classes)
     truth = np.array([known[position] for position in wanted], dtype=np.int64)
     home = task_of_class(list(groups.values()), len(classes))
@@ -136,16 +141,6 @@ def task_indices(tasks: Mapping[str, Sequence[str]], classes: Sequence[str]) -> 
             "give the head that belongs to these tasks"
         )
     return {task: tuple(place[name] for name in names) for task, names in tasks.items()}
-
-
-def _unknown(samples: Samples, classes: Sequence[str], unknown: Sequence[str], lacking: int, tried: int) -> str:
-    names = list(dict.fromkeys(unknown))
-    shown = some_of(names, show=lambda name: f"{name!r}{closest(name, classes)}")
-    return (
-        f"{samples.origin}: {lacking} of {tried} labels are no class of the head: {shown}; "
-        f"it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
-        "Take these samples out, or give a head that knows them"
-    )
 
 
 EVALUATION_BATCH = 256

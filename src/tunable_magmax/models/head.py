@@ -83,9 +83,7 @@ class Head:
                 f"the head has width {self.weight.shape[1]} and the encoder {features.shape[1]}: they do not belong "
                 "together; give the head's own encoder with --classifier-checkpoint"
             )
-        rows = features.astype(np.float64)
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        logits = self.logit_scale * (rows / np.where(lengths > 0, lengths, 1.0)) @ self.weight.astype(np.float64).T
+        logits = self.logit_scale * _normalised(features.astype(np.float64)) @ self.weight.astype(np.float64).T
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: NDArray[np.float32] = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
         return shares

@@ -7,14 +7,13 @@ bare name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
+from tunable_magmax.data.class_names import WORDNET_ID
 from tunable_magmax.errors import InputError, closest, some_of
 
 PLACE = "{}"
 _ARTICLES = ("a", "the")
-_WORDNET = re.compile(r"n\d{8}")
 
 
 def _photos(qualities: Sequence[str], looks: Sequence[str]) -> Iterable[str]:
@@ -126,7 +125,7 @@ def readable(class_name: str) -> str:
 
 def require_readable(class_names: Sequence[str]) -> None:
     """Refuses names that say nothing to a text encoder, and different names that would become the same sentence."""
-    if class_names and all(_WORDNET.fullmatch(name) for name in class_names):
+    if class_names and all(WORDNET_ID.fullmatch(name) for name in class_names):
         raise InputError(
             f"the class names are WordNet numbers, such as {class_names[0]!r}, of which a text encoder knows nothing; "
             "give the classes' names in words"

@@ -158,11 +158,10 @@ class Run:
         """Returns all profiles, or raises an error that says which tasks have none and how to make them."""
         missing = [label for label, profile in zip(self.labels, self.profiles, strict=True) if profile is None]
         if missing:
-            shown = some_of(missing, show=repr)
             raise InputError(
-                f"{self.path}: {why} needs the tasks' profiles, and {shown} {'has' if len(missing) == 1 else 'have'} "
-                f"none; make them with `tmx profile {self.path} --task NAME --data DATA` (or --data-root for all "
-                "tasks), or give --weights, --alpha or --equal, which need none"
+                f"{self.path}: {why} needs the tasks' profiles; missing: {some_of(missing, show=repr)}. Make them with "
+                f"`tmx profile {self.path} --task NAME --data DATA` (or --data-root for all tasks), or give --weights, "
+                "--alpha or --equal, which need none"
             )
         return [profile for profile in self.profiles if profile is not None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -157,17 +158,19 @@ class TrainConfig:
 
     def record(self) -> dict[str, Any]:
         """Returns the effective configuration: a run.yaml with every key."""
-        return {
+        record = {
             "model": self.model,
             "benchmark": self.benchmark.record(),
-            "head": _plain(asdict(self.head)),
-            "train": _plain(asdict(self.train)),
+            "head": asdict(self.head),
+            "train": asdict(self.train),
             "regularise": asdict(self.regularise),
             "profile": {"rows": self.profile_rows},
             "matrix": self.matrix,
             "text_tower": self.text_tower,
             "seed": self.seed,
         }
+        plain: dict[str, Any] = json.loads(json.dumps(record))  # lists for tuples
+        return plain
 
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
@@ -227,7 +230,3 @@ def _contradictions(head: HeadOptions) -> list[str]:
     if head.file is not None and head.source not in ("file", "auto"):
         return [f"head.file is given, but head.source is {head.source!r}: leave one of them out"]
     return []
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.pretrained import fetch_note
 from tunable_magmax.training.config import GLYPHS, TrainConfig, task_steps, warmup_steps
 
 
@@ -60,24 +61,12 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
         )
     if len({task.classes for task in tasks}) > 1:
         notes.append("tasks differ in their number of classes: " + ", ".join(str(task.classes) for task in tasks))
-    note = _model_note(config)
-    if note is not None:
-        notes.append(note)
-    local = Path(config.model)
-    model = local.name if local.is_absolute() else config.model
-    return TrainingPlan(model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
-
-
-def _model_note(config: TrainConfig) -> str | None:
-    """Returns a note about a model that is not on this machine; training refuses it if it cannot be fetched."""
-    from tunable_magmax.models.pretrained import fetch_note, is_hub_name
-
     place = config.root / Path(config.model).expanduser()
-    if config.model == GLYPHS or place.exists():
-        return None
-    if not is_hub_name(config.model):
-        return f"the model {place} does not exist: training would stop at once; give a directory, or a hub name"
-    return fetch_note(config.model, config.root)
+    if config.model != GLYPHS and not place.exists():
+        missing = f"the model {place} does not exist: training would stop at once; give a directory, or a hub name"
+        notes.append(fetch_note(config.model, config.root) or missing)
+    model = place.name if Path(config.model).is_absolute() else config.model
+    return TrainingPlan(model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
 
 
 def _bytes(config: TrainConfig, tasks: int) -> int | None:

@@ -32,7 +32,7 @@ class DataAndHead:
     """The data to evaluate on, the head, and how much is read at once."""
 
     data: Path | None = None
-    """Labelled data: images in class folders, a table, parquet, JSON or a benchmark's YAML. Default: the run's test data."""
+    """Labelled data: class folders of images, a table, parquet or a benchmark's YAML. Default: the run's test data."""
     head: Path | None = None
     """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
     run: Path | None = None

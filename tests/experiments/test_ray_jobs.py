@@ -13,11 +13,11 @@ from test_reproduce import without_times, written
 
 from tunable_magmax.engines import ray_session
 from tunable_magmax.errors import ClusterError, InputError
-from tunable_magmax.experiments import on_ray
+from tunable_magmax.experiments import reproduce as runner
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.jobs import plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
-from tunable_magmax.experiments.reproduce import reproduce
+from tunable_magmax.experiments.reproduce import JobOptions, reproduce
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tunable-magmax[cluster]'")
 
@@ -47,7 +47,7 @@ def cluster():
 def here(tmp_path_factory, cluster):
     root = tmp_path_factory.mktemp("experiment")
     experiment = read_experiment(written(root, **FEW))
-    reproduce(experiment, root / "results", root / "work", device="cpu")
+    reproduce(experiment, root / "results", root / "work", JobOptions("cpu"))
     return experiment, records_in(root / "results")
 
 
@@ -59,7 +59,7 @@ def records_in(results: Path) -> dict:
 def test_the_same_records_after_a_death_and_none_twice(here, tmp_path, monkeypatch) -> None:
     experiment, wanted = here
     struck = tmp_path / "struck"
-    job = on_ray._job
+    job = runner._job
 
     def dying(seed, threads):
         for number, record in enumerate(job(seed, threads)):
@@ -68,14 +68,14 @@ def test_the_same_records_after_a_death_and_none_twice(here, tmp_path, monkeypat
                 struck.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(on_ray, "_job", dying)
-    reproduce(experiment, tmp_path / "results", tmp_path / "work", device="cpu", engine="ray")
+    monkeypatch.setattr(runner, "_job", dying)
+    reproduce(experiment, tmp_path / "results", tmp_path / "work", JobOptions("cpu", "ray"))
     assert struck.exists()
     assert records_in(tmp_path / "results") == wanted
     lines = (tmp_path / "results" / "records.jsonl").read_text().splitlines()
     assert len(lines) == len(plan_jobs(experiment))
-    monkeypatch.setattr(on_ray, "ray_session", None)  # calling it would fail: there is nothing to do
-    reproduce(experiment, tmp_path / "results", tmp_path / "work", device="cpu", engine="ray")
+    monkeypatch.setattr(runner, "ray_session", None)  # calling it would fail: there is nothing to do
+    reproduce(experiment, tmp_path / "results", tmp_path / "work", JobOptions("cpu", "ray"))
 
 
 def test_a_job_that_always_dies(here, tmp_path, monkeypatch) -> None:
@@ -83,16 +83,16 @@ def test_a_job_that_always_dies(here, tmp_path, monkeypatch) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         yield
 
-    monkeypatch.setattr(on_ray, "RETRIES", 1)
-    monkeypatch.setattr(on_ray, "_job", dying)
+    monkeypatch.setattr(runner, "RETRIES", 1)
+    monkeypatch.setattr(runner, "_job", dying)
     with pytest.raises(ClusterError, match=r"seed [34] died 2 times .*run the same command again"):
-        reproduce(here[0], tmp_path / "results", tmp_path / "work", device="cpu", engine="ray")
+        reproduce(here[0], tmp_path / "results", tmp_path / "work", JobOptions("cpu", "ray"))
 
 
 @pytest.mark.parametrize(("device", "gpus"), [(None, 1), ("cuda", 1), ("cpu", 0)])
 def test_a_job_on_the_cpu_keeps_no_gpu_from_others(monkeypatch, device, gpus) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 2.0})
-    reserved, _ = on_ray._resources(ray, device)
+    reserved, _ = runner._resources(ray, device)
     assert reserved.get("num_gpus", 0) == gpus
 
 
@@ -101,6 +101,6 @@ def test_an_error_of_a_job_is_ours(here, tmp_path, monkeypatch) -> None:
         raise InputError(f"seed {seed.seed} is no good")
         yield
 
-    monkeypatch.setattr(on_ray, "_job", failing)
+    monkeypatch.setattr(runner, "_job", failing)
     with pytest.raises(InputError, match=r"^seed [34] is no good$"):
-        reproduce(here[0], tmp_path / "results", tmp_path / "work", device="cpu", engine="ray")
+        reproduce(here[0], tmp_path / "results", tmp_path / "work", JobOptions("cpu", "ray"))

@@ -18,7 +18,7 @@ from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.environments import PAPER, VARIANTS
 from tunable_magmax.experiments.jobs import missing_jobs, plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
-from tunable_magmax.experiments.reproduce import reproduce_all, results_folder
+from tunable_magmax.experiments.reproduce import JobOptions, reproduce_all, results_folder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
@@ -56,7 +56,7 @@ def without_times(records: list[dict]) -> list[dict]:
 def done(tmp_path_factory):
     root = tmp_path_factory.mktemp("experiment")
     experiment = read_experiment(written(root))
-    files = reproduce_all(experiment, root / "results", root / "work", device="cpu")
+    files = reproduce_all(experiment, root / "results", root / "work", JobOptions("cpu"))
     return root, experiment, files
 
 
@@ -91,7 +91,7 @@ def test_a_second_call_measures_nothing(done, monkeypatch):
     root, experiment, _ = done
     assert missing_jobs(experiment, results_folder(experiment, root / "results")) == []
     monkeypatch.setattr("tunable_magmax.experiments.seed.train_sequence", None)  # calling it would fail
-    reproduce_all(experiment, root / "results", root / "work", device="cpu")
+    reproduce_all(experiment, root / "results", root / "work", JobOptions("cpu"))
 
 
 def test_stopped_in_the_middle_it_ends_with_the_same_records(done, tmp_path):
@@ -102,7 +102,7 @@ def test_stopped_in_the_middle_it_ends_with_the_same_records(done, tmp_path):
     lines = whole.splitlines(keepends=True)
     cut = len(lines) // 2
     (folder / "records.jsonl").write_bytes(b"".join(lines[:cut]) + lines[cut][:40])  # as a kill leaves it
-    reproduce_all(experiment, tmp_path / "results", tmp_path / "work", device="cpu")  # trains again, too
+    reproduce_all(experiment, tmp_path / "results", tmp_path / "work", JobOptions("cpu"))  # trains again, too
     again = read_records(folder / "records.jsonl")
     before = read_records(results_folder(experiment, root / "results") / "records.jsonl")
     assert without_times(again) == without_times(before)
@@ -114,7 +114,7 @@ def test_a_sequence_that_another_process_trained_has_its_time(done, tmp_path):
     run = work / experiment.setting / "seed-3"
     told = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
     trained = sum(record["seconds"] for record in told if record["kind"] == "task")
-    reproduce_all(replace(experiment, kinds=("sequence",)), tmp_path / "results", work, device="cpu")
+    reproduce_all(replace(experiment, kinds=("sequence",)), tmp_path / "results", work, JobOptions("cpu"))
     (record,) = read_records(results_folder(experiment, tmp_path / "results") / "records.jsonl")
     assert record["seconds"] == round(trained, 2) > 0
     assert record["samples_per_second"] > 0
@@ -125,7 +125,7 @@ def test_parts_share_records(done):
     (root / "collection.yaml").write_text("about: parts\nparts: [toy.yaml]\nkinds: [row]\nonly: [magmax@0.5]\n")
     collection = read_experiment(root / "collection.yaml")
     assert [job.name for job in plan_jobs(collection)] == ["magmax@0.5"]
-    files = reproduce_all(collection, root / "results", root / "work", device="cpu")
+    files = reproduce_all(collection, root / "results", root / "work", JobOptions("cpu"))
     assert (root / "results" / "toy" / "collection" / "report.html") in files
 
 
@@ -134,7 +134,7 @@ def test_rows_at_their_best_scale_bring_the_search_for_it_along(done, tmp_path):
     rows = replace(experiment, kinds=("row",), only=("zero-shot", "magmax@best"))
     planned = [(job.kind, job.name) for job in plan_jobs(rows)]
     assert planned == [("scale", "magmax"), ("row", "zero-shot"), ("row", "magmax@best")]
-    reproduce_all(rows, tmp_path / "results", root / "work", device="cpu")
+    reproduce_all(rows, tmp_path / "results", root / "work", JobOptions("cpu"))
     found, before = (read_records(results_folder(rows, at / "results") / "records.jsonl") for at in (tmp_path, root))
     known = {record_key(record): record for record in without_times(before)}
     assert without_times(found) == [known[record_key(record)] for record in found]
@@ -150,7 +150,7 @@ def test_rows_at_their_best_scale_bring_the_search_for_it_along(done, tmp_path):
 )
 def test_a_place_that_there_is_not_is_refused_before_anything_is_made(done, tmp_path, asked, told):
     with pytest.raises(InputError, match=told):
-        reproduce_all(done[1], tmp_path / "results", tmp_path / "work", **asked)
+        reproduce_all(done[1], tmp_path / "results", tmp_path / "work", JobOptions(**asked))
     assert not list(tmp_path.iterdir())
 
 

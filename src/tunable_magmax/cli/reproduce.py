@@ -65,7 +65,7 @@ def reproduce(
     """
     from tunable_magmax.engines.settings import check_jobs
     from tunable_magmax.experiments.config import read_experiment
-    from tunable_magmax.experiments.reproduce import headlines_of, reproduce_all
+    from tunable_magmax.experiments.reproduce import JobOptions, headlines_of, reproduce_all
 
     check_jobs(engine, ray_address, device)
     experiment = read_experiment(config, change or ())
@@ -73,16 +73,8 @@ def reproduce(
         return _tell_plan(experiment, out, work, as_json, here=engine == "local")
     # Ray prints what it has to say of dying nodes to stdout, where the result goes.
     with training_bars(quiet or as_json) as (progress, watch), plain_warnings(), redirect_stdout(sys.stderr):
-        written = reproduce_all(
-            experiment,
-            out,
-            work,
-            device=device,
-            engine=engine,
-            ray_address=ray_address,
-            progress=progress,
-            watch=watch,
-        )
+        options = JobOptions(device, engine, ray_address, progress, watch)
+        written = reproduce_all(experiment, out, work, options)
     said = headlines_of(experiment, out)
     if as_json:
         sys.stdout.write(json.dumps({"written": [str(path) for path in written], "headlines": said}, indent=1) + "\n")
@@ -95,9 +87,8 @@ def reproduce(
 def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, here: bool) -> int:
     from tunable_magmax.experiments.reproduce import Supplies, look_for_supplies
 
-    supplies = (
-        look_for_supplies(experiment, out, work) if here else Supplies()
-    )  # nodes of a cluster may see what this one does not
+    # Nodes of a cluster may see what this machine does not.
+    supplies = look_for_supplies(experiment, out, work) if here else Supplies()
     rows = _rows(experiment, out)
     if as_json:
         plan = {"jobs": rows, "problems": supplies.missing, "notes": supplies.notes}

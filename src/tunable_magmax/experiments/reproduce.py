@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE
+from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.settings import check_jobs
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.findings import headlines
 from tunable_magmax.experiments.jobs import missing_jobs
-from tunable_magmax.experiments.records import RECORDS, append_record, read_records
+from tunable_magmax.experiments.records import RECORDS, Record, append_record, read_records
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed import SeedWork, records_of
@@ -25,25 +30,25 @@ from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.trainer import Watch
 
 
-def reproduce(
-    experiment: Experiment,
-    results: str | Path,
-    work: str | Path,
-    *,
-    device: str | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-) -> None:
+@dataclass(frozen=True)
+class JobOptions:
+    """How the jobs of an experiment are done. `ray_address`: of a running cluster, else one is started here."""
+
+    device: str | None = None
+    engine: str = "local"
+    ray_address: str | None = None
+    progress: Progress | None = None
+    watch: Watch | None = None
+
+
+def reproduce(experiment: Experiment, results: Path, work: Path, options: JobOptions) -> None:
     """Does the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
 
-    Killed and called again, it continues: training inside a task, everything else with the next record. With
-    `engine="ray"`, seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
+    Killed and called again, it continues: training inside a task, everything else with the next record. With the
+    engine "ray", seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
     records as they come.
     """
-    check_jobs(engine, ray_address, device)
-    results, work = Path(results), Path(work)
+    check_jobs(options.engine, options.ray_address, options.device)
     results.mkdir(parents=True, exist_ok=True)
     file = results / RECORDS
     todo = missing_jobs(experiment, results)
@@ -53,52 +58,30 @@ def reproduce(
         jobs = tuple(job for job in todo if job.seed == seed)
         own = tuple(record for record in known if record["seed"] == seed)
         if jobs:
-            seeds.append(SeedWork(experiment, seed, jobs, own, work.absolute() / f"seed-{seed}", device))
-    if engine == "ray":
-        from tunable_magmax.experiments.on_ray import records_on_ray
-
-        records = records_on_ray(seeds, ray_address)
+            seeds.append(SeedWork(experiment, seed, jobs, own, work.absolute() / f"seed-{seed}", options.device))
+    if options.engine == "ray":
+        records = _records_on_ray(seeds, options.ray_address)
     else:
-        records = (record for seed in seeds for record in records_of(seed, progress, watch))
+        records = (record for seed in seeds for record in records_of(seed, options.progress, options.watch))
     for done, record in enumerate(records, start=1):
         append_record(file, record)
-        if progress is not None:
-            progress("measuring", done, len(todo))
+        if options.progress is not None:
+            options.progress("measuring", done, len(todo))
 
 
-def reproduce_all(
-    experiment: Experiment,
-    out: str | Path,
-    work: str | Path,
-    *,
-    device: str | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-) -> list[Path]:
+def reproduce_all(experiment: Experiment, out: Path, work: Path, options: JobOptions) -> list[Path]:
     """Does what is missing of an experiment, or of its parts, writes the report, and returns the written files.
 
     Parts keep their records in their own folders, so that nothing is measured twice.
     """
-    out, work = Path(out), Path(work)
     parts = experiment.parts or (experiment,)
-    if engine == "local":  # nodes of a cluster may see what this one does not
+    if options.engine == "local":  # nodes of a cluster may see what this one does not
         missing = look_for_supplies(experiment, out, work).missing
         if missing:
             listed = "\n".join(f"  - {text}" for text in missing)
             raise InputError(f"{experiment.name} needs what is not there:\n{listed}")
     for part in parts:
-        reproduce(
-            part,
-            results_folder(part, out),
-            work / part.setting,
-            device=device,
-            engine=engine,
-            ray_address=ray_address,
-            progress=progress,
-            watch=watch,
-        )
+        reproduce(part, results_folder(part, out), work / part.setting, options)
     place = results_folder(experiment, out)
     written = render(
         [results_folder(part, out) for part in parts],
@@ -126,6 +109,71 @@ def results_folder(experiment: Experiment, out: Path) -> Path:
         return out / Path(experiment.parts[0].setting).parent / experiment.name
     kind = "" if experiment.environments.mixtures == PAPER else f"-{experiment.name}"
     return out / f"{experiment.setting}{kind}"
+
+
+# -- on a Ray cluster -------------------------------------------------------------------------------------------------
+
+RETRIES = 3
+"""How many times a seed whose machine died is started again; its training continues where it was."""
+
+
+def _records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[Record]:
+    """Yields the records of all seeds in the order in which they are made, by jobs with a GPU each.
+
+    Jobs have no GPU if no node has one, or if the device is "cpu".
+    """
+    if not seeds:
+        return
+    with ray_session(address) as ray:
+        resources, threads = _resources(ray, seeds[0].device)
+        job = ray.remote(num_returns="streaming", max_retries=0, **resources)(_job)
+        streams = {job.remote(seed, threads): (seed, 0) for seed in seeds}
+        made: dict[int, list[Record]] = {seed.seed: [] for seed in seeds}
+        try:
+            while streams:
+                [stream], _ = ray.wait(list(streams), num_returns=1, fetch_local=False)
+                seed, deaths = streams[stream]
+                try:
+                    record = ray.get(next(stream))
+                except StopIteration:
+                    del streams[stream]
+                    continue
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause if isinstance(error.cause, Exception) else error from None
+                except ray.exceptions.RayError as error:
+                    del streams[stream]
+                    if deaths == RETRIES:
+                        raise ClusterError(
+                            f"seed {seed.seed} died {deaths + 1} times ({str(error).splitlines()[0][:200]}). Records "
+                            "and training so far are kept: see the nodes' memory, and run the same command again"
+                        ) from None
+                    streams[job.remote(seed.without(made[seed.seed]), threads)] = (seed, deaths + 1)
+                    continue
+                made[seed.seed].append(record)
+                yield record
+        finally:
+            for stream in streams:
+                with suppress(Exception):
+                    ray.cancel(stream, force=True)
+
+
+def _resources(ray: Any, device: str | None) -> tuple[dict[str, float], int]:
+    """Returns what a job reserves (a GPU, or a CPU for each thread) and its threads, as here for the same last bits."""
+    threads = torch.get_num_threads()
+    if device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1:
+        return {"num_gpus": 1, "num_cpus": 1}, threads
+    largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if largest < 1:
+        raise ClusterError("the Ray cluster has no CPUs for jobs: add nodes with `ray start --address=...`")
+    return {"num_cpus": min(threads, int(largest))}, threads
+
+
+def _job(seed: SeedWork, threads: int) -> Iterator[Record]:
+    torch.set_num_threads(threads)
+    yield from records_of(seed)
+
+
+# -- what must be there ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

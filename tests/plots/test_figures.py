@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.plots.bars import save_chart
 from tunable_magmax.plots.figure import LONGEST_NAME, short
-from tunable_magmax.plots.preference import save_chart
 from tunable_magmax.plots.sweep import save_sweep_picture
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.sweep import Sweep, SweepPoint

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.plots.preference import save_chart
+from tunable_magmax.plots.bars import save_chart
 from tunable_magmax.preference.preference import Preference
 
 GOLDEN = Path(__file__).parent.parent / "golden"

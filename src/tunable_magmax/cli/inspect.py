@@ -55,7 +55,7 @@ def inspect(
     if plot is not None:
         if inspection.report is None:
             raise InputError(f"{path} is not a merge with its report, so there are no tasks to draw: leave out --plot")
-        from tunable_magmax.plots.shares import save_picture
+        from tunable_magmax.plots.bars import save_picture
 
         save_picture(inspection.report, plot)
     if as_json:

@@ -188,7 +188,7 @@ def prefer(
     if out is not None:
         preference.save(out)
     if plot is not None:
-        from tunable_magmax.plots.preference import save_chart
+        from tunable_magmax.plots.bars import save_chart
 
         save_chart(preference, plot)
     for warning in result.warnings:

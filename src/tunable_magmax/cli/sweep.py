@@ -31,7 +31,7 @@ from tunable_magmax.cli.progress import progress_bars
 from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
-from tunable_magmax.plots.figure import SUFFIXES
+from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -120,7 +120,7 @@ def sweep(
     if out is None:
         raise InputError("where should the results go? Give -o OUT, a directory")
     if plot is not None:
-        _check_plot(plot)
+        check_picture(plot)
     from tunable_magmax.workflows.sweep import plan_sweep, sweep_checkpoints
 
     options |= {"names": recipe.names, **settings_of(writing)}
@@ -172,16 +172,6 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
-
-
-def _check_plot(plot: Path) -> None:
-    """Refuses a picture that could not be drawn, before the work."""
-    if plot.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{plot}: a picture's name must end in one of {', '.join(SUFFIXES)}")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise InputError('a picture needs matplotlib: pip install "tunable-magmax[report]"')
 
 
 def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,15 @@ from tunable_magmax.errors import InputError
 SUFFIXES = (".png", ".svg", ".pdf")
 NAMED_COLOURS = 10  # as many as people can tell apart; beyond, colours run in training order
 LONGEST_NAME = 24
+MISSING = 'a picture needs matplotlib: pip install "tunable-magmax[report]"'
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Refuses a picture that could not be drawn, before any work."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(MISSING)
 
 
 def blank_figure(width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Any:
@@ -20,7 +30,7 @@ def blank_figure(width: float, height: float, layout: Literal["constrained", "co
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError('a picture needs matplotlib: pip install "tunable-magmax[report]"') from None
+        raise InputError(MISSING) from None
     return Figure(figsize=(width, height), dpi=150, layout=layout)
 
 
@@ -46,6 +56,12 @@ def task_colours(tasks: int) -> Sequence[Any]:
     if tasks <= NAMED_COLOURS:
         return [colormaps["tab10"](k) for k in range(tasks)]
     return [colormaps["turbo"](0.05 + 0.9 * k / (tasks - 1)) for k in range(tasks)]
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """Returns the colour of a text that can be read on another colour."""
+    red, green, blue = colour[:3]
+    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "black"
 
 
 def short(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunable_magmax.plots.figure import blank_figure, save_figure, short, task_colours
+from tunable_magmax.plots.figure import blank_figure, ink_on, save_figure, short, task_colours
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.sweep import Sweep, SweepPoint
@@ -122,9 +122,8 @@ def _draw_grid(figure: Any, sweep: Sweep, names: Sequence[str]) -> None:
 
 def _inscribe(axes: Any, places: Sequence[tuple[float, float]], values: Sequence[float], dots: Any) -> None:
     for (x, y), value, colour in zip(places, values, dots.to_rgba(values), strict=True):
-        dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.55
         text = f"{value:.2f}" if max(values) < 10 else f"{value:.0f}"
-        axes.text(x, y, text, ha="center", va="center", fontsize=6.5, color="white" if dark else "black", zorder=3)
+        axes.text(x, y, text, ha="center", va="center", fontsize=6.5, color=ink_on(colour), zorder=3)
 
 
 def _name_corners(axes: Any, names: Sequence[str], rows: float) -> None:

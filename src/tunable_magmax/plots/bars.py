@@ -1,23 +1,30 @@
-"""Draws a merge: for each layer, which share of its elements came from which task."""
+"""Bar charts: of a merge, which share of each layer came from which task; of a preference, its weights."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.plots.figure import NAMED_COLOURS, SUFFIXES, blank_figure, plain, save_figure, short, task_colours
+from tunable_magmax.plots.figure import (
+    NAMED_COLOURS,
+    blank_figure,
+    check_picture,
+    ink_on,
+    plain,
+    save_figure,
+    short,
+    task_colours,
+)
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.inspect import Layer, layers
 
 
 def save_picture(report: MergeReport, path: str | os.PathLike[str]) -> None:
     """Draws a bar for the model and one for each layer, divided among the tasks; the suffix of `path` is the format."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{target}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    check_picture(path)
     if report.counts is None:
         raise InputError(f"{report.method} mixes the tasks in every element, so there are no owners to draw")
     if not report.elements:
@@ -32,7 +39,7 @@ def save_picture(report: MergeReport, path: str | os.PathLike[str]) -> None:
     _label(axes, rows, places)
     _explain(figure, axes, colours, report.labels())
     axes.set_title(f"{report.method}, {report.tasks} tasks, scale {report.scale:g}", loc="left", fontsize=11)
-    save_figure(figure, target, create_folder=False)
+    save_figure(figure, path, create_folder=False)
 
 
 def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colours: Sequence[Any]) -> None:
@@ -42,8 +49,8 @@ def _draw_bars(axes: Any, rows: Sequence[Layer], places: Sequence[float], colour
         axes.barh(places, widths, left=left, height=0.82, color=colour, edgecolor="white", linewidth=0.4)
         for place, start, width in zip(places, left, widths, strict=True):
             if text := _inscription(t + 1, width, len(colours)):
-                ink = "white" if _is_dark(colour) else "black"
-                drawn = axes.text(start + width / 2, place, text, ha="center", va="center", fontsize=7, color=ink)
+                middle = start + width / 2
+                drawn = axes.text(middle, place, text, ha="center", va="center", fontsize=7, color=ink_on(colour))
                 drawn.set_in_layout(False)  # it lies inside; asking a thousand of them for their size takes long
         left = [start + width for start, width in zip(left, widths, strict=True)]
 
@@ -55,11 +62,6 @@ def _inscription(task: int, width: float, tasks: int) -> str:
     if width >= 10:
         return f"#{task}: {width:.0f}%"
     return str(task) if width >= 2.4 else ""
-
-
-def _is_dark(colour: Sequence[float]) -> bool:
-    red, green, blue = colour[:3]
-    return 0.3 * red + 0.59 * green + 0.11 * blue < 0.55
 
 
 def _label(axes: Any, rows: Sequence[Layer], places: Sequence[float]) -> None:
@@ -111,3 +113,47 @@ def _count(elements: int) -> str:
         if elements >= limit:
             return f"{elements / limit:.3g} {unit}"
     return str(elements)
+
+
+def save_chart(preference: Preference, path: str | os.PathLike[str]) -> None:
+    """Draws weights as bars and intervals as lines into the file `path`, whose suffix names the format."""
+    weights = preference.weights
+    names = [short(name) for name in preference.tasks or [str(t) for t in range(1, len(weights) + 1)]]
+    inches = max(4.6, 0.26 * len(weights) + 1.4)
+    fits = max(map(len, names)) * 0.09 < 0.85 * (inches - 1) / len(weights)
+    height = 3.4 if fits else 3.1 + 0.07 * max(map(len, names))
+    figure = blank_figure(inches, height)
+    axes = figure.add_subplot()
+    places = range(len(weights))
+    axes.bar(places, weights, width=0.7, color="#6b9ac4", zorder=2)
+    top = max(weights)
+    if preference.intervals is not None:
+        # Drawn as spans, not as error bars: an interval need not contain the weight.
+        lows, highs = zip(*preference.intervals, strict=True)
+        top = max(top, *highs)
+        axes.vlines(places, lows, highs, color="#1d3557", linewidth=1.5, zorder=3, clip_on=False)
+        for ends in (lows, highs):
+            # Nothing to see where a task has no weight and no sample gave it any.
+            drawn = [k for k in places if highs[k] > 0]
+            axes.plot(drawn, [ends[k] for k in drawn], "_", color="#1d3557", markersize=7, zorder=3, clip_on=False)
+    axes.set_xticks(list(places), names, rotation=0 if fits else 90, fontsize=9 if len(weights) <= 12 else 8)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(weights) - 0.4)
+    axes.set_ylim(0, min(1.0, 1.08 * top))
+    axes.set_ylabel("weight")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(_title(preference), loc="left", fontsize=10)
+    save_figure(figure, path)
+
+
+def _title(preference: Preference) -> str:
+    samples = preference.provenance.get("samples")
+    parts = [preference.method]
+    if isinstance(samples, int):
+        parts.append(f"{samples:,} sample{'' if samples == 1 else 's'}")
+    if preference.intervals is not None:
+        facts = preference.provenance.get("bootstrap")
+        level = facts.get("level") if isinstance(facts, dict) else None
+        parts.append(f"lines: {level:.0%} intervals" if isinstance(level, float) else "lines: intervals")
+    return plain(", ".join(parts))

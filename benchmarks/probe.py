@@ -34,10 +34,10 @@ from tunable_magmax.experiments.environments import PAPER, EnvironmentSizes, dra
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import Decoded, embed_prepared, prepare
-from tunable_magmax.preference.arrays import Floats
+from tunable_magmax.preference.arrays import Floats, choose_rows
 from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe, mixture_weights
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import ROWS, choose_rows
+from tunable_magmax.preference.profile import ROWS
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
 from tunable_magmax.training.sequence import load_base, make_head
 

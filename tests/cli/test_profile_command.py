@@ -166,7 +166,7 @@ def test_ready_features(tmx, tmp_path, run):
         ("{run} --task warm --data {data}/warm/red", "holds no labels, which a profile counts"),
         ("{run} --task warm --data {data}/warm --classes pink", "no class 'pink'"),
         ("{run} --task warm --data {data}/warm --classifier {run}/none", "no such file"),
-        ("{run} --task warm --data {data}/warm --rows 0", "at least one sample and one row"),
+        ("{run} --task warm --data {data}/warm --rows 0", "6 samples, of which 0 are to be used"),
         ("{run}/base --data {data}/warm", "is no run directory: give --task NAME, --data DATA and -o FILE"),
         ("{run}/base --task x --data {data}/warm -o x --classifier {head}", "--classifier-checkpoint"),
         ("{run}/warm --task x --data {data}/warm -o x", "no preprocessor_config.json"),

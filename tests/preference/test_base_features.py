@@ -200,7 +200,7 @@ def test_identical_features_give_equal_weights_and_a_warning() -> None:
         ({"target_features": np.ones((0, 2))}, "base features of the target: no samples, or features of width 0"),
         ({"target_features": np.full((1, 2), np.nan)}, "base features of the target: 1 of 1 rows hold NaN or infinity"),
         ({"concentration": -1}, "concentration must be a number >= 0, not -1"),
-        ({"max_samples": 0}, "max_samples must be >= 1, not 0"),
+        ({"max_samples": 0}, "of which 0 are to be used: both must be at least 1"),
     ],
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:

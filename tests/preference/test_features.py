@@ -270,7 +270,7 @@ X = np.ones((3, 2))
         ([[[1], [1, 2]]], [X], {}, "task features of task 1: the rows differ in length; give one array"),
         ([X], [X], {"method": "cosin"}, "method must be one of ot, cosine, mmd, not 'cosin' (did you mean 'cosine'?)"),
         ([X], [X], {"gamma": -1}, "gamma must be a finite number >= 0, not -1"),
-        ([X], [X], {"max_samples": 0}, "max_samples must be >= 1, not 0"),
+        ([X], [X], {"max_samples": 0}, "of which 0 are to be used: both must be at least 1"),
         ([X], [X + 1], {"method": "mmd", "bandwidth": "x"}, "bandwidth must be 'pooled' or 'authors', not 'x'"),
         (
             [X * [[1], [-1], [0]]],

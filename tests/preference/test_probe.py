@@ -153,21 +153,6 @@ def test_folds_are_dealt_inside_each_class() -> None:
     assert sorted(folds[17:]) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0, 1], "labels: expected 3 class indices, one for each row, found shape [2]"),
-        ([0.5, 0, 1], "labels: expected 3 class indices, one for each row"),
-        ([0, 1, 2], "labels must be class indices from 0 to 1"),
-        ([0, 1, -1], "labels must be class indices from 0 to 1"),
-    ],
-)
-def test_bad_labels(labels: Any, message: str) -> None:
-    with pytest.raises(InputError) as error:
-        Probe.fit(np.eye(3), labels, 2)
-    assert message in str(error.value)
-
-
 def test_another_width_is_refused() -> None:
     with pytest.raises(InputError, match="the features have width 2, but the probe was fitted to width 3"):
         Probe.fit(np.eye(3), [0, 0, 1], 2).posterior(np.eye(2))

@@ -14,13 +14,9 @@ import torch
 from safetensors.numpy import load, save
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.preference.arrays import choose_rows
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import (
-    METADATA,
-    Profile,
-    choose_rows,
-    require_one,
-)
+from tunable_magmax.preference.profile import METADATA, Profile, require_one
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
 GOLDEN_2 = GOLDEN.with_name("profile-v2.safetensors")
@@ -175,15 +171,13 @@ def test_predictions_are_counted() -> None:
 
 
 def test_rows_are_a_seeded_draw() -> None:
-    rows = choose_rows(2000)
+    rows = choose_rows(2000, 500)
     assert len(set(rows)) == 500
-    assert rows == sorted(rows) == choose_rows(2000)
-    assert rows != choose_rows(2000, seed=1)
-    assert choose_rows(2, 5) == [0, 1]
-    with pytest.raises(
-        InputError, match="a profile needs at least one sample and one row; found 0 samples and 500 rows"
-    ):
-        choose_rows(0)
+    assert rows == sorted(rows) == choose_rows(2000, 500)
+    assert rows != choose_rows(2000, 500, seed=1)
+    assert choose_rows(2, 5) == choose_rows(2, None) == [0, 1]
+    with pytest.raises(InputError, match="there are 0 samples, of which 500 are to be used: both must be at least 1"):
+        choose_rows(0, 500)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, predict, task_of_class
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.profile import choose_rows
+from tunable_magmax.preference.arrays import choose_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -43,6 +43,20 @@ def feature_matrix(value: Any, name: str) -> Matrix:
     return array
 
 
+def choose_rows(samples: int, most: int | None, seed: int = 0) -> list[int]:
+    """Returns which of many samples are used: a seeded draw of `most` in ascending order, or all.
+
+    >>> choose_rows(3, 500), len(choose_rows(10_000, 500))
+    ([0, 1, 2], 500)
+    """
+    if samples < 1 or (most is not None and most < 1):
+        raise InputError(f"there are {samples} samples, of which {most} are to be used: both must be at least 1")
+    if most is None or samples <= most:
+        return list(range(samples))
+    drawn: list[int] = np.sort(np.random.default_rng(seed).permutation(samples)[:most]).tolist()
+    return drawn
+
+
 def task_matrices(values: Any, name: str) -> list[Matrix]:
     """Returns T arrays [samples, width], one for each task, checked as `feature_matrix` does."""
     listed = hasattr(values, "__len__") and not isinstance(values, (str, Mapping)) and getattr(values, "ndim", 3) == 3

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import Floats, Matrix, feature_matrix, require_one_width, task_matrices
+from tunable_magmax.preference.arrays import (
+    Floats,
+    Matrix,
+    choose_rows,
+    feature_matrix,
+    require_one_width,
+    task_matrices,
+)
 from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.probe import Probe
@@ -25,7 +32,6 @@ from tunable_magmax.preference.uncertainty import (
     conclude_nothing,
     half_l1,
     sample_replicates,
-    use_samples,
 )
 
 # Near the best of 0, 0.25, 0.5, 0.75 and 1 on each of six settings (docs/preferences.md), whose targets have few tasks.
@@ -111,9 +117,9 @@ def base_estimate(
         raise InputError(f"concentration must be a number >= 0, not {concentration}")
     tasks, labels, target = _checked(task_features, task_labels, target_features)
     record: dict[str, Any] = {"concentration": concentration, "task_samples": [len(task) for task in tasks]}
-    used = use_samples(len(target), max_samples, resampling.seed)
-    if not isinstance(used, slice):
-        record["given_samples"], target = len(target), target[used]
+    rows = choose_rows(len(target), max_samples, resampling.seed)
+    if len(rows) < len(target):
+        record["given_samples"], target = len(target), target[rows]
     samples = len(target)
     if all((part == target[0]).all() for part in (*tasks, target)):
         return conclude_nothing("probe", len(tasks), samples, record, resampling)

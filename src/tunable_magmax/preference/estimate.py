@@ -79,9 +79,9 @@ def alpha_weights(alpha: float, tasks: int) -> tuple[float, ...]:
     try:
         number = float(alpha)
     except (TypeError, ValueError):
-        raise InputError(f"alpha must be a number >= 0, not {alpha!r}") from None
-    if not math.isfinite(number) or number < 0:
-        raise InputError(f"alpha must be a finite number >= 0, not {alpha}; 0 gives everything to the last task")
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(f"alpha must be a finite number >= 0, not {alpha!r}; 0 gives everything to the last task")
     tasks = task_count(tasks)
     if number <= 1:
         return tuple(number ** (tasks - t) for t in range(1, tasks + 1))

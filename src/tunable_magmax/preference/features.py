@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.preference.arrays import (
     Floats,
     Matrix,
+    choose_rows,
     require_one_width,
     rescaled,
     squared_distances,
@@ -21,14 +23,13 @@ from tunable_magmax.preference.arrays import (
     unit_rows,
 )
 from tunable_magmax.preference.estimate import WeightEstimate
-from tunable_magmax.preference.transport import SOLVER, Sinkhorn, transports, warn_unconverged
+from tunable_magmax.preference.transport import SOLVER, Sinkhorn, transports
 from tunable_magmax.preference.uncertainty import (
     RESAMPLING,
     Resampling,
     conclude,
     conclude_nothing,
     sample_replicates,
-    use_samples,
 )
 
 FeatureMethod: TypeAlias = Literal["ot", "cosine", "mmd"]
@@ -82,10 +83,10 @@ def feature_estimate(
     method, resampling = comparison.method, comparison.resampling
     tasks, targets = feature_pairs(task_features, target_features)
     record: dict[str, Any] = {"gamma": comparison.strength, "task_samples": [len(task) for task in tasks]}
-    used = use_samples(len(targets[0]), comparison.max_samples, resampling.seed)
-    if not isinstance(used, slice):
+    rows = choose_rows(len(targets[0]), comparison.max_samples, resampling.seed)
+    if len(rows) < len(targets[0]):
         record["given_samples"] = len(targets[0])
-        targets = [target[used] for target in targets]
+        targets = [target[rows] for target in targets]
     samples = len(targets[0])
     if all(_constant(task, target) for task, target in zip(tasks, targets, strict=True)):
         return conclude_nothing(method, len(tasks), samples, record, resampling)
@@ -123,14 +124,21 @@ def _by_transport(
     solver, debias = comparison.solver, comparison.debias
     blocks = list(sample_replicates(len(targets[0]), comparison.resampling))
     results = transports(tasks, targets, solver, debias=debias, draws=np.concatenate(blocks) if blocks else None)
-    warn_unconverged(results, solver)
+    failed = [result.residual for result in results if not result.converged]
+    if failed:
+        warnings.warn(
+            f"transport did not converge within {solver.iterations} iterations for {len(failed)} of {len(results)} "
+            f"tasks (largest residual {max(failed):.1e}, tolerance {solver.tolerance:g}); raise iterations, or the "
+            f"regularisation above {solver.regularisation:g}",
+            stacklevel=4,
+        )
     distances = np.array([result.cost for result in results])
     replicates = np.stack([result.draws for result in results], axis=1)
     record["regularisation"] = solver.regularisation
     record["debiased"] = debias
     record["iterations"] = [result.iterations for result in results]
     record["residuals"] = [result.residual for result in results]
-    record["converged"] = all(result.converged for result in results)
+    record["converged"] = not failed
     return distances, replicates
 
 

@@ -258,26 +258,21 @@ def _intervals(pairs: Any, tasks: int) -> Intervals | None:
     try:
         clean = tuple((float(low), float(high)) for low, high in pairs)
     except (TypeError, ValueError):
-        raise InputError("intervals must be one [low, high] pair of numbers per task") from None
-    if len(clean) != tasks:
-        raise InputError(f"{len(clean)} intervals for {tasks} weights: give one [low, high] pair per task")
-    for position, (low, high) in enumerate(clean, start=1):
-        if not 0 <= low <= high <= 1:
-            raise InputError(f"the interval of task {position} is [{low}, {high}]; expected 0 <= low <= high <= 1")
+        clean = ()
+    if len(clean) != tasks or not all(0 <= low <= high <= 1 for low, high in clean):
+        raise InputError(
+            f"intervals must be {tasks} pairs [low, high], one per task, with 0 <= low <= high <= 1: {pairs}"
+        )
     return clean
 
 
 def _task_names(names: Any, tasks: int) -> tuple[str, ...] | None:
     if names is None:
         return None
-    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise InputError("tasks must be a list of names")
-    clean = tuple(names)
-    if len(clean) != tasks:
-        raise InputError(f"{len(clean)} task names for {tasks} weights: give one name per task")
-    if len(set(clean)) != tasks:
-        raise InputError(f"task names must differ; {sorted({n for n in clean if clean.count(n) > 1})} appear twice")
-    return clean
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) for name in names) or not len(names) == len(set(names)) == tasks:
+        raise InputError(f"tasks must be a list of {tasks} different names, one for each weight: {names!r}")
+    return tuple(names)
 
 
 def _line(value: JSON) -> str:

@@ -47,7 +47,7 @@ class Probe:
         [0]
         """
         matrix = feature_matrix(features, "features")
-        indices = _indices(labels, len(matrix), classes)
+        indices = np.asarray(labels, dtype=np.int64)
         rows = unit_rows(matrix)
         centre = rows.mean(axis=0)
         rows -= centre
@@ -245,12 +245,3 @@ def _loss(part: _Part, scores: Floats, temperature: float) -> float:
     largest = logs.max(axis=1, keepdims=True) if len(logs) else logs[:, :1]
     logs -= largest
     return float((np.log(np.exp(logs, out=logs).sum(axis=1)) + largest[:, 0]).sum())
-
-
-def _indices(labels: Any, rows: int, classes: int) -> NDArray[np.int64]:
-    indices = np.asarray(labels)
-    if indices.shape != (rows,) or indices.dtype.kind not in "iu":
-        raise InputError(f"labels: expected {rows} class indices, one for each row, found shape {list(indices.shape)}")
-    if indices.min() < 0 or indices.max() >= classes:
-        raise InputError(f"labels must be class indices from 0 to {classes - 1}")
-    return indices.astype(np.int64)

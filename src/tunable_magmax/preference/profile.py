@@ -239,20 +239,6 @@ class Profile:
         )
 
 
-def choose_rows(samples: int, rows: int = ROWS, seed: int = 0) -> list[int]:
-    """Returns which of a task's samples go into its profile: a seeded draw in ascending order, all if there are few.
-
-    >>> choose_rows(3), len(choose_rows(10_000))
-    ([0, 1, 2], 500)
-    """
-    if samples < 1 or rows < 1:
-        raise InputError(f"a profile needs at least one sample and one row; found {samples} samples and {rows} rows")
-    if samples <= rows:
-        return list(range(samples))
-    drawn: list[int] = np.sort(np.random.default_rng(seed).permutation(samples)[:rows]).tolist()
-    return drawn
-
-
 def require_one(profiles: Sequence[Profile], kind: Literal["classifier", "base"]) -> None:
     """Refuses profiles that do not all belong to one fixed classifier, or to one base."""
     parts, purpose = {

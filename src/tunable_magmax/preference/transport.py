@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,14 +49,8 @@ class Sinkhorn:
     memory: int = 1 << 29
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.regularisation) and self.regularisation > 0):
-            raise InputError(f"regularisation must be a positive number, not {self.regularisation}")
-        if self.iterations < 1:
-            raise InputError(f"iterations must be >= 1, not {self.iterations}")
-        if not self.tolerance >= 0:
-            raise InputError(f"tolerance must be >= 0, not {self.tolerance}")
-        if self.memory < 1:
-            raise InputError(f"memory must be a positive number of bytes, not {self.memory}")
+        if not (0 < self.regularisation < math.inf and self.tolerance >= 0 and min(self.iterations, self.memory) >= 1):
+            raise InputError(f"regularisation must be > 0, tolerance >= 0, iterations and memory >= 1: {self}")
 
 
 SOLVER = Sinkhorn()
@@ -96,18 +89,6 @@ def transports(
             shares = np.empty((0, m)) if draws is None else draws / draws.sum(axis=1, keepdims=True)
             results.update(zip(batch, _transport_batch(pairs, solver, debias, shares), strict=True))
     return [results[t] for t in range(len(sources))]
-
-
-def warn_unconverged(results: Sequence[SinkhornResult], solver: Sinkhorn) -> None:
-    """Warns once of all transports that did not converge, with the worst residual and the remedy."""
-    failed = [result for result in results if not result.converged]
-    if failed:
-        warnings.warn(
-            f"transport did not converge within {solver.iterations} iterations for {len(failed)} of {len(results)} "
-            f"tasks (largest residual {max(result.residual for result in failed):.1e}, tolerance {solver.tolerance:g});"
-            f" raise iterations, or the regularisation above {solver.regularisation:g}",
-            stacklevel=5,
-        )
 
 
 def _transport_batch(

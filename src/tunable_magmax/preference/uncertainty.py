@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.arrays import Floats
@@ -90,15 +89,6 @@ def shrinkage(weights: Floats, replicates: Floats) -> float:
     noise = float(replicates.var(axis=0, ddof=1).sum())
     signal = float(np.square(weights - 1 / len(weights)).sum())
     return 1.0 if noise >= signal else noise / signal
-
-
-def use_samples(samples: int, most: int | None, seed: int) -> slice | NDArray[np.int64]:
-    """Returns which of the target's samples are used: all of them, or a seeded draw of `most`."""
-    if most is None or samples <= most:
-        return slice(None)
-    if most < 1:
-        raise InputError(f"max_samples must be >= 1, not {most}")
-    return np.sort(np.random.default_rng(seed).permutation(samples)[:most])
 
 
 def conclude(

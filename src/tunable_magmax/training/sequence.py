@@ -32,7 +32,8 @@ from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.pretrained import resolve_model
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
-from tunable_magmax.preference.profile import Profile, choose_rows
+from tunable_magmax.preference.arrays import choose_rows
+from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, task_evaluator

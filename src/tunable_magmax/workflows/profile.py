@@ -172,7 +172,8 @@ class _Profiler:
         from tunable_magmax.data.source import open_labels
         from tunable_magmax.data.tables import indexed
         from tunable_magmax.models.state import checkpoint_digest
-        from tunable_magmax.preference.profile import Profile, choose_rows
+        from tunable_magmax.preference.arrays import choose_rows
+        from tunable_magmax.preference.profile import Profile
 
         assert self.data.features is not None
         assert self.data.labels is not None
@@ -214,7 +215,8 @@ def make_profile(
     import numpy as np
 
     from tunable_magmax.data.samples import Unreadable, warn_unreadable
-    from tunable_magmax.preference.profile import Profile, choose_rows
+    from tunable_magmax.preference.arrays import choose_rows
+    from tunable_magmax.preference.profile import Profile
 
     if samples.labels is None:
         raise InputError(

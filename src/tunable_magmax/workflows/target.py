@@ -23,7 +23,8 @@ from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.profile import Profile, choose_rows, require_one
+from tunable_magmax.preference.arrays import choose_rows
+from tunable_magmax.preference.profile import Profile, require_one
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.cli.tables import wrapped_table
+from tunable_magmax.cli.terminal import wrapped_table
 from tunable_magmax.merging.report import MergeReport, TensorReport
 from tunable_magmax.plots.bars import save_picture
 from tunable_magmax.workflows.inspect import inspect_checkpoint, layer_of, layers

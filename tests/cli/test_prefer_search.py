@@ -13,7 +13,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
 
-from tunable_magmax.cli import progress as cli_progress
+from tunable_magmax.cli import terminal
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Trial
 from tunable_magmax.workflows import search as searching
@@ -106,8 +106,8 @@ def test_the_bar_shows_the_best_so_far(monkeypatch):
     from rich.progress import Progress
 
     bars = Progress()
-    monkeypatch.setattr(cli_progress, "_bars", lambda quiet: contextlib.nullcontext(bars))
-    with cli_progress.search_bars(False, 5, []) as (progress, watch):
+    monkeypatch.setattr(terminal, "_bars", lambda quiet: contextlib.nullcontext(bars))
+    with terminal.search_bars(False, 5, []) as (progress, watch):
         progress("loading", 1, 3)
         for count in (1, 2, 3):
             watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])

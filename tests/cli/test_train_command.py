@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from training import toy
 
-from tunable_magmax.cli.progress import training_bars
+from tunable_magmax.cli.terminal import training_bars
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.training.config import read_config
 from tunable_magmax.workflows.evaluate import measured_by_training

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.cli.tables import number
+from tunable_magmax.cli.terminal import number, progress_bars
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.terminal import progress_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Scores

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import What, read_what
-from tunable_magmax.cli.progress import plain_warnings, progress_bars
-from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:

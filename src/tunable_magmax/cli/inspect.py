@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 

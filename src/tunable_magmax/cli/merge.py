@@ -27,7 +27,7 @@ from tunable_magmax.cli.merge_options import (
     warn,
 )
 from tunable_magmax.cli.plan import show_plan
-from tunable_magmax.cli.progress import progress_bars
+from tunable_magmax.cli.terminal import progress_bars
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:

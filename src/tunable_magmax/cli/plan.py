@@ -25,7 +25,7 @@ from tunable_magmax.cli.merge_options import (
     refuse_words,
     settings_of,
 )
-from tunable_magmax.cli.tables import number
+from tunable_magmax.cli.terminal import number
 from tunable_magmax.errors import some_of
 from tunable_magmax.files import show_size
 

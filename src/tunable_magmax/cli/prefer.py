@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
-from tunable_magmax.cli.progress import search_bars
-from tunable_magmax.cli.tables import number, table
+from tunable_magmax.cli.terminal import number, search_bars, table
 from tunable_magmax.errors import InputError, TmxError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.progress import plain_warnings, progress_bars
-from tunable_magmax.cli.tables import number
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars
 from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
 if TYPE_CHECKING:

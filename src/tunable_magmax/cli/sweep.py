@@ -27,8 +27,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
     warn,
 )
-from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.cli.tables import number, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, progress_bars, screen_width, table, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.plots.figure import check_picture

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.progress import plain_warnings, training_bars
-from tunable_magmax.cli.tables import number, table
+from tunable_magmax.cli.terminal import number, plain_warnings, table, training_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.training.plan import TrainingPlan

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.progress import progress_bars
-from tunable_magmax.cli.tables import number
+from tunable_magmax.cli.terminal import number, progress_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe

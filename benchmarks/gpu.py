@@ -1,8 +1,8 @@
-"""Speed of a merge on a GPU as a ratio to a floor measured in the same run: 86,192,640 elements in float32.
+"""Speed of a merge on a GPU as a ratio to a lower bound measured in the same run: 86,192,640 elements in float32.
 
     python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--files] [--profile]
 
-The elements are one tensor, or the tensors of ViT-B/16's image tower. The floor is the time to read T float32 task
+The elements are one tensor, or the tensors of ViT-B/16's image tower. The lower bound is the time to read T float32 task
 vectors once at the bandwidth of a copy on the device (bytes read and written). "in place" is everything from the
 vectors in device memory to the merged tensors there, all waits included, with the tables of addresses made before;
 "whole call" is `merge_state_dicts`; "again" a further merge of an open `MergeSession`. `--check` compares with the CPU
@@ -110,8 +110,8 @@ class Case:
 
 def measure(case: Case, speed: float) -> None:
     """Print the table for one number of tasks."""
-    floor = 1000 * len(case.vectors) * ELEMENTS * 4 / speed
-    print(f"\nT = {len(case.vectors)}, {len(case.base)} tensors: floor {floor:.3f} ms", flush=True)
+    lower_bound = 1000 * len(case.vectors) * ELEMENTS * 4 / speed
+    print(f"\nT = {len(case.vectors)}, {len(case.base)} tensors: lower bound {lower_bound:.3f} ms", flush=True)
     for label, given in case.choices():
         with case.in_place(given) as once:
             in_place = best(once)
@@ -120,7 +120,7 @@ def measure(case: Case, speed: float) -> None:
             session.merge(**given)
             again = best(lambda given=given, session=session: session.merge(**given))
         print(
-            f"  {label}  in place {in_place:7.2f} ms = {in_place / floor:5.2f} x floor; "
+            f"  {label}  in place {in_place:7.2f} ms = {in_place / lower_bound:5.2f} x bound; "
             f"whole call {whole:7.2f} ms; again {again:7.2f} ms",
             flush=True,
         )

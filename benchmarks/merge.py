@@ -1,8 +1,8 @@
-"""Speed of a merge as a ratio to a floor measured in the same run, on the tensors of ViT-B/16's image tower.
+"""Speed of a merge as a ratio to a lower bound measured in the same run, on the tensors of ViT-B/16's image tower.
 
     python benchmarks/merge.py [--tasks 5 20] [--files] [--threads 2]
 
-The floor reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on the same threads.
+The lower bound reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on the same threads.
 `--files` also times file to file: against the in-memory merge plus reading the files, and as a fresh process.
 """
 
@@ -42,13 +42,13 @@ def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
         sequence.append(next_task(sequence[-1], t + 1))
     vectors = sequence[1:]
 
-    def floor() -> None:
+    def lower_bound() -> None:
         for checkpoint in sequence:
             for tensor in checkpoint.values():
                 tensor.abs().sum()
         _ = [tensor.clone() for tensor in base.values()]
 
-    def lean_floor() -> None:
+    def reading_alone() -> None:
         for checkpoint in sequence:
             for tensor in checkpoint.values():
                 tensor.sum()
@@ -69,12 +69,12 @@ def in_memory(tasks: int, threads: int, methods: bool) -> dict[str, float]:
         cases |= {f"{method}, scale matched": {"method": method} for method in list(tmx.METHODS)[1:]}
         cases["tunable_magmax, keep magnitude"] = {"keep": "magnitude"}
     tmx.merge_state_dicts(base, vectors, threads=threads)  # compiles, and touches every input once
-    reference, lean = best(floor), best(lean_floor)
-    print(f"\nT = {tasks}, {threads} threads: floor {reference:.3f} s (reading alone {lean:.3f} s)")
+    reference, lean = best(lower_bound), best(reading_alone)
+    print(f"\nT = {tasks}, {threads} threads: lower bound {reference:.3f} s (reading alone {lean:.3f} s)")
     seconds = {}
     for name, options in cases.items():
         seconds[name] = best(lambda options=options: tmx.merge_state_dicts(base, vectors, threads=threads, **options))
-        print(f"  {name:62} {seconds[name]:7.3f} s = {seconds[name] / reference:5.2f} x floor")
+        print(f"  {name:62} {seconds[name]:7.3f} s = {seconds[name] / reference:5.2f} x bound")
     return seconds
 
 

@@ -29,7 +29,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_size(size: int | str, what: str) -> int:
-    """Returns the bytes of a number or from text such as "512MiB" (binary), "5GB" (decimal) or "2g" (binary).
+    """Returns a size in bytes, given as a number or as text: "512MiB" (binary), "5GB" (decimal) or "2g" (binary).
 
     >>> parse_size("512MiB", "memory"), parse_size("5GB", "shard size"), parse_size(1024, "memory")
     (536870912, 5000000000, 1024)

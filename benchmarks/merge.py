@@ -2,7 +2,7 @@
 
     python benchmarks/merge.py [--tasks 5 20] [--files] [--threads 2]
 
-The lower bound reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on the same threads.
+The lower bound reads base and all T task checkpoints once, `abs().sum()` each, and clones the base, on as many threads.
 `--files` also times file to file: against the in-memory merge plus reading the files, and as a fresh process.
 """
 

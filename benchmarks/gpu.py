@@ -3,7 +3,7 @@
     python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--files] [--profile]
 
 The elements are one tensor, or the tensors of ViT-B/16's image tower. The lower bound is the time to read T task
-vectors in float32 once at the bandwidth of a copy on the device (bytes read and written). "in place" is everything from the
+vectors in float32 once at the bandwidth of a copy on the device (bytes read and written). "in place" is all from the
 vectors in device memory to the merged tensors there, all waits included, with the tables of addresses made before;
 "whole call" is `merge_state_dicts`; "again" a further merge of an open `MergeSession`. `--check` compares with the CPU
 to the bit, on fresh random inputs, odd sizes and poisoned memory. `--files` merges from files to a file, by the GPU and

@@ -1,23 +1,22 @@
-"""Opens one safetensors file: the safetensors library checks its header, its data is read by position.
+"""Opens one safetensors file: its header is checked completely, its data is read by position.
 
-No data is mapped into memory: mapped pages would count as memory of the process, and reading a mapped file that was cut
+Nothing is mapped into memory: mapped pages would count as memory of the process, and reading a mapped file that was cut
 short kills the process instead of raising an error.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError
+from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
+from tunable_magmax.errors import InputError, shortened
 
 LARGEST_HEADER = 100_000_000  # as in the format's specification
 
@@ -30,16 +29,20 @@ class SafetensorsFile(Checkpoint):
         self.files = (path,)
         self._file = PositionedFile(path)
         try:
-            header, self._data_start = _checked_header(self._file)
+            header, self._data_start = _read_header(self._file)
+            metadata = header.pop("__metadata__", {})
+            if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+                raise _DamagedError("'__metadata__' in its header must map names to texts")
+            entries = [_entry(name, value) for name, value in header.items()]
+            ordered = _in_file_order(entries, self._file.size - self._data_start)
+        except _DamagedError as error:
+            self._file.close()
+            raise InputError(f"{path}: {error}") from None
         except BaseException:
             self._file.close()
             raise
-        metadata = header.pop("__metadata__", None) or {}
-        entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"])
-        self._begins = {name: entry["data_offsets"][0] for name, entry in entries}
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: TensorInfo(name, entry["dtype"], tuple(entry["shape"])) for name, entry in entries}
-        )
+        self._begins = {info.name: begin for info, begin, _ in ordered}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType({info.name: info for info, _, _ in ordered})
         # What `safetensors.torch.save_model` writes for tied tensors: the dropped name, pointing to the one kept.
         self.aliases: Mapping[str, str] = MappingProxyType(
             {
@@ -57,18 +60,93 @@ class SafetensorsFile(Checkpoint):
         self._file.close()
 
 
-def _checked_header(file: PositionedFile) -> tuple[dict[str, Any], int]:
-    """Returns the header, and where the data starts; a damaged file or a wrong header is an `InputError`."""
-    try:
-        with safe_open(file.path, "numpy"):  # checks types, shapes and sizes, and that tensors fill the file
-            pass
-    except SafetensorError as error:
-        raise InputError(
-            f"{file.path}: {error}. The file is damaged or cut short, or has a type unknown here: "
-            "download or save it again"
-        ) from None
+class _DamagedError(Exception):
+    """Says what is wrong with a file, and what to do."""
+
+    def __init__(self, problem: str, advice: str = "the file is damaged, download or save it again") -> None:
+        super().__init__(f"{problem}: {advice}")
+
+
+def _read_header(file: PositionedFile) -> tuple[dict[str, Any], int]:
+    """Returns the header, and where the data section starts."""
+    if file.size < 8:
+        raise _DamagedError(f"a safetensors file has at least 8 bytes, found {file.size}")
     prefix = bytearray(8)
     file.read_into(0, memoryview(prefix))
-    text = bytearray(int.from_bytes(prefix, "little"))
+    length = int.from_bytes(prefix, "little")
+    if length > LARGEST_HEADER:
+        raise _DamagedError(
+            f"its first 8 bytes announce a header of {length} bytes, but safetensors allows {LARGEST_HEADER}",
+            "this is not a safetensors file, or it is damaged",
+        )
+    if 8 + length > file.size:
+        raise _DamagedError(f"header of {length} bytes announced, but only {file.size - 8} follow")
+    text = bytearray(length)
     file.read_into(8, memoryview(text))
-    return json.loads(text), 8 + len(text)
+    if not text.startswith(b"{"):
+        raise _DamagedError(f"a safetensors header starts with '{{', found {bytes(text[:8])!r}")
+    try:
+        return json.loads(text.decode(), object_pairs_hook=_without_duplicates), 8 + length
+    except (ValueError, RecursionError) as error:
+        raise _DamagedError(f"its header is not JSON ({error})") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise _DamagedError(f"its header has the name {name!r} twice")
+        content[name] = value
+    return content
+
+
+def _entry(name: str, value: object) -> tuple[TensorInfo, int, int]:
+    """Returns a tensor of the header, and where its data begins and ends."""
+    where = f"tensor {name!r}"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise _DamagedError(f"{where}: its name is not valid Unicode") from None
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
+        shown = shortened(repr(value))
+        raise _DamagedError(f"{where}: expected an object with dtype, shape and data_offsets, found {shown}")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        shown = shortened(repr(dtype))
+        raise _DamagedError(
+            f"{where} has the unknown dtype {shown}; known are {', '.join(BITS)}", "save it in one of these"
+        )
+    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+        raise _DamagedError(f"{where}: its shape must be a list of integers >= 0, found {shortened(repr(shape))}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
+        raise _DamagedError(f"{where}: data_offsets must be two integers >= 0, found {shortened(repr(offsets))}")
+    begin, end = offsets
+    size, rest = divmod(math.prod(shape) * BITS[dtype], 8)
+    if rest:
+        raise _DamagedError(f"{where}: {math.prod(shape)} elements of {dtype} do not fill whole bytes")
+    if end - begin != size:
+        span = f"its data_offsets {offsets} span {end - begin}"
+        raise _DamagedError(f"{where}: shape {shape} of {dtype} needs {size} bytes, but {span}")
+    return TensorInfo(name, dtype, tuple(shape)), begin, end
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _in_file_order(entries: list[tuple[TensorInfo, int, int]], size: int) -> list[tuple[TensorInfo, int, int]]:
+    """Sorts the tensors and checks that they fill the data section of `size` bytes without holes or overlaps."""
+    at, before = 0, "the start of the data"
+    ordered = sorted(entries, key=lambda entry: entry[1:])
+    for info, begin, end in ordered:
+        if end > size:
+            raise _DamagedError(
+                f"tensor {info.name!r} ends at byte {end} of the data, but the file has only {size}, so it is cut short"
+            )
+        if begin != at:
+            what = "overlaps with" if begin < at else f"leaves a hole of {begin - at} bytes after"
+            raise _DamagedError(f"tensor {info.name!r} {what} {before}")
+        at, before = end, f"tensor {info.name!r}"
+    if at != size:
+        raise _DamagedError(f"{size - at} bytes follow after {before}, expected none")
+    return ordered

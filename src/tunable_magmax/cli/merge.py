@@ -71,7 +71,7 @@ def merge(
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     from tunable_magmax.checkpoints.companions import MODEL_CONFIG, missing_config_note
-    from tunable_magmax.checkpoints.output_path import is_one_file
+    from tunable_magmax.checkpoints.writer import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
 
     notes: list[str] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.output_path import is_one_file
+from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size

@@ -10,8 +10,7 @@ listed.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -305,30 +304,21 @@ class Group:
     budget: tuple[int, ...]
 
 
-class Owners(Protocol):
+@dataclass(slots=True)
+class Owners:
     """What the auctions of a merge have decided."""
 
-    @property
-    def leftovers(self) -> int:
-        """How many elements were nobody's candidates, and were given away by lottery."""
-
-    def rows(self, tensor: int) -> Any:
-        """Returns the rows that hold each task's elements of a tensor, as the kernels' `gather` wants them."""
+    rows: Mapping[int, Any]
+    """By tensor, the rows that hold each task's elements of it, as the kernels' `gather` wants them."""
+    leftovers: int = 0
+    """How many elements were nobody's candidates, and were given away by lottery."""
 
 
-class GroupOwners:
-    """`Owners` by group."""
+class Auctioneer:
+    """Holds the auctions of a merge: in this process, on a GPU, or on the workers of a cluster.
 
-    def __init__(self, tensors: Sequence[Sequence[int]], decided: Sequence[Ownership]) -> None:
-        self.leftovers = sum(ownership.leftovers for ownership in decided)
-        self._rows = {k: own.rows for group, own in zip(tensors, decided, strict=True) for k in group}
-
-    def rows(self, tensor: int) -> tuple[int, ...]:
-        return self._rows[tensor]
-
-
-class Auctioneer(ABC):
-    """Holds the auctions of a merge: in this process, on a GPU, or on the workers of a cluster."""
+    Subclasses have `selection` and `hold`, or other ways to do what these are for.
+    """
 
     places: Sequence[TensorPlace]
     """The merged tensors."""
@@ -342,7 +332,8 @@ class Auctioneer(ABC):
         """Holds an auction for each group of merged tensors (places in `places`), with budgets [groups, tasks]."""
         both = zip(groups, budgets.tolist(), strict=True)
         decided = self.hold([Group(tuple(members), tuple(budget)) for members, budget in both], terms)
-        return GroupOwners([[self.places[k].tensor for k in members] for members in groups], decided)
+        rows = {self.places[k].tensor: own.rows for group, own in zip(groups, decided, strict=True) for k in group}
+        return Owners(rows, sum(own.leftovers for own in decided))
 
     def keep_largest(self, tasks: Sequence[int], n: int, spare: SpareRows, seed: int) -> Sequence[int]:
         """Chooses each task's n elements of largest magnitude, equal ones by lottery; returns the rows of them."""
@@ -355,10 +346,10 @@ class Auctioneer(ABC):
             rows.append(selection.keep(row))
         return rows
 
-    @abstractmethod
     def selection(self, spare: SpareRows) -> Selection:
         """Returns a selection among all merged tensors."""
+        raise NotImplementedError
 
-    @abstractmethod
     def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
         """Holds an auction for each group."""
+        raise NotImplementedError

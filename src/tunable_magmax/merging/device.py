@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tunable_magmax.merging.auction import Owners
 from tunable_magmax.merging.device_auction import (
     SPARE,
     Auction,
     DeviceAuctioneer,
-    DeviceOwners,
     DevicePlanes,
     Plan,
     Reused,
@@ -28,7 +28,7 @@ from tunable_magmax.merging.device_auction import (
 )
 from tunable_magmax.merging.kernels import TensorPlace, TensorRange
 from tunable_magmax.merging.kernels.cuda import CudaKernels, HostCopy
-from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Sums, Table, Target
+from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Rows, Sums, Table, Target
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
@@ -80,7 +80,7 @@ class DeviceMerge(Merge):
         self._cuda = kernels
         self._bits = self._cuda.planes(0, 0)
         self._plan: Plan | None = None
-        self._owners: DeviceOwners | None = None
+        self._owners: Owners | None = None
         self._tables: dict[tuple[int, ...], list[list[Table]]] = {}
         self._reused = Reused(kernels)
         # The square of the merged vector, where values did not fit [tensors], and elements given [tensors, tasks].
@@ -201,7 +201,7 @@ class DeviceMerge(Merge):
             return self._all_tables(places, groups)
 
         wide = any(self._working[place.tensor] == torch.float64 for place in places)
-        return DevicePlanes(places, self._bits, plane_rows(self.method) - SPARE, walk, wide)
+        return DevicePlanes(places, Rows(self._bits), plane_rows(self.method) - SPARE, walk, wide)
 
     # -- merged values -------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class DeviceMerge(Merge):
         """Returns how many elements each task gave, by tensor."""
         given = self._sums.given
         if self._owners is not None:
-            tasks, rows = self._owners.owning
+            tasks, rows = self._owners.rows[self.places[0].tensor]
             owned = self._cuda.zeros(len(given), len(tasks))
             table = self._reused.table(self.places, [range(len(self.places))])
             self._cuda.tally(table, rows, self._bits, owned)

@@ -16,19 +16,10 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.auction import (
-    Auctioneer,
-    Group,
-    GroupOwners,
-    Owners,
-    Ownership,
-    Selection,
-    SpareRows,
-    Terms,
-)
+from tunable_magmax.merging.auction import Auctioneer, Owners, SpareRows, Terms
 from tunable_magmax.merging.kernels import TensorPlace, TensorRange
 from tunable_magmax.merging.kernels.cuda import LEFT_OVER, CudaKernels, Drawing, HostCopy, Pick, Ranking, Sequel
-from tunable_magmax.merging.kernels.launch import Address, Table, row_of
+from tunable_magmax.merging.kernels.launch import Address, Rows, Table
 from tunable_magmax.merging.methods import Method
 
 SPARE = 2
@@ -55,7 +46,7 @@ class DevicePlanes:
     """
 
     places: Sequence[TensorPlace]
-    bits: Tensor
+    row: Rows
     spare: int
     values: Values
     wide: bool
@@ -68,10 +59,6 @@ class DevicePlanes:
     def level(self) -> Address:
         return self.row(self.spare + 1)
 
-    def row(self, row: int) -> Address:
-        """Returns where a row of the planes lies."""
-        return row_of(self.bits, row)
-
 
 class AuctionNumbers:
     """The numbers of an auction, on the device: rows of [groups], all 0 but what each task wants."""
@@ -82,29 +69,30 @@ class AuctionNumbers:
         # nobody owns, the state, and two rows of candidates.
         rest = np.zeros((3 * self._tasks + 4, groups), np.int64)
         self.table = kernels.numbers(np.concatenate([wanted, rest]))
+        self._row = Rows(self.table)
 
     def wanted(self, task: int) -> Address:
-        return row_of(self.table, task)
+        return self._row(task)
 
     def got(self, task: int) -> Address:
-        return row_of(self.table, self._tasks + task)
+        return self._row(self._tasks + task)
 
     def portion(self, task: int) -> Address:
-        return row_of(self.table, 2 * self._tasks + task)
+        return self._row(2 * self._tasks + task)
 
     def remaining(self, task: int) -> Address:
-        return row_of(self.table, 3 * self._tasks + task)
+        return self._row(3 * self._tasks + task)
 
     @property
     def unowned(self) -> Address:
-        return row_of(self.table, 4 * self._tasks)
+        return self._row(4 * self._tasks)
 
     @property
     def state(self) -> Address:
-        return row_of(self.table, 4 * self._tasks + 1)
+        return self._row(4 * self._tasks + 1)
 
     def candidates(self, k: int) -> Address:
-        return row_of(self.table, 4 * self._tasks + 2 + k % 2)
+        return self._row(4 * self._tasks + 2 + k % 2)
 
     def note(self, task: int, got: Tensor) -> None:
         """Sets what a task got."""
@@ -138,18 +126,6 @@ class Plan:
     def state(self) -> Address:
         """Kernels that are given this do nothing if the auction was called off."""
         return self.numbers.state
-
-
-@dataclass(slots=True)
-class DeviceOwners:
-    """What a GPU's auctions have decided, which holds when they are closed: the same rows for all tensors."""
-
-    owning: Tensor
-    """Tasks that own something, and the rows of it [2, owners]."""
-    leftovers: int = 0
-
-    def rows(self, tensor: int) -> Tensor:
-        return self.owning
 
 
 class Reused:
@@ -199,7 +175,7 @@ class DeviceAuctioneer(Auctioneer):
 
     def auctions(self, groups: Sequence[Sequence[int]], budgets: NDArray[np.int64], terms: Terms) -> Owners:
         if not self.places:
-            return GroupOwners((), ())
+            return Owners({})
         sizes = tuple(sum(self.places[k].size for k in group) for group in groups)
         wanted = budgets.T.copy()
         table = self._reused.table(self.places, groups)
@@ -226,12 +202,6 @@ class DeviceAuctioneer(Auctioneer):
                 return range(len(tasks))
         raise ExactnessError(NOT_FOUND)
 
-    def selection(self, spare: SpareRows) -> Selection:
-        raise NotImplementedError("a GPU selects in whole auctions")
-
-    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
-        raise NotImplementedError("a GPU holds all auctions at once")
-
 
 class Auction:
     """All auctions of a merge, ordered from the device when this is made. `close` waits for them.
@@ -246,7 +216,9 @@ class Auction:
         first = planes.spare - len(plan.wanted)
         self.owners = {t: first + t if plan.terms.spare.extra else plan.terms.rows[t] for t in bidders}
         self._begin(0)
-        self.result = DeviceOwners(self._cuda.numbers(np.array(sorted(self.owners.items())).T))
+        # For all tensors: the tasks that own something, and the rows of it [2, owners].
+        owning = self._cuda.numbers(np.array(sorted(self.owners.items())).T)
+        self.result = Owners({place.tensor: owning for place in planes.places})
 
     def _begin(self, tries: int) -> None:
         plan, planes, numbers = self.plan, self._planes, self.plan.numbers

@@ -191,7 +191,7 @@ class TunableMagmax(Method):
 
     def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
         assert self._owners is not None
-        return kernels.gather(chunk, self._owners.rows(tensor), planes, out)
+        return kernels.gather(chunk, self._owners.rows[tensor], planes, out)
 
 
 class Magmax(Method):

@@ -10,11 +10,10 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG, companion_files, missing_config_note
-from tunable_magmax.checkpoints.output_path import is_one_file
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
-from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import Progress, parse_size
 from tunable_magmax.version import __version__

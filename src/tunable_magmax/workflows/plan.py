@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from tunable_magmax.checkpoints.output_path import is_one_file
-from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_of, measure_speeds
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
-from tunable_magmax.checkpoints.output_path import looks_like_torch
 from tunable_magmax.checkpoints.partial import Partial
-from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.checkpoints.writer import Output, looks_like_torch
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import completed, fingerprint_of, write_output
 from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_problem, write_weights

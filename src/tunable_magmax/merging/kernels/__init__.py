@@ -6,6 +6,7 @@ give the same bits.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +82,18 @@ class Chunk:
         return self.slot, self.slot + self.base.numel()
 
 
-class Planes(Protocol):
+class Planes(ABC):
     """Rows of bits, one bit for each element slot."""
 
+    @abstractmethod
     def part(self, row: int, start: int, stop: int) -> Plane:
         """Returns a view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
 
-    def release(self, row: int, start: int, stop: int) -> None:
+    def release(self, row: int, start: int, stop: int) -> None:  # noqa: B027 - nothing to do in memory
         """Lets go of the memory behind these slots, if they are kept on disk."""
 
-    def close(self) -> None:
-        """Frees all rows."""
+    def close(self) -> None:  # noqa: B027 - nothing to do in memory
+        """Frees all rows, if they are kept on disk; others go with the object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.merging.kernels import NARROW_DIGITS, WIDE_DIGITS, Formula
-from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Module, Table, Target, row_of
+from tunable_magmax.merging.kernels.launch import ALIGNMENT, Address, Destination, Module, Rows, Table, Target
+from tunable_magmax.merging.kernels.portable import signed
 
 THREADS, BINS, CLOSE = 256, 4096, 4096
 LEFT_OVER = 4
@@ -140,11 +141,6 @@ def _module(index: int) -> Module:
 def kernels_on(device: torch.device) -> CudaKernels:
     """Returns the kernels for a GPU: torch's current one if the device has no number."""
     return CudaKernels(_module(torch.cuda.current_device() if device.index is None else device.index))
-
-
-def signed(value: int) -> int:
-    """Returns the signed integer with the 64-bit pattern of an unsigned one."""
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 class CudaKernels:
@@ -276,7 +272,7 @@ class CudaKernels:
 
     def gather(self, chunk: Table, rows: Tensor, planes: Tensor, out: Target) -> None:
         owners = rows.shape[1]
-        arguments = (row_of(rows, 0), row_of(rows, 1), owners, planes, planes.stride(0))
+        arguments = (Rows(rows)(0), Rows(rows)(1), owners, planes, planes.stride(0))
         self._combine(chunk, "gather", out, *arguments, plain=True, shared=8 * owners)
 
     def largest(self, chunk: Table, out: Target) -> None:
@@ -304,7 +300,7 @@ class CudaKernels:
         out: Target,
     ) -> None:
         numbers, weights = self.numbers([tasks, rows]), self.numbers(factors, torch.float64)
-        voters, kept = row_of(numbers, 0), row_of(numbers, 1)
+        voters, kept = Rows(numbers)(0), Rows(numbers)(1)
         self._combine(chunk, "elected", out, voters, weights, kept, len(tasks), planes, planes.stride(0))
 
     def step(self, chunk: Table, taus: Destination, out: Target) -> None:
@@ -335,15 +331,15 @@ class Drawing:
         self._tallies = kernels.zeros(2, self.groups)
         self.rest = kernels.zeros(self.groups)
         self._structure = _Draw(
-            winners=row_of(self._tallies, 0),
-            undecided=row_of(self._tallies, 1),
-            keys=row_of(self._lists, 0),
-            places=row_of(self._lists, 1),
+            winners=Rows(self._tallies)(0),
+            undecided=Rows(self._tallies)(1),
+            keys=Rows(self._lists)(0),
+            places=Rows(self._lists)(1),
             first=self._first.data_ptr(),
             room=self._room.data_ptr(),
             histogram=self._histogram.data_ptr(),
-            close_keys=row_of(self._close_lists, 0),
-            close_places=row_of(self._close_lists, 1),
+            close_keys=Rows(self._close_lists)(0),
+            close_places=Rows(self._close_lists)(1),
             close=self._close.data_ptr(),
             deviations=deviations,
             groups=self.groups,

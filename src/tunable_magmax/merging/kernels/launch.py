@@ -143,9 +143,15 @@ Address = int
 """Of a row of planes, or of a row in a table of numbers, on the device; 0 for none."""
 
 
-def row_of(table: Tensor, row: int) -> Address:
-    """Returns the address of a row of a two-dimensional table. Views would cost more than the kernels."""
-    return table.data_ptr() + row * table.stride(0) * table.element_size()
+class Rows:
+    """Gives the addresses of the rows of a two-dimensional table. Views would cost more than the kernels."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table  # keeps the memory
+        self._start, self._step = table.data_ptr(), table.stride(0) * table.element_size()
+
+    def __call__(self, row: int) -> Address:
+        return self._start + row * self._step
 
 
 class _Table(ctypes.Structure):

@@ -36,7 +36,7 @@ _CODES: dict[bool, tuple[Any, Any]] = {False: (np.int32, np.float32(1)), True: (
 """By whether magnitudes are compared as float64: the type of their codes, and a 1 of the type of the magnitudes."""
 
 
-class MemoryPlanes:
+class MemoryPlanes(Planes):
     """Planes in memory."""
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -44,12 +44,6 @@ class MemoryPlanes:
 
     def part(self, row: int, start: int, stop: int) -> Words:
         return self.words[row, start // SLOTS : -(-stop // SLOTS)]
-
-    def release(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: the planes are in memory."""
-
-    def close(self) -> None:
-        """Does nothing: the memory is freed with the object."""
 
 
 class MappedPlanes(MemoryPlanes):

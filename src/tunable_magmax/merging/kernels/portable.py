@@ -16,8 +16,8 @@ from tunable_magmax.merging.kernels import Candidates, Chunk, Counts, Formula, L
 _TOP_BIT = -(1 << 63)
 
 
-def _signed(value: int) -> int:
-    """The 64-bit pattern of an unsigned integer as torch's int64 holds it."""
+def signed(value: int) -> int:
+    """Returns the signed integer with the 64-bit pattern of an unsigned one, as torch's int64 holds it."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -27,17 +27,17 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 def _tickets(lottery_state: int, elements: Tensor) -> Tensor:
     """Lottery numbers, with the top bit flipped so that signed comparison orders them as unsigned numbers."""
-    x = (elements + 1) * _signed(GOLDEN) + _signed(lottery_state)
-    x = (x ^ _shifted(x, 30)) * _signed(MIX_A)
-    x = (x ^ _shifted(x, 27)) * _signed(MIX_B)
+    x = (elements + 1) * signed(GOLDEN) + signed(lottery_state)
+    x = (x ^ _shifted(x, 30)) * signed(MIX_A)
+    x = (x ^ _shifted(x, 27)) * signed(MIX_B)
     return (x ^ _shifted(x, 31)) ^ _TOP_BIT
 
 
 def _flipped(value: int) -> int:
-    return _signed(value) ^ _TOP_BIT
+    return signed(value) ^ _TOP_BIT
 
 
-class TensorPlanes:
+class TensorPlanes(Planes):
     """Planes as booleans on the device."""
 
     def __init__(self, rows: int, slots: int, device: torch.device) -> None:
@@ -45,12 +45,6 @@ class TensorPlanes:
 
     def part(self, row: int, start: int, stop: int) -> Tensor:
         return self.bits[row, start:stop]
-
-    def release(self, row: int, start: int, stop: int) -> None:
-        """Does nothing: the planes are in memory."""
-
-    def close(self) -> None:
-        """Does nothing: the memory is freed with the object."""
 
 
 class PortableKernels:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import number, screen_width, table, wrapped_table
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
     if inspection.aliases:
         yield number(len(inspection.aliases), "tied name")
         ties = [f"  {alias} is {kept}" for alias, kept in inspection.aliases.items()]
-        yield from _first(ties, len(ties) if everything else FEW_TIES)
+        yield some_of(ties, len(ties) if everything else FEW_TIES, joint="\n")
     if everything or len(inspection.tensors) <= FEW_TENSORS:
         yield from _tensors("all tensors", inspection.tensors)
     else:
@@ -88,17 +88,9 @@ def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
 def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
     if infos:
         yield title
-        rows = [[info.name, info.dtype, _shape(info.shape), show_size(info.nbytes)] for info in infos]
+        shapes = [" x ".join(map(str, info.shape)) or "scalar" for info in infos]
+        rows = [[i.name, i.dtype, shape, show_size(i.nbytes)] for i, shape in zip(infos, shapes, strict=True)]
         yield from table([["name", "type", "shape", "size"], *rows])
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
-
-
-def _first(lines: Sequence[str], limit: int) -> list[str]:
-    more = len(lines) - limit
-    return [*lines[:limit], *([f"  and {more:,} more (--tensors lists all)"] if more > 0 else [])]
 
 
 def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
@@ -107,13 +99,17 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     yield ""
     yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
     named = {} if report.names is None else {"names": ", ".join(report.names)}
-    yield from _facts(
+    facts = {
         **named,
-        merged=f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
-        copied=f"{number(len(report.copied), 'tensor')} from the base",
-        scale=f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
-        **{name: _option(value) for name, value in report.options.items() if name != "scale" and value is not None},
-    )
+        "merged": f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
+        "copied": f"{number(len(report.copied), 'tensor')} from the base",
+        "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
+    }
+    for name, value in report.options.items():
+        if name != "scale" and value is not None:
+            facts[name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    width = max(map(len, facts)) + 2
+    yield from (f"  {name:<{width}}{value}" for name, value in facts.items())
     for warning in report.warnings:
         yield f"warning: {warning}"
     if not report.elements:
@@ -137,15 +133,6 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
         for layer in layers(report)
     ]
     yield from wrapped_table([header, *body], fixed=2, width=screen_width())
-
-
-def _facts(**facts: str) -> list[str]:
-    width = max(map(len, facts)) + 2
-    return [f"  {name:<{width}}{value}" for name, value in facts.items()]
-
-
-def _option(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _percent(part: int, whole: int) -> str:

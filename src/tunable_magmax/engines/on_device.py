@@ -119,7 +119,8 @@ class OnDevice:
         left = free - planes - flying
         stash = sum(tensor.size * (8 if tensor.working == "F64" else 4) for tensor in layout.mergeable)
         fits = options.scale is None and stash <= left
-        values = sources * sum(_width(inputs, tensor) * tensor.size for tensor in layout.mergeable)
+        widths = [max(dtype.itemsize for dtype in _types(inputs, tensor)) for tensor in layout.mergeable]
+        values = sources * sum(width * tensor.size for width, tensor in zip(widths, layout.mergeable, strict=True))
         return block, values <= left - (stash if fits else 0), fits
 
 
@@ -164,6 +165,14 @@ class Uploader:
         self._worked[side] = torch.cuda.current_stream(self.device).record_event()
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ranges, with the place of each in a source's part of a buffer, alike for all sources; and the bytes of a part."""
+
+    ranges: Sequence[tuple[TensorRange, int]]
+    size: int
+
+
 class FileChunks:
     """`DeviceVectors` over opened checkpoints. A context manager.
 
@@ -185,6 +194,8 @@ class FileChunks:
         self._buffers = [uploader.buffer(size) for _ in range(2)]
         self._near = [torch.empty(0 if resident else size, dtype=torch.uint8, device=uploader.device) for _ in range(2)]
         self._kept: dict[TensorRange, list[Tensor]] = {}
+        self._types = [_types(inputs, tensor) for tensor in inputs.layout.mergeable]
+        self._widths = [max(dtype.itemsize for dtype in types) for types in self._types]
 
     def __enter__(self) -> FileChunks:
         return self
@@ -202,11 +213,11 @@ class FileChunks:
             yield from self._stream(places)
             return
         blocks = list(self._packed(places))
-        missing = {bounds.place.tensor for block in blocks for bounds in block if bounds not in self._kept}
+        missing = {bounds.place.tensor for block in blocks for bounds, _ in block.ranges if bounds not in self._kept}
         for fetched in self._stream([place for place in places if place.tensor in missing]):
             self._kept.update(fetched)
         for block in blocks:
-            yield [(bounds, self._kept[bounds]) for bounds in block]
+            yield [(bounds, self._kept[bounds]) for bounds, _ in block.ranges]
 
     def _stream(self, places: Sequence[TensorPlace]) -> Iterator[list[tuple[TensorRange, list[Tensor]]]]:
         blocks = list(self._packed(places))
@@ -215,7 +226,7 @@ class FileChunks:
             side = k % 2
             for job in reading:
                 job.result()
-            size = self._sources * self._used(block)
+            size = self._sources * block.size
             near = self._near[side][:size] if self.borrows else None
             near = self._uploader.send(side, self._buffers[side][:size], near)
             if k + 1 < len(blocks):
@@ -226,45 +237,37 @@ class FileChunks:
             finally:  # also if nobody wants the rest
                 self._uploader.end_work(side)
 
-    def _packed(self, places: Sequence[TensorPlace]) -> Iterator[list[TensorRange]]:
+    def _packed(self, places: Sequence[TensorPlace]) -> Iterator[Block]:
         """Yields blocks of ranges, in order, as many in each as fit."""
-        block: list[TensorRange] = []
+        ranges: list[tuple[TensorRange, int]] = []
         used = 0
         for bounds in split_ranges(places, self.chunk):
-            more = self._used([bounds])
-            if block and used + more > self._block:
-                yield block
-                block, used = [], 0
-            block.append(bounds)
-            used += more
-        if block:
-            yield block
+            size = (bounds.stop - bounds.start) * self._widths[bounds.place.tensor]
+            size = -(-size // ALIGNMENT) * ALIGNMENT
+            if ranges and used + size > self._block:
+                yield Block(ranges, used)
+                ranges, used = [], 0
+            ranges.append((bounds, used))
+            used += size
+        if ranges:
+            yield Block(ranges, used)
 
-    def _used(self, block: Sequence[TensorRange]) -> int:
-        """Returns the bytes that a block takes for each source: places are alike for all, so the widest type counts."""
-        widths = [_width(self._inputs, self._inputs.layout.mergeable[bounds.place.tensor]) for bounds in block]
-        sizes = [(bounds.stop - bounds.start) * width for bounds, width in zip(block, widths, strict=True)]
-        return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    def _parts(self, block: Block, source: int, buffer: Tensor) -> Iterator[tuple[TensorRange, torch.dtype, Tensor]]:
+        """Yields a source's values of each range as bytes of a buffer, with their type."""
+        for bounds, place in block.ranges:
+            dtype = self._types[bounds.place.tensor][source]
+            start = source * block.size + place
+            yield bounds, dtype, buffer[start : start + (bounds.stop - bounds.start) * dtype.itemsize]
 
-    def _places(
-        self, block: Sequence[TensorRange], source: int
-    ) -> Iterator[tuple[TensorRange, Mergeable, torch.dtype, int]]:
-        """Yields where a source's values of each range lie in a buffer, in bytes."""
-        at = source * self._used(block)
-        for bounds in block:
-            tensor = self._inputs.layout.mergeable[bounds.place.tensor]
-            yield bounds, tensor, _stored(self._inputs, source, tensor), at
-            at += self._used([bounds])
-
-    def _fill(self, block: Sequence[TensorRange], side: int) -> list[Future[None]]:
+    def _fill(self, block: Block, side: int) -> list[Future[None]]:
         """Begins to read a block's values into a buffer, one job for each source."""
         self._uploader.wait_until_sent(side)
         return [self._pool.submit(self._read_source, block, source, side) for source in range(self._sources)]
 
-    def _read_source(self, block: Sequence[TensorRange], source: int, side: int) -> None:
+    def _read_source(self, block: Block, source: int, side: int) -> None:
         opened = self._inputs.checkpoints[source]
-        for bounds, tensor, dtype, at in self._places(block, source):
-            room = self._buffers[side][at : at + (bounds.stop - bounds.start) * dtype.itemsize]
+        for bounds, dtype, room in self._parts(block, source, self._buffers[side]):
+            tensor = self._inputs.layout.mergeable[bounds.place.tensor]
             if isinstance(opened, Checkpoint):
                 opened.read_into(tensor.infos[source].name, bounds.start * dtype.itemsize, room.numpy().data)
             else:
@@ -273,24 +276,20 @@ class FileChunks:
                 if found.data_ptr() != values.data_ptr():
                     values.copy_(found)
 
-    def _shared_out(self, block: Sequence[TensorRange], near: Tensor) -> list[tuple[TensorRange, list[Tensor]]]:
+    def _shared_out(self, block: Block, near: Tensor) -> list[tuple[TensorRange, list[Tensor]]]:
         """Returns a block's values on the device, by range and source."""
-        found: list[tuple[TensorRange, list[Tensor]]] = [(bounds, []) for bounds in block]
+        found: list[tuple[TensorRange, list[Tensor]]] = [(bounds, []) for bounds, _ in block.ranges]
         for source in range(self._sources):
-            for k, (bounds, _, dtype, at) in enumerate(self._places(block, source)):
-                found[k][1].append(near[at : at + (bounds.stop - bounds.start) * dtype.itemsize].view(dtype))
+            for (_, values), (_, dtype, room) in zip(found, self._parts(block, source, near), strict=True):
+                values.append(room.view(dtype))
         return found
 
 
-def _stored(inputs: Inputs, source: int, tensor: Mergeable) -> torch.dtype:
-    """Returns the type of a source's values: as stored, or the working type where an adapter computes them."""
-    if isinstance(inputs.checkpoints[source], Adapter):
-        return working_dtype(tensor)
-    stored = torch_dtype(tensor.infos[source].dtype)
-    assert stored is not None
-    return stored
-
-
-def _width(inputs: Inputs, tensor: Mergeable) -> int:
-    """Returns the bytes of an element in the widest type of its sources."""
-    return max(_stored(inputs, source, tensor).itemsize for source in range(len(inputs.checkpoints)))
+def _types(inputs: Inputs, tensor: Mergeable) -> list[torch.dtype]:
+    """Returns the type of each source's values: as stored, or the working type where an adapter computes them."""
+    types = []
+    for opened, info in zip(inputs.checkpoints, tensor.infos, strict=True):
+        stored = working_dtype(tensor) if isinstance(opened, Adapter) else torch_dtype(info.dtype)
+        assert stored is not None
+        types.append(stored)
+    return types

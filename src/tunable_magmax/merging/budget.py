@@ -28,13 +28,13 @@ def read_decimal(value: Any, what: str) -> Fraction:
     if isinstance(value, bool):
         raise InputError(f"{what} is {value}, expected a number")
     # Tensors and numpy scalars print with decorations; a float32 must print as itself, not as the float64 it becomes.
-    dtype = str(getattr(value, "dtype", ""))
-    if hasattr(value, "item") and "float64" not in dtype:
-        text = _shortest(value.item(), dtype)
-    elif hasattr(value, "item"):
-        text = repr(value.item())
-    else:
-        text = str(value)
+    text = str(value)
+    if hasattr(value, "item"):
+        narrow = {"float32": np.float32, "float16": np.float16}.get(
+            str(getattr(value, "dtype", "")).removeprefix("torch.")
+        )
+        own = value.item()  # numpy has no bfloat16: it counts as the number it is
+        text = repr(own) if narrow is None else np.format_float_scientific(narrow(own), unique=True, trim="-")
     exponent = re.search(r"[eE]([+-]?\d+)\s*$", text)
     if exponent and abs(int(exponent[1])) > LARGEST_EXPONENT:
         raise InputError(f"{what} is {text!r}, expected a number that a float64 can hold")
@@ -47,26 +47,11 @@ def read_decimal(value: Any, what: str) -> Fraction:
     return number
 
 
-def _shortest(value: float, dtype: str) -> str:
-    for name, kind in (("bfloat16", None), ("float32", np.float32), ("float16", np.float16)):
-        if name in dtype and kind is not None:
-            return np.format_float_scientific(kind(value), unique=True, trim="-")
-        if name in dtype:  # numpy has no bfloat16: it counts as the number it is
-            break
-    return repr(value)
-
-
 def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, ...] | None:
     """Checks that there is one finite, non-negative weight for each task and that not all are zero."""
     if weights is None:
         return None
-    if isinstance(weights, str | bytes) or not hasattr(weights, "__len__"):
-        raise InputError(f"weights must be a list of {tasks} numbers, one for each task, got {weights!r}")
-    if len(weights) != tasks:
-        raise InputError(
-            f"{len(weights)} weights for {tasks} tasks: "
-            "give one for each task, in training order, 0 for tasks that do not matter"
-        )
+    _check_length(weights, "weights", tasks)
     read = tuple(read_decimal(w, f"weight {k}") for k, w in enumerate(weights, start=1))
     for k, weight in enumerate(read, start=1):
         if weight < 0:
@@ -76,6 +61,16 @@ def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, .
             "all weights are zero; give at least one task a weight above 0, or no weights for equal shares"
         )
     return read
+
+
+def _check_length(values: Any, what: str, tasks: int) -> None:
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise InputError(f"{values!r} is not a list of {tasks} {what}, one for each task")
+    if len(values) != tasks:
+        raise InputError(
+            f"{len(values)} {what} for {tasks} tasks: "
+            "give one for each task, in training order, 0 for tasks that do not matter"
+        )
 
 
 def budget(weights: Sequence[Any], elements: int) -> list[int]:
@@ -132,12 +127,7 @@ def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:
     """Checks a budget as far as possible before the number of merged elements is known."""
-    if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
-        raise InputError(f"budget must be a list of {tasks} whole numbers, one for each task, got {given!r}")
-    if len(given) != tasks:
-        raise InputError(
-            f"a budget of {len(given)} numbers for {tasks} tasks: give one for each task, in training order"
-        )
+    _check_length(given, "numbers of elements", tasks)
     numbers = []
     for k, n in enumerate(given, start=1):
         exact = read_decimal(n, f"budget of task {k}")

@@ -130,10 +130,9 @@ def _read_dtype(dtype: Any) -> str | None:
 
 
 def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ...] | None:
-    if isinstance(patterns, str):
-        raise InputError(f"{option} is the string {patterns!r}, expected a list of patterns such as [{patterns!r}]")
     if patterns is None:
         return None
-    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+    listed = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+    if not listed or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"{option} is {patterns!r}, expected a list of patterns such as ['head.*']")
     return tuple(patterns)

@@ -66,7 +66,6 @@ class RunningMagmax:
             if so_far is None:
                 self.vector[name] = difference
             else:
-                so_far, difference = _same_type(so_far, difference)
                 self.vector[name] = torch.where(difference.abs() >= so_far.abs(), difference, so_far)
 
     @torch.no_grad()
@@ -91,8 +90,3 @@ class RunningMagmax:
                 if not bool(result[name].isfinite().all()):
                     raise does_not_fit(name, "merged", tensor.dtype)
         return result
-
-
-def _same_type(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(first.dtype, second.dtype)
-    return first.to(wide), second.to(wide)

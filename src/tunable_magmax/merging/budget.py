@@ -30,10 +30,9 @@ def read_decimal(value: Any, what: str) -> Fraction:
     # Tensors and numpy scalars print with decorations; a float32 must print as itself, not as the float64 it becomes.
     text = str(value)
     if hasattr(value, "item"):
-        narrow = {"float32": np.float32, "float16": np.float16}.get(
-            str(getattr(value, "dtype", "")).removeprefix("torch.")
-        )
-        own = value.item()  # numpy has no bfloat16: it counts as the number it is
+        kinds: dict[str, Any] = {"float32": np.float32, "float16": np.float16}  # a bfloat16 is the number it is
+        narrow = kinds.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+        own = value.item()
         text = repr(own) if narrow is None else np.format_float_scientific(narrow(own), unique=True, trim="-")
     exponent = re.search(r"[eE]([+-]?\d+)\s*$", text)
     if exponent and abs(int(exponent[1])) > LARGEST_EXPONENT:

@@ -149,7 +149,7 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     # Load: transformers finds every tensor, and embeds as we do.
     for name in ("inputs", "run/base", "run/task-02"):
         encoder = load_encoder(tmp_path / name, "cpu")
-        own = encoder.embed_texts(TEXTS) if kind == "bert" else encoder.embed_images(IMAGES)
+        own = encoder.embed(TEXTS if kind == "bert" else IMAGES)
         np.testing.assert_allclose(by_transformers(kind, tmp_path / name, encoder), own, atol=1e-6)
     assert json.loads((tmp_path / "inputs" / "config.json").read_text()) == json.loads(
         (run / "base" / "config.json").read_text()

@@ -258,7 +258,7 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
             "{run}/first --weights 1,2",
             "is a checkpoint, so there is nothing to merge: leave out the options of a merge",
         ),
-        ("{run}/first", "run.json names no benchmark, so its test data are not known: give --data"),
+        ("{run}/first", "run.json names no benchmark. Give --data"),
         ("{run} --weights 1,2,3 --data {site}", "3 weights"),
         ("{run} --method avrage --data {site}", "unknown method 'avrage' (did you mean 'average'?)"),
         ("{run}/first --data {new}/nothing", "does not exist"),

@@ -44,7 +44,7 @@ def run(tmp_path):
     images(tmp_path / "data" / "warm", 6, "red")
     images(tmp_path / "data" / "cold", 5, "green", "blue")
     base = load_encoder(folder / "base", "cpu")
-    means = [base.embed_images([tiny.picture(colour, 50)])[0] for colour in COLOURS.values()]
+    means = [base.embed([tiny.picture(colour, 50)])[0] for colour in COLOURS.values()]
     rows = torch.tensor(np.stack([mean / np.linalg.norm(mean) for mean in means]))
     metadata = {"classes": json.dumps(list(COLOURS)), "logit_scale": "50"}
     save_file({"weight": rows}, tmp_path / "head.safetensors", metadata)
@@ -64,7 +64,7 @@ def test_one_checkpoint(tmx, tmp_path, run):
     assert found.label_table == {"blue": 5, "green": 5}
     assert found.encoder == checkpoint_digest(run / "base")
     assert found.base is None  # without a run there is none
-    expected = load_encoder(run / "base", "cpu").embed_images([tiny.picture(COLOURS["blue"], k) for k in range(5)])
+    expected = load_encoder(run / "base", "cpu").embed([tiny.picture(COLOURS["blue"], k) for k in range(5)])
     np.testing.assert_allclose(found.features[:5], expected, atol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
         assert found.row_labels.tolist() == [label for label, _, _ in pictures]
         images = [tiny.picture(colour, k) for _, colour, k in pictures]
         for values, name in ((found.base_features, "base"), (found.features, "cold")):
-            expected = load_encoder(run / name, "cpu", assets=run / "base").embed_images(images)
+            expected = load_encoder(run / name, "cpu", assets=run / "base").embed(images)
             np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
@@ -138,7 +138,7 @@ def test_texts(tmx, tmp_path):
     (tmp_path / "data.csv").write_text("text,label\nhello,greeting\npay my bill,money\n")
     out = tmp_path / "p.safetensors"
     assert tmx("profile", folder, "--task", "talk", "--data", tmp_path / "data.csv", "-o", out).code == 0
-    expected = load_encoder(folder, "cpu").embed_texts(["hello", "pay my bill"])
+    expected = load_encoder(folder, "cpu").embed(["hello", "pay my bill"])
     np.testing.assert_allclose(Profile.load(out).features, expected, atol=1e-5)
 
 

@@ -44,7 +44,7 @@ def test_a_merge_pools_as_its_base(tmx, tmp_path, bert):
     merged = load_encoder(out, "cpu")
     assert merged.pooling == "first"
     with_assets = load_encoder(out, "cpu", assets=base)
-    assert np.array_equal(merged.embed_texts(TEXTS), with_assets.embed_texts(TEXTS))
+    assert np.array_equal(merged.embed(TEXTS), with_assets.embed(TEXTS))
     for name in ("1_Pooling/config.json", "modules.json"):
         assert (out / name).read_bytes() == (base / name).read_bytes()
     files = json.loads((out / "tmx-report.json").read_text())["files"]

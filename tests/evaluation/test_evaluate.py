@@ -246,9 +246,9 @@ def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     # What was given goes first, then what lies beside it.
     shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
     assert find_head(folder)[0] == folder / "classifier-head.safetensors"
-    assert find_head(folder, run=image_run.path)[0] == image_run.path / "head.safetensors"
+    assert find_head(folder, run=Run.open(image_run.path))[0] == image_run.path / "head.safetensors"
     other = tmp_path / "other.safetensors"
-    assert find_head(folder, head=other, run=image_run.path)[0] == other
+    assert find_head(folder, head=other, run=Run.open(image_run.path))[0] == other
 
 
 def test_without_a_head(image_run, site, tmp_path):
@@ -312,7 +312,7 @@ def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
 
 
 def test_no_data_and_no_benchmark(image_run):
-    with pytest.raises(InputError, match=r"run.json names no benchmark, so its test data are not known: give --data"):
+    with pytest.raises(InputError, match=r"run.json names no benchmark\. Give --data"):
         evaluate(image_run.path / "first", reading=CPU)
     with pytest.raises(InputError, match=r"on what data\? Give --data"):
         evaluate(image_run.path.parent, head=image_run.path / "head.safetensors", reading=CPU)

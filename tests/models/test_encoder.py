@@ -57,7 +57,7 @@ def test_images(tmp_path, capfd, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
     capfd.readouterr()
-    found = encoder.embed_images(IMAGES, batch=2)
+    found = encoder.embed(IMAGES, batch=2)
     assert found.dtype == np.float32
     assert found.shape == (3, encoder.dim) == (3, 8 if kind in ("clip", "clip-vision") else 16)
     np.testing.assert_allclose(found, reference(kind, model).numpy(), atol=1e-4)
@@ -72,16 +72,16 @@ def test_images(tmp_path, capfd, kind):
 def test_texts_are_pooled_over_what_is_no_padding(tmp_path, kind):
     model = tiny.build(kind)
     encoder = load_encoder(tiny.save(model, tmp_path / kind), "cpu")
-    found = encoder.embed_texts(TEXTS, batch=2)
+    found = encoder.embed(TEXTS, batch=2)
     body = getattr(model, "bert", model)
     for row, ids in zip(found, ([2, 5, 3], [2, 8, 9, 10, 11, 3], [2, 6, 7, 6, 7, 3]), strict=True):
         with torch.no_grad():
             alone = body(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
         np.testing.assert_allclose(row, alone.numpy(), atol=1e-5)
     assert encoder.text_length == 12
-    assert encoder.embed_texts(["good " * 50]).shape == (1, 16)
+    assert encoder.embed(["good " * 50]).shape == (1, 16)
     with pytest.raises(InputError, match="encodes texts, not images"):
-        encoder.embed_images(IMAGES)
+        encoder.embed(IMAGES)
 
 
 def test_a_sentence_encoder_may_ask_for_its_first_token(tmp_path):
@@ -93,7 +93,7 @@ def test_a_sentence_encoder_may_ask_for_its_first_token(tmp_path):
 
 def test_clip_embeds_texts_too(tmp_path):
     encoder = load_encoder(tiny.save(tiny.build("clip"), tmp_path / "clip"), "cpu")
-    assert encoder.embed_texts(TEXTS).shape == (3, 8)
+    assert encoder.embed(TEXTS).shape == (3, 8)
 
 
 def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
@@ -104,7 +104,7 @@ def test_a_file_of_weights_takes_the_rest_from_the_base(tmp_path):
     save_file(tiny.changed(model).state_dict(), task)
     encoder = load_encoder(task, "cpu", assets=base)
     assert encoder.digest == checkpoint_digest(task) != checkpoint_digest(base)
-    assert not np.allclose(encoder.embed_images(IMAGES), load_encoder(base, "cpu").embed_images(IMAGES))
+    assert not np.allclose(encoder.embed(IMAGES), load_encoder(base, "cpu").embed(IMAGES))
     with pytest.raises(InputError, match=r"no config\.json, so the model's architecture is unknown"):
         load_encoder(task, "cpu")
 

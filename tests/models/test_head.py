@@ -35,14 +35,14 @@ def test_a_text_head_is_the_models_own_zero_shot_classifier(whole):
     tokens = whole.prepare_texts(["hello", "good bye", "my bills", "pay"])
     with torch.no_grad():
         own = whole.module(pixel_values=pixels, **tokens).logits_per_image.softmax(dim=1)
-    np.testing.assert_allclose(head.probabilities(whole.embed_images(IMAGES)), own.numpy(), atol=1e-5)
+    np.testing.assert_allclose(head.probabilities(whole.embed(IMAGES)), own.numpy(), atol=1e-5)
     assert head.logit_scale == pytest.approx(np.exp(1.7), rel=1e-6)
     assert head.classes == CLASSES
 
 
 def test_templates_are_averaged_as_directions(whole):
     head = text_head(whole, ["pay"], ["{} my bills", "good {}"])
-    parts = [whole.embed_texts([text])[0] for text in ("pay my bills", "good pay")]
+    parts = [whole.embed([text])[0] for text in ("pay my bills", "good pay")]
     mean = sum(part / np.linalg.norm(part) for part in parts)
     np.testing.assert_allclose(head.weight[0], mean / np.linalg.norm(mean), atol=1e-6)
 
@@ -50,7 +50,7 @@ def test_templates_are_averaged_as_directions(whole):
 def test_class_names_by_the_sentence_encoder_itself(tmp_path):
     encoder = load_encoder(tiny.save(tiny.build("bert"), tmp_path / "bert"), "cpu")
     head = name_head(encoder, CLASSES, "plain")
-    rows = encoder.embed_texts(["hello", "good bye", "my bills", "pay"])
+    rows = encoder.embed(["hello", "good bye", "my bills", "pay"])
     np.testing.assert_allclose(head.weight, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-6)
     assert head.logit_scale == 20
     require_match(encoder, head)

@@ -55,7 +55,7 @@ def test_pixels_are_those_of_the_encoders_processor(tmp_path, monkeypatch, kind,
     torch.testing.assert_close(
         found.batch(torch.tensor(rows)), encoder.prepare_images([images[row] for row in rows]), atol=1e-6, rtol=1e-6
     )
-    np.testing.assert_allclose(embed_prepared(encoder, found, batch=3), encoder.embed_images(images), atol=1e-5)
+    np.testing.assert_allclose(embed_prepared(encoder, found, batch=3), encoder.embed(images), atol=1e-5)
 
 
 def test_what_a_processor_leaves_out_is_left_out(tmp_path):
@@ -80,7 +80,7 @@ def test_tokens_are_equal_up_to_padding(tmp_path, monkeypatch, chunk):
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
             assert torch.equal(batch[name], values), name
-    np.testing.assert_allclose(embed_prepared(encoder, found, batch=4), encoder.embed_texts(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(embed_prepared(encoder, found, batch=4), encoder.embed(TEXTS), atol=1e-5)
 
 
 def test_tokens_padded_on_the_left_are_not_cut_off(tmp_path):

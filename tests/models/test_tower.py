@@ -31,7 +31,7 @@ def load(kind, tmp_path, model=None):
 
 
 def embeddings(encoder):
-    return encoder.embed_texts(TEXTS) if encoder.image_processor is None else encoder.embed_images(IMAGES)
+    return encoder.embed(TEXTS if encoder.image_processor is None else IMAGES)
 
 
 @pytest.mark.parametrize("kind", sorted(TOWERS))
@@ -45,9 +45,9 @@ def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
     whole = load_encoder(folder, "cpu")
     tower = image_tower(whole)
     assert type(tower.module).__name__ == TOWERS[kind]
-    assert np.array_equal(tower.embed_images(IMAGES), whole.embed_images(IMAGES))
+    assert np.array_equal(tower.embed(IMAGES), whole.embed(IMAGES))
     with pytest.raises(InputError, match="encodes images, not texts"):
-        tower.embed_texts(TEXTS)
+        tower.embed(TEXTS)
 
     save_encoder(tower, tmp_path / "tower")
     files = sorted(path.name for path in (tmp_path / "tower").iterdir())
@@ -57,23 +57,23 @@ def test_a_tower_embeds_as_the_whole_and_transformers_loads_it(tmp_path, kind):
     save_encoder(back, tmp_path / "again")
     assert checkpoint_digest(tmp_path / "again") == tower.digest
     assert back.digest == tower.digest == checkpoint_digest(tmp_path / "tower") != whole.digest
-    assert np.array_equal(back.embed_images(IMAGES), whole.embed_images(IMAGES))
+    assert np.array_equal(back.embed(IMAGES), whole.embed(IMAGES))
     model, told = getattr(transformers, TOWERS[kind]).from_pretrained(tmp_path / "tower", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     with torch.no_grad():
         output = model.eval()(pixel_values=whole.prepare_images(IMAGES))
     own = output.image_embeds if kind == "clip" else output.pooler_output
-    assert np.array_equal(own.numpy(), whole.embed_images(IMAGES))
+    assert np.array_equal(own.numpy(), whole.embed(IMAGES))
 
 
 def test_a_tower_has_weights_of_its_own(tmp_path):
     whole = load("clip", tmp_path)
-    before = whole.embed_images(IMAGES)
+    before = whole.embed(IMAGES)
     tower = image_tower(whole)
     tiny.changed(tower.module)
-    assert np.array_equal(whole.embed_images(IMAGES), before)
-    assert not np.allclose(tower.embed_images(IMAGES), before)
+    assert np.array_equal(whole.embed(IMAGES), before)
+    assert not np.allclose(tower.embed(IMAGES), before)
 
 
 @pytest.mark.parametrize("kind", ["clip-vision", "siglip-vision", "vit", "bert"])

@@ -14,8 +14,7 @@ from training import toy
 
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.tower import image_tower
-from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.plan import plan_training
+from tunable_magmax.training.config import TrainConfig, plan_training
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from tunable_magmax.cli.terminal import number, plain_warnings, table, training_bars
 
 if TYPE_CHECKING:
-    from tunable_magmax.training.plan import TrainingPlan
+    from tunable_magmax.training.config import TrainingPlan
     from tunable_magmax.training.sequence import TrainedRun
 
 
@@ -66,7 +66,7 @@ def train(
     chosen = read_config(config, change or ())
     place = out or config.with_suffix("")
     if dry_run:
-        from tunable_magmax.training.plan import plan_training
+        from tunable_magmax.training.config import plan_training
 
         plan = plan_training(chosen)
         sys.stdout.write(json.dumps(plan.record(), indent=1) + "\n" if as_json else _planned(plan, place))

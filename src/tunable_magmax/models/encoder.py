@@ -12,7 +12,7 @@ Embeddings are raw: not normalised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +48,8 @@ MARK = 1000
 class Encoder:
     """A loaded encoder. `module` is the transformers model, `pooling` says how its output becomes an embedding.
 
-    To train: `pool_images(prepare_images(batch))` and `pool_texts(prepare_texts(batch))` keep gradients, and `pool` is
-    the one of the two that fits. To use: `embed_images` and `embed_texts`, which do not. `homes` are the directories
-    that its configuration and its image processor or tokenizer came from.
+    To train: `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients. To use: `embed`, which does
+    not. `homes` are the directories that its configuration and its image processor or tokenizer came from.
     """
 
     module: nn.Module
@@ -148,29 +147,16 @@ class Encoder:
 
     # -- without gradients -----------------------------------------------------------------------------------------
 
-    def embed_images(self, images: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of PIL images."""
-        return self._embed(images, batch, lambda part: self.pool_images(self.prepare_images(part)))
-
-    def embed_texts(self, texts: Sequence[str], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of texts."""
-        return self._embed(texts, batch, lambda part: self.pool_texts(self.prepare_texts(part)))
-
     def embed(self, inputs: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of inputs that are all texts or all images."""
-        if inputs and isinstance(inputs[0], str):
-            return self.embed_texts(inputs, batch)
-        return self.embed_images(inputs, batch)
-
-    def _embed(
-        self, inputs: Sequence[Any], batch: int, encode: Callable[[Sequence[Any]], Tensor]
-    ) -> NDArray[np.float32]:
+        """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
         import numpy as np
         import torch
 
+        prepare = self.prepare_texts if inputs and isinstance(inputs[0], str) else self.prepare_images
         with self.evaluating(), torch.inference_mode():
             parts = [
-                encode(inputs[start : start + batch]).float().cpu().numpy() for start in range(0, len(inputs), batch)
+                self.pool(prepare(inputs[start : start + batch])).float().cpu().numpy()
+                for start in range(0, len(inputs), batch)
             ]
         rows: NDArray[np.float32] = np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
         if rows.shape[1] != self.dim:

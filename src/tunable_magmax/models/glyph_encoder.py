@@ -89,9 +89,7 @@ def glyph_base(
 def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HEAD_SCALE) -> Head:
     """Makes the frozen head: for each class the mean embedding of its clean pictures in all fonts."""
     pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
-    return mean_head(
-        encoder.embed_images(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale
-    )
+    return mean_head(encoder.embed(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale)
 
 
 @contextmanager

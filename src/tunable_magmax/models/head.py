@@ -244,7 +244,7 @@ def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequen
     names, used = require_class_names(classes), read_templates(templates)
     require_readable(names)
     texts = [sentence for name in names for sentence in sentences(name, used)]
-    rows = _normalised(encoder.embed_texts(texts, SENTENCES_AT_ONCE).astype(np.float64))
+    rows = _normalised(encoder.embed(texts, SENTENCES_AT_ONCE).astype(np.float64))
     return _unit_means(rows.reshape(len(names), len(used), -1).sum(axis=1), names)
 
 

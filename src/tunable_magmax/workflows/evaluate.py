@@ -118,7 +118,7 @@ def evaluate(
     """
     reading = reading or Reading()
     subject = model if isinstance(model, Recipe) else Path(model)
-    head_file, owner = find_head(subject, _path(head), _path(run))
+    head_file, owner = find_head(subject, head, None if run is None else Run.open(run))
     base = subject.base if isinstance(subject, Recipe) else subject
     evaluator, origin = _evaluator(base, data, head_file, owner, reading, progress)
     state, report = _merged(subject, progress) if isinstance(subject, Recipe) else (None, None)
@@ -143,7 +143,7 @@ def evaluate_run(
     trained = Run.open(run)
     places = {"base": trained.base, **trained.checkpoints}
     chosen = list(places) if checkpoints is None else [_named(name, trained) for name in checkpoints]
-    head_file, _ = find_head(trained.base, _path(head), trained)
+    head_file, _ = find_head(trained.base, head, trained)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -191,13 +191,13 @@ def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
 # -- head and run -----------------------------------------------------------------------------------------------------
 
 
-def find_head(model: Path | Recipe, head: Path | None = None, run: Path | Run | None = None) -> tuple[Path, Run | None]:
+def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | None = None) -> tuple[Path, Run | None]:
     """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
 
     They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
     log.
     """
-    owner = _run_of(model) if run is None else run if isinstance(run, Run) else Run.open(run)
+    owner = run or _run_of(model)
     place = model.base if isinstance(model, Recipe) else model
     folder = place if place.is_dir() else place.parent
     if head is None:
@@ -206,7 +206,7 @@ def find_head(model: Path | Recipe, head: Path | None = None, run: Path | Run | 
         beside = next(filter(Path.is_file, files), None)
         head = (own or beside) if run is not None else (beside or own)
     if head is not None:
-        return head, owner
+        return Path(head), owner
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
@@ -267,15 +267,11 @@ def _labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> tupl
 
 
 def _run_benchmark(run: Run | None) -> Benchmark:
-    if run is None:
+    if run is None or run.benchmark is None:
+        why = "" if run is None else f" {run.path / RUN_FILE} names no benchmark."
         raise InputError(
-            "on what data? Give --data, a folder of class folders or a table with labels; or --run RUN_DIR, a run that "
-            "was trained on a benchmark, whose test data are taken then"
-        )
-    if run.benchmark is None:
-        raise InputError(
-            f"{run.path / RUN_FILE} names no benchmark, so its test data are not known: give --data, a folder of class "
-            "folders or a table with labels"
+            f"on what data?{why} Give --data, a folder of class folders or a table with labels; or --run RUN_DIR, a "
+            "run that was trained on a benchmark, whose test data are taken then"
         )
     return open_benchmark(BenchmarkOptions.read(run.benchmark, run.path))
 
@@ -285,8 +281,6 @@ def _benchmark_file(path: Path) -> Benchmark:
     wanted = "the section 'benchmark', as in the run.yaml of tmx train"
     content = read_yaml(path, f"a YAML file with {wanted}", wanted)
     section = content.get("benchmark", content)
-    if not isinstance(section, dict):
-        raise InputError(f"{path}: benchmark is {section!r}: expected a mapping, as in the run.yaml of tmx train")
     return open_benchmark(BenchmarkOptions.read(section, path.parent))
 
 
@@ -360,7 +354,3 @@ def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMat
         for known in (False, True)
     )
     return unknown, known
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

@@ -19,11 +19,10 @@ from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.findings import headlines
-from tunable_magmax.experiments.jobs import missing_jobs
+from tunable_magmax.experiments.jobs import SeedWork, missing_jobs, records_of
 from tunable_magmax.experiments.records import RECORDS, Record, append_record, read_records
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
-from tunable_magmax.experiments.seed import SeedWork, records_of
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig

@@ -13,6 +13,7 @@ from tunable_magmax.experiments.results import (
     grouped,
     mean_over_seeds,
     mixture_parts,
+    of_setting,
     paired,
     setting_parts,
 )
@@ -20,7 +21,6 @@ from tunable_magmax.experiments.rows import row_order, row_parts
 from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.tables import REFERENCES
 from tunable_magmax.plots.experiment import (
-    Caption,
     Curve,
     Drawing,
     Interval,
@@ -33,9 +33,8 @@ from tunable_magmax.plots.experiment import (
 
 def all_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:
     """Draws every figure that the records allow."""
-    leads = leads_drawing(results, chosen)
     return [
-        *([] if leads is None else [leads]),
+        *leads_drawings(results, chosen),
         *alpha_drawings(results),
         *budget_drawings(results),
         *sweep_drawings(results),
@@ -48,17 +47,15 @@ def alpha_drawings(results: Results) -> list[Drawing]:
     drawings = []
     for group, settings in _groups(results.alphas).items():
         for scale in sorted({str(record["scale"]) for record in results.alphas}):
-            chosen = {
-                setting: [r for r in results.alphas if r["setting"] == setting and str(r["scale"]) == scale]
-                for setting in settings
-            }
-            shown = {key: records for key, records in chosen.items() if any(r["method"] == "tunable" for r in records)}
+            records = [record for record in results.alphas if str(record["scale"]) == scale]
+            measured = {record["setting"] for record in records if record["method"] == "tunable"}
+            shown = [_alpha_panel(setting, of_setting(records, setting)) for setting in settings if setting in measured]
             if shown:
-                panels, texts = zip(*(_alpha_panel(*item) for item in shown.items()), strict=True)
+                panels, texts = zip(*shown, strict=True)
                 title = f"{group}: first and last task against alpha, at scale {scale}"
                 alt = f"Lines against alpha. {'; '.join(texts)}."
-                caption = Caption(f"alpha-{slug(group)}-{slug(scale)}", title, alt)
-                drawings.append(draw_curves(caption, panels, 3.9, 3.4, share="all"))
+                figure = draw_curves(panels, 3.9, 3.4, share="all")
+                drawings.append(Drawing(f"alpha-{slug(group)}-{slug(scale)}", title, alt, figure))
     return drawings
 
 
@@ -90,8 +87,7 @@ def budget_drawings(results: Results) -> list[Drawing]:
     for setting in dict.fromkeys(record["setting"] for record in results.alphas):
         budgets = {
             float(point["alpha"]): point["budget"]
-            for record in results.alphas
-            if record["setting"] == setting
+            for record in of_setting(results.alphas, setting)
             for point in record["points"]
             if point.get("budget") and point["alpha"] is not None
         }
@@ -101,13 +97,11 @@ def budget_drawings(results: Results) -> list[Drawing]:
         divisor, unit = _unit(max(max(budgets[alpha]) for alpha in shown))
         panels = {alpha: [count / divisor for count in budgets[alpha]] for alpha in shown}
         texts = [f"alpha {a:g}: first task {bars[0]:.3g}, last task {bars[-1]:.3g}" for a, bars in panels.items()]
-        caption = Caption(
-            f"preference-vectors-{slug(setting)}",
-            f"{setting}: how many elements alpha grants each task",
-            f"Bars of each task's budget, elements{unit}. {'; '.join(texts)}.",
-        )
         titled = {f"α = {alpha:g}": bars for alpha, bars in panels.items()}
-        drawings.append(draw_bars(caption, titled, "task, in training order", f"elements{unit}"))
+        title = f"{setting}: how many elements alpha grants each task"
+        alt = f"Bars of each task's budget, elements{unit}. {'; '.join(texts)}."
+        figure = draw_bars(titled, "task, in training order", f"elements{unit}")
+        drawings.append(Drawing(f"preference-vectors-{slug(setting)}", title, alt, figure))
     return drawings
 
 
@@ -132,16 +126,15 @@ def meta_drawings(results: Results) -> list[Drawing]:
     for group, settings in _groups(results.meta_sizes).items():
         shown: dict[str, dict[str, dict[float, Mean]]] = {}
         for setting in settings:
-            own = [record for record in results.meta_sizes if record["setting"] == setting]
+            own = [record for record in of_setting(results.meta_sizes, setting) if record["points"]]
             rows = dict.fromkeys(record["row"] for record in own)
-            curves = {row: _points([r for r in own if r["row"] == row], "size", "accuracy") for row in rows}
-            shown[setting] = {row: points for row, points in curves.items() if points}
+            shown[setting] = {row: _points([r for r in own if r["row"] == row], "size", "accuracy") for row in rows}
         title = f"{group}: accuracy against the number of meta samples"
         drawings += _lines(f"meta-size-{slug(group)}", title, shown, "meta samples")
     return drawings
 
 
-def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:
+def leads_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:
     """Draws differences to MAGMAX with their intervals: rows are methods, panels are settings."""
     shown: dict[str, dict[str, Difference]] = {}
     reference = next((name for name in REFERENCES if any(name == each.row for each in results.measured)), None)
@@ -154,24 +147,22 @@ def leads_drawing(results: Results, chosen: str = "matched") -> Drawing | None:
         shown[setting] = {row: each for row, each in differences.items() if each is not None}
     shown = {setting: leads for setting, leads in shown.items() if leads}
     if not shown:
-        return None
+        return []
     texts = []
     for setting, leads in shown.items():
         best = max(leads, key=lambda row: leads[row].mean)
-        ahead = [row for row in leads if leads[row].verdict == "ahead"]
-        behind = [row for row in leads if leads[row].verdict == "behind"]
-        texts.append(
-            f"{setting}: largest difference {100 * leads[best].mean:+.1f} points for {best}; surely ahead: "
-            f"{', '.join(ahead) or 'none'}; surely behind: {', '.join(behind) or 'none'}"
-        )
+        text = f"{setting}: largest difference {100 * leads[best].mean:+.1f} points for {best}"
+        for verdict in ("ahead", "behind"):
+            text += f"; surely {verdict}: {', '.join(row for row in leads if leads[row].verdict == verdict) or 'none'}"
+        texts.append(text)
     rows = sorted({row for leads in shown.values() for row in leads}, key=row_order, reverse=True)
-    title = f"Difference to {reference}, with 95% intervals"
-    caption = Caption("leads", title, f"Points with intervals. {'. '.join(texts)}.")
     panels = {
         setting: {row: Interval(100 * d.mean, 100 * d.low, 100 * d.high, d.verdict) for row, d in leads.items()}
         for setting, leads in shown.items()
     }
-    return draw_intervals(caption, rows, panels, f"points of accuracy minus {reference}")
+    figure = draw_intervals(rows, panels, f"points of accuracy minus {reference}")
+    title = f"Difference to {reference}, with 95% intervals"
+    return [Drawing("leads", title, f"Points with intervals. {'. '.join(texts)}.", figure)]
 
 
 # -- what figures share -----------------------------------------------------------------------------------------------
@@ -202,8 +193,8 @@ def _lines(
                 f"{100 * points[high].mean:.1f} % at {high:g}"
             )
         panels.append(Panel(setting if len(shown) > 1 else "", x_label, lines, ticks=ticks))
-    caption = Caption(name, title, f"Lines of accuracy. {'; '.join(texts)}.")
-    return [draw_curves(caption, panels, wide=5.6 if len(shown) == 1 else 3.9, height=3.6)]
+    figure = draw_curves(panels, wide=5.6 if len(shown) == 1 else 3.9, height=3.6)
+    return [Drawing(name, title, f"Lines of accuracy. {'; '.join(texts)}.", figure)]
 
 
 def _percents(points: Mapping[float, Mean]) -> dict[float, tuple[float, float]]:

@@ -31,15 +31,6 @@ LEVEL_DASHES: Sequence[Any] = (":", (0, (6, 4)))
 
 
 @dataclass(frozen=True)
-class Caption:
-    """What a figure is called: `name` is the stem of its files, `alt` says in words what it shows."""
-
-    name: str
-    title: str
-    alt: str
-
-
-@dataclass(frozen=True)
 class Curve:
     """A line of accuracies. `points`: x to a mean and its deviation, in percent (0 where there is none).
 
@@ -77,9 +68,12 @@ class Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing(Caption):
-    """A drawn figure with its caption."""
+class Drawing:
+    """A drawn figure. `name` is the stem of its files, `alt` says in words what it shows."""
 
+    name: str
+    title: str
+    alt: str
     figure: Any
 
     def __post_init__(self) -> None:
@@ -111,9 +105,7 @@ class Drawing(Caption):
         return paths
 
 
-def draw_curves(
-    caption: Caption, panels: Sequence[Panel], wide: float, height: float, share: Literal["none", "all"] = "none"
-) -> Drawing:
+def draw_curves(panels: Sequence[Panel], wide: float, height: float, share: Literal["none", "all"] = "none") -> Any:
     """Draws accuracies as curves; `wide` and `height` are inches of each panel, `share` is about their y axes."""
     figure, axes = _axes(len(panels), wide, height, share)
     for axis, panel in zip(axes, panels, strict=True):
@@ -130,10 +122,10 @@ def draw_curves(
         if axis.get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
             axis.set_ylim(bottom=0)
     _legend(figure, axes)
-    return Drawing(caption.name, caption.title, caption.alt, figure)
+    return figure
 
 
-def draw_bars(caption: Caption, panels: Mapping[str, Sequence[float]], x_label: str, y_label: str) -> Drawing:
+def draw_bars(panels: Mapping[str, Sequence[float]], x_label: str, y_label: str) -> Any:
     """Draws a panel of bars, numbered from 1, for each title."""
     figure, axes = _axes(len(panels), height=2.9, share="all")
     for axis, (title, heights) in zip(axes, panels.items(), strict=True):
@@ -151,12 +143,10 @@ def draw_bars(caption: Caption, panels: Mapping[str, Sequence[float]], x_label: 
                 axis.annotate(f"{number:.3g}", (place, number), (0, 2), **where)
         _finish(axis, title, x_label)
     axes[0].set_ylabel(y_label)
-    return Drawing(caption.name, caption.title, caption.alt, figure)
+    return figure
 
 
-def draw_intervals(
-    caption: Caption, rows: Sequence[str], panels: Mapping[str, Mapping[str, Interval]], x_label: str
-) -> Drawing:
+def draw_intervals(rows: Sequence[str], panels: Mapping[str, Mapping[str, Interval]], x_label: str) -> Any:
     """Draws a difference with its interval for each row, from below; a panel for each title."""
     wide = 3.4 if len(panels) > 1 else 5.6
     figure, axes = _axes(len(panels), wide, height=0.27 * len(rows) + 1.3, share="all")
@@ -181,7 +171,7 @@ def draw_intervals(
         for fill, label in ((INK, "ahead"), ("#aaaaaa", "interval contains 0"), ("white", "behind"))
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return Drawing(caption.name, caption.title, caption.alt, figure)
+    return figure
 
 
 def _axes(count: int, wide: float = 3.9, height: float = 3.4, share: str = "none") -> tuple[Any, list[Any]]:

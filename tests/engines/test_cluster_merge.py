@@ -34,8 +34,8 @@ from tunable_magmax.engines.worker import Worker, divide
 from tunable_magmax.engines.workers import Call, Room, find_room
 from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
+from tunable_magmax.merging.group_planes import LEAST_ROOM
 from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.report import MergeReport
 
 

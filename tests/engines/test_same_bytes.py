@@ -20,7 +20,7 @@ from sequences import LARGE, SMALL, TINY, TYPES, StateDict, digests, raw, save_s
 from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging import local_auction, state_dicts, stream
+from tunable_magmax.merging import group_planes, state_dicts, stream
 from tunable_magmax.merging.kernels.native import MappedPlanes, NativeKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
 from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
@@ -115,7 +115,7 @@ def test_every_way_of_running_a_method(files, tmp_path, monkeypatch, options) ->
         merge_checkpoints(base, tasks, tmp_path / name, **options, shard_size=SHARD, **way)
         assert digests(tmp_path / name) == wanted, name
     seen = spilled(monkeypatch)
-    monkeypatch.setattr(local_auction, "SPAN", 1 << 12)
+    monkeypatch.setattr(group_planes, "SPAN", 1 << 12)
     merge_checkpoints(base, tasks, tmp_path / "spilled", **options, shard_size=SHARD, threads=2)
     assert digests(tmp_path / "spilled") == wanted
     assert bool(seen) == (options["method"] in ("tunable_magmax", "ties"))
@@ -301,7 +301,7 @@ def test_boundaries_of_chunks_and_spans(monkeypatch, types) -> None:
             native = NativeKernels()
             native.chunk = chunk
             with monkeypatch.context() as patch:
-                patch.setattr(local_auction, "SPAN", span)
+                patch.setattr(group_planes, "SPAN", span)
                 found = by_kernels(patch, native, (base, tasks), options)
             assert raw(found.state_dict) == raw(wanted.state_dict), (options, chunk, span)
             assert found.report == wanted.report, (options, chunk, span)

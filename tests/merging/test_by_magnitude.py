@@ -17,10 +17,10 @@ from test_exact import assert_equals_oracle, assert_same_bytes, examples, merge
 from tunable_magmax import lottery as numbers
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.auction import Cut, Selection, SpareRows
+from tunable_magmax.merging.group_planes import BATCH, GroupPlanes
 from tunable_magmax.merging.kernels import Chunk, TensorPlace
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.kernels.portable import PortableKernels
-from tunable_magmax.merging.local_auction import BATCH, LocalGroupPlanes
 
 KERNELS = {"native": NativeKernels(), "portable": PortableKernels(torch.device("cpu"))}
 SIZES = (1, 64, 700, 65, 5000)
@@ -73,7 +73,7 @@ class Room:
         self.planes = self.kernels.planes(6, int(slots[-1]), None)
         self.looked = 0
         each = lambda work, items: [work(item) for item in items]  # noqa: E731
-        self.group = LocalGroupPlanes(
+        self.group = GroupPlanes(
             self.kernels, self.planes, self.places, each, self._pair, chunk, tau.dtype == torch.float64, room
         )
         self.selection = Selection(self.group, SpareRows.after(1, by_magnitude=True))

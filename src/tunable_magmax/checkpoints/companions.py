@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.files import read_json
 
 REPORT = "tmx-report.json"
@@ -21,7 +22,6 @@ _NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*"
 _MODULES = "modules.json"
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16
-DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
@@ -82,5 +82,5 @@ def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
     keys = [key for key in ("torch_dtype", "dtype") if key in config]
     if not keys:
         return None
-    config |= dict.fromkeys(keys, DTYPE_NAMES[dtype])
+    config |= dict.fromkeys(keys, FLOATS[dtype])
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

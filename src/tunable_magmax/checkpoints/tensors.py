@@ -41,8 +41,8 @@ _CODES = {f"torch.{name}": code for code, (_, name) in _TYPES.items() if name}
 BITS: dict[str, int] = {code: bits for code, (bits, _) in _TYPES.items()}
 """Bits per element of every type that a file may hold."""
 
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""The types that merges compute in; all others can only be copied or refused."""
+FLOATS = {code: _TYPES[code][1] for code in ("F64", "F32", "F16", "BF16")}
+"""The types that merges compute in, with torch's names; all others can only be copied or refused."""
 
 
 @cache

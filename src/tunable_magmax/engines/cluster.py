@@ -31,15 +31,14 @@ from tunable_magmax.files import Progress
 from tunable_magmax.merging.auction import (
     Auctioneer,
     Group,
-    GroupPlanes,
     Ownership,
     Selection,
     SpareRows,
     Terms,
     auction,
 )
+from tunable_magmax.merging.group_planes import LEAST_ROOM, GroupPlanes
 from tunable_magmax.merging.kernels import TensorPlace
-from tunable_magmax.merging.local_auction import LEAST_ROOM
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport, Survey
 from tunable_magmax.merging.resources import Limits, kernels_for, plan_memory

@@ -23,7 +23,6 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.companions import (
     CARD,
     CONFIG,
-    DTYPE_NAMES,
     MODEL_CONFIG,
     REPORT,
     companion_files,
@@ -31,7 +30,7 @@ from tunable_magmax.checkpoints.companions import (
 )
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
-from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
@@ -320,7 +319,7 @@ def _effective_config(options: Mapping[str, Any], method: str, tasks: int, base:
     }
     config: dict[str, Any] = {"merge_method": method, "base_model": base, "models": models, "parameters": parameters}
     if options.get("out_dtype"):
-        config["dtype"] = DTYPE_NAMES[options["out_dtype"]]
+        config["dtype"] = FLOATS[options["out_dtype"]]
     return config
 
 

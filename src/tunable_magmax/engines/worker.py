@@ -28,8 +28,8 @@ from tunable_magmax.engines.outputs import output_tensors, shard_data
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.auction import Group, Ownership, Terms
+from tunable_magmax.merging.group_planes import GroupPlanes
 from tunable_magmax.merging.kernels import SLOTS, Counts, TensorPlace, VectorKernels
-from tunable_magmax.merging.local_auction import LocalGroupPlanes
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors
@@ -170,7 +170,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._groups: dict[tuple[int, ...] | None, LocalGroupPlanes] = {}
+        self._groups: dict[tuple[int, ...] | None, GroupPlanes] = {}
         self._done: dict[str, tuple[int, int]] = {}
 
     def begin(self, assignment: Assignment) -> None:

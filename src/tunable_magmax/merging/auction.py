@@ -12,18 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tunable_magmax import lottery
 from tunable_magmax.errors import ExactnessError
-from tunable_magmax.merging.kernels import NARROW_DIGITS, WIDE_DIGITS, TensorPlace
-
-Item = TypeVar("Item")
-Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
-"""Applies a function to items, in threads or not, and returns the results in order."""
+from tunable_magmax.merging.group_planes import Cut, Each, GroupPlanes
+from tunable_magmax.merging.kernels import NARROW_DIGITS, WIDE_DIGITS, Kernels, Planes, TensorPlace, TensorRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,73 +49,6 @@ class SpareRows:
     def stop(self) -> int:
         """The number of rows in all."""
         return max(self.won, self.drawn, *self.extra) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A division of the free candidates of a row by their magnitude in the task's vector.
-
-    Those with a magnitude (as a code) above `high` go to the row `won`, those from `low` to `high` to the row `level`.
-    """
-
-    task: int
-    row: int
-    free: int
-    low: int
-    high: int
-    won: int
-    level: int
-
-
-class GroupPlanes(Protocol):
-    """The planes of a group of tensors that are auctioned together, and what an auction does to them.
-
-    All results can be added up, so that the planes may lie on several machines.
-    """
-
-    wide: bool
-    """Whether one of the tensors is float64, so that magnitudes are compared as float64."""
-
-    room: int
-    """How many elements `sift` may list."""
-
-    def open(self, free: int) -> None:
-        """Puts every element into the row `free`."""
-
-    def tally(self, row: int, other: int) -> int:
-        """Returns how many elements two rows share."""
-
-    def claim(self, row: int, free: int, won: int) -> None:
-        """Sets won = row and free."""
-
-    def retire(self, free: int, won: int) -> None:
-        """Sets free = free without won."""
-
-    def unite(self, row: int, more: int) -> None:
-        """Sets row = row or more."""
-
-    def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
-        """Counts free candidates by a digit of their magnitude in the task's vector; higher digits must be `prefix`."""
-
-    def cut(self, cut: Cut) -> None:
-        """Divides the candidates."""
-
-    def narrow(self, cut: Cut, shift: int, bits: int) -> NDArray[np.int64]:
-        """Cuts, and counts what went to `level` by the digit that follows those that `low` and `high` share."""
-
-    def sift(self, cut: Cut, lottery_state: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Cuts, and returns the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
-
-    def award_listed(self, won: int, code: int, highest: int) -> None:
-        """Adds those of the last sift with a greater code, and with this code those with numbers to `highest`."""
-
-    def look(
-        self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
-    ) -> tuple[int, NDArray[np.uint64]]:
-        """Lets free candidates with numbers below `low` win; returns how many, and the numbers from `low` to `high`."""
-
-    def award(self, won: int, highest: int) -> None:
-        """Adds to `won` those of the last look whose numbers are at most `highest`."""
 
 
 class Selection:
@@ -353,3 +284,43 @@ class Auctioneer:
     def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
         """Holds an auction for each group."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LocalAuctioneer(Auctioneer):
+    """Holds auctions on planes of this process."""
+
+    kernels: Kernels
+    planes: Planes | None
+    places: Sequence[TensorPlace]
+    wide: Sequence[bool]
+    """Whether each tensor is float64."""
+    pair: Callable[[int, TensorRange], tuple[Tensor, Tensor]]
+    chunk: int
+    room: int
+    """How many elements a selection by magnitude may list."""
+    each: Each[Any]
+
+    def selection(self, spare: SpareRows) -> Selection:
+        everything = range(len(self.places))
+        return Selection(self.group_planes(everything, any(self.wide), self.each), spare)
+
+    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
+        # Many groups share the threads among themselves; a single one uses them all inside.
+        inside, outside = (self.each, _one_by_one) if len(groups) == 1 else (_one_by_one, self.each)
+
+        def settle(group: Group) -> Ownership:
+            planes = self.group_planes(group.members, any(self.wide[k] for k in group.members), inside)
+            return auction(Selection(planes, terms.spare), group.budget, terms)
+
+        return outside(settle, groups)
+
+    def group_planes(self, members: Sequence[int], wide: bool, each: Each[Any]) -> GroupPlanes:
+        """Returns the planes of some of the merged tensors, for one auction."""
+        assert self.planes is not None
+        chosen = [self.places[k] for k in members]
+        return GroupPlanes(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide, self.room)
+
+
+def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import read_budget, read_decimal, read_weights
 
 MATCHED = "matched"
-SCOPES = ("model", "tensor")
-COMPARISONS = ("all", "active")
-KEEPS = ("random", "magnitude")
 DEFAULTS: dict[str, Any] = {
     "method": "tunable_magmax",
     "weights": None,
@@ -30,16 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "exclude": None,
 }
 """What the options of a merge are if nobody sets them."""
-OUT_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "f64": "F64",
-    "f32": "F32",
-    "f16": "F16",
-    "bf16": "BF16",
-}
+_OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +60,9 @@ class Options:
             weights=read_weights(options["weights"], tasks),
             budget=None if options["budget"] is None else read_budget(options["budget"], tasks),
             scale=_read_scale(options["scale"]),
-            scope=one_of(options["scope"], "scope", SCOPES),
-            compare=one_of(options["compare"], "compare", COMPARISONS),
-            keep=one_of(options["keep"], "keep", KEEPS),
+            scope=one_of(options["scope"], "scope", ("model", "tensor")),
+            compare=one_of(options["compare"], "compare", ("all", "active")),
+            keep=one_of(options["keep"], "keep", ("random", "magnitude")),
             density=_read_density(options["density"]),
             seed=_read_seed(options["seed"]),
             out_dtype=_read_dtype(options["out_dtype"]),
@@ -123,10 +112,10 @@ def _read_dtype(dtype: Any) -> str | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.").lower()
-    if name not in OUT_DTYPES:
-        known = list(OUT_DTYPES)[:4]
+    if name not in _OUT_DTYPES:
+        known = list(FLOATS.values())
         raise InputError(f"unknown out_dtype {dtype!r}{closest(name, known)}; known: {', '.join(known)}")
-    return OUT_DTYPES[name]
+    return _OUT_DTYPES[name]
 
 
 def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ...] | None:

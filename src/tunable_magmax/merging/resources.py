@@ -12,8 +12,8 @@ import torch
 from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.group_planes import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.kernels import SLOTS, Kernels
-from tunable_magmax.merging.local_auction import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,19 +112,6 @@ class Ranking:
         return _Cut(self.task, int(self.wide), self.plane, self.free, *numbers)
 
 
-class Launcher(Protocol):
-    """What kernels are launched with: an `launch.Module`, or what stands in for one."""
-
-    device: torch.device
-    blocks: int
-    """That share all tiles where sums are kept."""
-
-    def stream(self) -> int: ...
-    def launch(
-        self, name: str, grid: tuple[int, int], threads: int, stream: int, *arguments: object, shared: int = 0
-    ) -> None: ...
-
-
 def kernel_source() -> str:
     """Returns cuda.cu with the lottery's constants."""
     constants = {"GOLDEN": lottery.GOLDEN, "MIX_A": lottery.MIX_A, "MIX_B": lottery.MIX_B}
@@ -146,7 +133,7 @@ def kernels_on(device: torch.device) -> CudaKernels:
 class CudaKernels:
     """What a GPU does for a merge. Launches go to the stream that was torch's when `follow` was last called."""
 
-    def __init__(self, module: Launcher) -> None:
+    def __init__(self, module: Module) -> None:
         self.device = module.device
         self._module, self._blocks = module, module.blocks
         self.follow()

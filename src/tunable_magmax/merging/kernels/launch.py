@@ -20,7 +20,10 @@ from tunable_magmax.merging.kernels import TensorRange
 
 
 class Module:
-    """The kernels of one source, compiled for one device. `blocks` fill that several times."""
+    """The kernels of one source, compiled for one device.
+
+    `blocks` fill that several times: so many share all tiles where sums are kept.
+    """
 
     def __init__(self, source: str, device: torch.device, options: Sequence[str] = ()) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Auctions on planes of this process.
+"""What an auction does to the planes of a group of tensors.
 
 What needs only planes is done slice by slice, what needs values as well range by range.
 """
@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.merging.auction import (
-    Auctioneer,
-    Cut,
-    Each,
-    Group,
-    Ownership,
-    Selection,
-    SpareRows,
-    Terms,
-    auction,
-)
 from tunable_magmax.merging.kernels import (
     SLOTS,
     Candidates,
@@ -36,6 +25,10 @@ from tunable_magmax.merging.kernels import (
     TensorRange,
     split_ranges,
 )
+
+Item = TypeVar("Item")
+Each = Callable[[Callable[[Item], Any], Iterable[Item]], list[Any]]
+"""Applies a function to items, in threads or not, and returns the results in order."""
 
 SPAN = 1 << 22
 """Slots that are worked on at a time: half a megabyte of each plane."""
@@ -54,14 +47,35 @@ LEAST_ROOM = BATCH_BYTES // LISTED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A division of the free candidates of a row by their magnitude in the task's vector.
+
+    Those with a magnitude (as a code) above `high` go to the row `won`, those from `low` to `high` to the row `level`.
+    """
+
+    task: int
+    row: int
+    free: int
+    low: int
+    high: int
+    won: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Span:
     start: int
     stop: int
     runs: Runs
 
 
-class LocalGroupPlanes:
-    """A `GroupPlanes` on planes of this process. `pair(task, bounds)` reads the base's and a task's values."""
+class GroupPlanes:
+    """The planes of a group of tensors that are auctioned together, and what an auction does to them.
+
+    All results can be added up, so that the planes may lie on several machines. `pair(task, bounds)` reads the base's
+    and a task's values; `wide` says that one of the tensors is float64, so that magnitudes are compared as float64;
+    `room` is how many elements `sift` may list.
+    """
 
     def __init__(
         self,
@@ -83,24 +97,31 @@ class LocalGroupPlanes:
         self._listed: list[Listed] = []
 
     def open(self, free: int) -> None:
+        """Puts every element into the row `free`."""
         for bounds in self._ranges:
             start, stop = bounds.slots
             self.kernels.fill(self.planes.part(free, start, -(-stop // SLOTS) * SLOTS), stop - start)
             self.planes.release(free, start, stop)
 
     def tally(self, row: int, other: int) -> int:
+        """Returns how many elements two rows share."""
         return sum(self._over(self.kernels.tally, row, other))
 
     def claim(self, row: int, free: int, won: int) -> None:
+        """Sets won = row and free."""
         self._over(self.kernels.claim, row, free, won)
 
     def retire(self, free: int, won: int) -> None:
+        """Sets free = free without won."""
         self._over(self.kernels.retire, free, won)
 
     def unite(self, row: int, more: int) -> None:
+        """Sets row = row or more."""
         self._over(self.kernels.unite, row, more)
 
     def histogram(self, task: int, row: int, free: int, shift: int, bits: int, prefix: int) -> NDArray[np.int64]:
+        """Counts free candidates by a digit of their magnitude in the task's vector; higher digits must be `prefix`."""
+
         def count(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
             candidates = self._candidates(bounds, task, row, free)
             self.kernels.magnitude_histogram(candidates, shift, prefix, counts)
@@ -109,6 +130,8 @@ class LocalGroupPlanes:
         return self._counted(count, bits)
 
     def cut(self, cut: Cut) -> None:
+        """Divides the candidates."""
+
         def work(bounds: TensorRange) -> None:
             self._cut(bounds, cut)
             self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
@@ -116,6 +139,8 @@ class LocalGroupPlanes:
         self.each(work, self._ranges)
 
     def narrow(self, cut: Cut, shift: int, bits: int) -> NDArray[np.int64]:
+        """Cuts, and counts what went to `level` by the digit that follows those that `low` and `high` share."""
+
         def work(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
             undecided = self._cut(bounds, cut)
             self.kernels.magnitude_histogram(undecided, shift, cut.low >> (shift + bits), counts)
@@ -124,6 +149,8 @@ class LocalGroupPlanes:
         return self._counted(work, bits)
 
     def sift(self, cut: Cut, lottery_state: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Cuts, and returns the magnitudes (as codes) and lottery numbers of what went to `level`, in any order."""
+
         def work(bounds: TensorRange) -> Listed:
             undecided = self._cut(bounds, cut)
             listed = self.kernels.magnitude_list(undecided, bounds.place.element + bounds.start, lottery_state)
@@ -136,6 +163,7 @@ class LocalGroupPlanes:
         return np.concatenate(codes), np.concatenate(numbers)
 
     def award_listed(self, won: int, code: int, highest: int) -> None:
+        """Adds those of the last sift with a greater code, and with this code those with numbers to `highest`."""
         for bounds, listed in zip(self._ranges, self._listed, strict=True):
             equal = (listed.codes == code) & (listed.numbers <= np.uint64(highest))
             self._award(won, bounds.slots, listed.slots[(listed.codes > code) | equal])
@@ -144,6 +172,8 @@ class LocalGroupPlanes:
     def look(
         self, row: int, free: int, won: int, lottery_state: int, low: int, high: int
     ) -> tuple[int, NDArray[np.uint64]]:
+        """Lets free candidates with numbers below `low` win; returns how many, and the numbers from `low` to `high`."""
+
         def work(span: _Span) -> Any:
             plane, unowned, taken = (self.planes.part(r, span.start, span.stop) for r in (row, free, won))
             found = self.kernels.split(plane, unowned, taken, span.runs, lottery_state, low, high)
@@ -155,6 +185,7 @@ class LocalGroupPlanes:
         return sum(winners for winners, _, _ in self._looks), np.concatenate([np.empty(0, np.uint64), *numbers])
 
     def award(self, won: int, highest: int) -> None:
+        """Adds to `won` those of the last look whose numbers are at most `highest`."""
         for span, (_, keys, slots) in zip(self._spans, self._looks, strict=True):
             self._award(won, (span.start, span.stop), slots[keys <= np.uint64(highest)])
 
@@ -228,43 +259,3 @@ def _batches(todo: Sequence[TensorRange]) -> list[Sequence[TensorRange]]:
     ends = np.cumsum([bounds.stop - bounds.start for bounds in todo])
     bounds = [int(np.searchsorted(ends, ends[-1] * k / BATCH)) for k in range(BATCH)] if len(todo) else []
     return [todo[a:b] for a, b in pairwise([*bounds, len(todo)]) if a < b]
-
-
-@dataclass(frozen=True)
-class LocalAuctioneer(Auctioneer):
-    """Holds auctions on planes of this process."""
-
-    kernels: Kernels
-    planes: Planes | None
-    places: Sequence[TensorPlace]
-    wide: Sequence[bool]
-    """Whether each tensor is float64."""
-    pair: Callable[[int, TensorRange], tuple[Tensor, Tensor]]
-    chunk: int
-    room: int
-    """How many elements a selection by magnitude may list."""
-    each: Each[Any]
-
-    def selection(self, spare: SpareRows) -> Selection:
-        everything = range(len(self.places))
-        return Selection(self.group_planes(everything, any(self.wide), self.each), spare)
-
-    def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
-        # Many groups share the threads among themselves; a single one uses them all inside.
-        inside, outside = (self.each, _one_by_one) if len(groups) == 1 else (_one_by_one, self.each)
-
-        def settle(group: Group) -> Ownership:
-            planes = self.group_planes(group.members, any(self.wide[k] for k in group.members), inside)
-            return auction(Selection(planes, terms.spare), group.budget, terms)
-
-        return outside(settle, groups)
-
-    def group_planes(self, members: Sequence[int], wide: bool, each: Each[Any]) -> LocalGroupPlanes:
-        """Returns the planes of some of the merged tensors, for one auction."""
-        assert self.planes is not None
-        chosen = [self.places[k] for k in members]
-        return LocalGroupPlanes(self.kernels, self.planes, chosen, each, self.pair, self.chunk, wide, self.room)
-
-
-def _one_by_one(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    return [work(item) for item in items]

@@ -79,6 +79,20 @@ def check(kind: type[Described], data: Any, where: str) -> Described:
     return checked
 
 
+def check_json(kind: type[Described], text: str, where: str, newest: int) -> Described:
+    """Does the same with a JSON text, and refuses one whose `version` is above `newest`."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+    version = record.get("version") if isinstance(record, dict) else None
+    if isinstance(version, int) and version > newest:
+        raise InputError(
+            f"{where}: version {version} is newer than this program reads ({newest}): upgrade tunable-magmax"
+        )
+    return check(kind, record, where)
+
+
 def gather(kind: type[Described], data: Any, problems: list[str], inside: str = "") -> Described | None:
     """Like `check`, but adds the problems to a list and returns None. `inside`: the keys that lead to `data`."""
     content = json.dumps(data, default=str)

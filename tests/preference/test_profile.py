@@ -220,9 +220,13 @@ def test_features_beyond_float32() -> None:
     ("metadata", "tensors", "message"),
     [
         (None, {}, "not a profile: the metadata has no 'tunable_magmax_profile'"),
-        ("{", {}, "the profile's metadata is not JSON"),
+        ("{", {}, "the profile's metadata: not JSON"),
         ("[]", {}, "the profile's metadata:\n  - must be a mapping"),
-        ({"version": 9}, {}, "profile version 9 is newer than this program reads (2): upgrade tunable-magmax"),
+        (
+            {"version": 9},
+            {},
+            "the profile's metadata: version 9 is newer than this program reads (2): upgrade tunable-magmax",
+        ),
         ({"clases": []}, {}, "unknown key 'clases' (did you mean 'classes'?); known: version, task"),
         ({}, {"feature": np.ones(1)}, "unknown tensor 'feature' (did you mean 'features'?); a profile has features"),
         ({"encoder": ...}, {}, "'encoder' is missing"),

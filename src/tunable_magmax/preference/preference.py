@@ -109,18 +109,9 @@ class Preference(WeightEstimate):
 
     @classmethod
     def _read(cls, text: str, where: str) -> Preference:
-        from tunable_magmax.config import check
+        from tunable_magmax.config import check_json
 
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"{where}: not JSON: {error}") from error
-        version = record.get("version") if isinstance(record, dict) else None
-        if isinstance(version, int) and version > VERSION:
-            raise InputError(
-                f"{where}: version {version} is newer than this program reads ({VERSION}): upgrade tunable-magmax"
-            )
-        file = check(PreferenceFile, record, where)
+        file = check_json(PreferenceFile, text, where, VERSION)
         try:
             return cls(file.weights, file.method, file.provenance or {}, file.intervals, file.tasks)  # type: ignore[arg-type]
         except InputError as error:

@@ -160,17 +160,8 @@ class Profile:
         record = {key: getattr(self, key) for key in keys if key != "base" or self.base is not None}
         record["version"] = 1 if self.base is None else VERSION
         text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        tensors: dict[str, NDArray[Any]] = {
-            "features": self.features,
-            "label_counts": np.array(self.label_counts, dtype=np.int64),
-        }
-        if self.predicted is not None:
-            tensors["predicted"] = np.array(self.predicted, dtype=np.int64)
-        if self.posterior is not None:
-            tensors["posterior"] = self.posterior
-        if self.base_features is not None and self.row_labels is not None:
-            tensors["base_features"] = self.base_features
-            tensors["row_labels"] = self.row_labels
+        values = {name: getattr(self, name) for name in TENSORS}
+        tensors = {name: np.asarray(value) for name, value in values.items() if value is not None}
         return bytes(save(tensors, metadata={METADATA: text}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -200,18 +191,9 @@ class Profile:
 
     @classmethod
     def _from_parts(cls, text: str, tensors: Mapping[str, NDArray[Any]]) -> Profile:
-        from tunable_magmax.config import check
+        from tunable_magmax.config import check_json
 
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"the profile's metadata is not JSON: {error}") from error
-        version = record.get("version") if isinstance(record, dict) else None
-        if isinstance(version, int) and version > VERSION:
-            raise InputError(
-                f"profile version {version} is newer than this program reads ({VERSION}): upgrade tunable-magmax"
-            )
-        facts = vars(check(ProfileFile, record, "the profile's metadata")).copy()
+        facts = vars(check_json(ProfileFile, text, "the profile's metadata", VERSION)).copy()
         if (facts.pop("version") > 1) != (facts["base"] is not None):
             raise InputError("a profile of version 2 has the key 'base', and one of version 1 has not")
         for name in tensors:

@@ -97,10 +97,13 @@ def search(
         about = {"tasks": tasks, "scale": list(scale) if scale else None, "seed": settings.seed, **(problem or {})}
         study = _study(optuna, settings.study_file, settings.seed, about)
         _enqueue(optuna, study, first, scale, start_scale)
-        history = _history(optuna, study)
-        if watch is not None and history:
-            watch(history)
-        while (stopped := _stopped(history, settings, len(first))) is None:
+        while True:
+            history = _history(optuna, study)
+            if watch is not None and history:
+                watch(history)
+            stopped = _stopped(history, settings, len(first))
+            if stopped is not None:
+                break
             trial = study.ask()
             raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
             size = trial.suggest_float("scale", *scale) if scale else None
@@ -115,9 +118,6 @@ def search(
             if detail is not None:
                 trial.set_user_attr("detail", detail)
             study.tell(trial, value)
-            history = _history(optuna, study)
-            if watch is not None:
-                watch(history)
     best = max(history, key=lambda trial: trial.value)
     return SearchResult(best, tuple(history), stopped)
 

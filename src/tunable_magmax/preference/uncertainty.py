@@ -115,11 +115,7 @@ def conclude(
     elif resampling.replicates:
         intervals = ((0.0, 1.0),) * len(weights)
     if resampling.replicates:
-        record["bootstrap"] = {
-            "replicates": resampling.replicates,
-            "level": resampling.level,
-            "seed": resampling.seed,
-        }
+        record["bootstrap"] = {name: getattr(resampling, name) for name in ("replicates", "level", "seed")}
     if amount:
         record["shrinkage"] = amount
     return WeightEstimate(tuple(shrunk(weights, amount).tolist()), method, record, intervals)

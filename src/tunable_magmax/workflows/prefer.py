@@ -149,7 +149,14 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
             "there are no samples of it"
         )
     _refuse_unused(estimation, samples)
-    _refuse_uncombined(preferences, samples, sources.strengths)
+    # Before the samples are read, which may take long.
+    if sources.strengths is None and preferences and samples:
+        raise InputError(
+            f"several sources, and {preferences[0].method} has no samples to count by: say with --strengths how much "
+            "each counts, as 1,3, or give one source"
+        )
+    if sources.strengths is not None and sources.pairs is not None and len(sources.strengths) != len(preferences) + 1:
+        raise InputError(f"{len(sources.strengths)} strengths for {len(preferences) + 1} sources: give one for each")
     if sources.pairs is not None:
         preferences.append(_by_pairs(target, estimation, watch))
     elif samples:
@@ -193,19 +200,6 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
     for option, methods in USED_BY.items():
         if getattr(estimation, option) not in (None, False) and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
-
-
-def _refuse_uncombined(
-    opinions: Sequence[Preference], samples: Sequence[str], strengths: Sequence[float] | None
-) -> None:
-    """Refuses sources that could not be combined in the end, before the samples are read, which may take long."""
-    if strengths is None and opinions and samples:
-        raise InputError(
-            f"several sources, and {opinions[0].method} has no samples to count by: say with --strengths how much each "
-            "counts, as 1,3, or give one source"
-        )
-    if strengths is not None and "pairs" in samples and len(strengths) != len(opinions) + 1:
-        raise InputError(f"{len(strengths)} strengths for {len(opinions) + 1} sources: give one for each")
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +76,7 @@ def search_preference(
     if evaluator.unreadable:
         left_out["unreadable"] = evaluator.unreadable
     starts = _starts(run, [head.classes[index] for index in evaluator.truth.tolist()], similarity)
-    with _Scorer(run, evaluator, target.progress) as scorer:
+    with closing(_Scorer(run, evaluator, target.progress)) as scorer:
         result = search(
             scorer.score,
             len(run.tasks),
@@ -176,10 +177,7 @@ class _Scorer:
         if not self._session.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
 
-    def __enter__(self) -> _Scorer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._session.close()
 
     def score(self, weights: tuple[float, ...], scale: float | None) -> tuple[float, str]:

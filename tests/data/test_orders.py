@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tunable_magmax.data.benchmark import BenchmarkOptions
 from tunable_magmax.data.class_names import read_class_names
-from tunable_magmax.data.orders import equal_parts, named_groups, permutation, sizes_sentence
+from tunable_magmax.data.orders import equal_parts, named_groups, order_indices, permutation, sizes_sentence
 from tunable_magmax.data.splits import limited, shuffled, split_all, split_groups
 from tunable_magmax.errors import InputError
 
@@ -48,13 +48,17 @@ def test_a_seed_gives_a_permutation(count, seed):
 def test_a_seed_means_the_same_order_for_ever():
     # Written down once; results of a run depend on it.
     assert shuffled(10, 3) == [2, 6, 4, 8, 3, 1, 7, 5, 9, 0]
-    assert order({"seed": 3}).indices(tuple("abcdefghij"), "texts") == shuffled(10, 3)
+    assert order_indices(order({"seed": 3}), tuple("abcdefghij"), "texts") == shuffled(10, 3)
     assert shuffled(10, 4) != shuffled(10, 3)
 
 
 def test_orders_by_name_and_index():
-    assert order(None).indices(ANIMALS, "images") == order("natural").indices(ANIMALS, "images") == [0, 1, 2, 3]
-    assert order(["dog fish", 0, "Cat", "bee"]).indices(ANIMALS, "images") == [3, 0, 2, 1]
+    assert (
+        order_indices(order(None), ANIMALS, "images")
+        == order_indices(order("natural"), ANIMALS, "images")
+        == [0, 1, 2, 3]
+    )
+    assert order_indices(order(["dog fish", 0, "Cat", "bee"]), ANIMALS, "images") == [3, 0, 2, 1]
 
 
 def test_names_that_differ_only_in_case_stay_apart():
@@ -89,8 +93,10 @@ def test_yaml_takes_some_names_for_truth_values():
 
 @pytest.mark.parametrize("given", ["natural", {"seed": 3}, ["ant", 2], {"file": "/a/b.json", "name": "A"}])
 def test_what_is_recorded_can_be_read(given):
-    assert order(given).record() == given
-    assert order(order(given).record()) == order(given)
+    section = {"name": "images", "data": "x", "tasks": 2, "order": given}
+    recorded = BenchmarkOptions.read(section, Path()).record()["order"]
+    assert recorded == given
+    assert order(recorded) == order(given)
 
 
 def test_files_of_orders(tmp_path):
@@ -104,7 +110,7 @@ def test_files_of_orders(tmp_path):
     (tmp_path / "list.json").write_text("[1, 0, 2, 3]")
 
     def read(benchmark, classes=ANIMALS, **given):
-        return order(given, tmp_path).indices(classes, benchmark)
+        return order_indices(order(given, tmp_path), classes, benchmark)
 
     assert read("images", file="orders.json", name="B") == [1, 0, 2, 3]
     assert read("images", file="orders.json") == [3, 2, 1, 0]
@@ -133,11 +139,11 @@ def test_the_documented_file_of_orders_is_read_as_the_page_says(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "orders.json").write_text(shown)
-    assert order({"file": "orders.json"}, tmp_path).indices(("ant", "bee", "cat"), "images") == [2, 0, 1]
+    assert order_indices(order({"file": "orders.json"}, tmp_path), ("ant", "bee", "cat"), "images") == [2, 0, 1]
     named = order({"file": "orders.json", "name": "B"}, tmp_path)
-    assert named.indices(("ant", "bee", "cat"), "images") == [1, 2, 0]
+    assert order_indices(named, ("ant", "bee", "cat"), "images") == [1, 2, 0]
     birds = order({"file": "orders.json", "name": "A"}, tmp_path)
-    assert birds.indices(("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
+    assert order_indices(birds, ("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
 
 
 def test_groups():
@@ -218,5 +224,5 @@ def test_the_paper_s_orders_and_the_names_of_imagenet_r():
     path = SHARED / "data" / "class_orders.json"
     content = json.loads(path.read_text())
     assert sorted(WORDNET_NAMES.values()) == content["imagenet_r_classes"]
-    found = order({"file": str(path), "name": "A"}).indices(tuple(sorted(WORDNET_NAMES.values())), "imagenet-r")
+    found = order_indices(order({"file": str(path), "name": "A"}), tuple(sorted(WORDNET_NAMES.values())), "imagenet-r")
     assert found == content["imagenet_r"]["A"]

@@ -184,7 +184,7 @@ def test_paths_that_are_typed_count_from_the_current_directory(tmx, tmp_path, mo
     for part in read_experiment("configs/paper/alpha.yaml", typed).parts:
         benchmark = part.training(3).benchmark
         assert benchmark.data == CONFIGS.parent / "README.md"
-        assert benchmark.order.file == CONFIGS.parent / "docs" / "orders.json"
+        assert benchmark.order.file == str(CONFIGS.parent / "docs" / "orders.json")
     planned = tmx("reproduce", "configs/paper/cifar100-5.yaml", "-o", tmp_path, "--set", typed[0], "--dry-run")
     assert "the order of classes: " in planned.err
     assert "the data of cifar100" not in planned.err  # it was found where it was typed

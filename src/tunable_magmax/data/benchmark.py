@@ -17,7 +17,17 @@ from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
 from tunable_magmax.data.glyphs import open_glyphs
 from tunable_magmax.data.imagenet_r import open_imagenet_r
-from tunable_magmax.data.orders import Item, Order, OrderSection, equal_parts, named_groups, sizes_sentence
+from tunable_magmax.data.orders import (
+    FileOrder,
+    Item,
+    OrderSection,
+    SeedOrder,
+    equal_parts,
+    named_groups,
+    order_indices,
+    rooted,
+    sizes_sentence,
+)
 from tunable_magmax.data.samples import Kind, Samples
 from tunable_magmax.data.source import open_clinc150, open_images, open_texts
 from tunable_magmax.data.splits import DataOptions, Scenario, Split, held_out, limited, require_labels
@@ -161,7 +171,7 @@ class BenchmarkOptions(DataOptions):
     """What to learn in which order. `tasks`: how many, or group name -> classes; None: a task for each domain."""
 
     tasks: int | Mapping[str, tuple[Item, ...]] | None
-    order: Order = field(default_factory=Order)
+    order: OrderSection = "natural"
     holdout: float = 0.0
     """The share of each class's training samples that no task is trained on, for choices that need labels."""
     per_class: Mapping[str, int] = field(default_factory=dict)
@@ -195,14 +205,16 @@ class BenchmarkOptions(DataOptions):
         values = {key: getattr(checked, key) for key in cls.__dataclass_fields__ if key != "numbers"}
         for key in ("data", "class_names"):
             values[key] = None if values[key] is None else root / Path(values[key]).expanduser()
-        values["order"] = Order.of(checked.order, root)
+        values["order"] = rooted(checked.order, root)
         values["per_class"] = checked.per_class or {}
         return cls(**values, numbers={key: section.get(key, default) for key, default in own.items()})
 
     def record(self) -> dict[str, Any]:
         """Everything in effect, as JSON can hold it; `read` takes it back."""
         values = {key: getattr(self, key) for key in DATA_SETS[self.name].keys if key not in self.numbers}
-        values |= {**self.numbers, "order": self.order.record()}
+        values |= self.numbers
+        if isinstance(self.order, SeedOrder | FileOrder):
+            values["order"] = {key: value for key, value in vars(self.order).items() if value is not None}
         record: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return record
 
@@ -296,7 +308,7 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
         empty = [Task(name, tuple(place[index] for index in group)) for name, group in groups.items()]
     else:
         assert options.tasks is not None
-        order = options.order.indices(train.classes, options.name)
+        order = order_indices(options.order, train.classes, options.name)
         width = max(2, len(str(options.tasks)))
         dealt = equal_parts(order, options.tasks)
         empty = [Task(f"task-{t:0{width}d}", classes) for t, classes in enumerate(dealt, 1)]
@@ -321,7 +333,7 @@ def _domains(options: BenchmarkOptions, train: Samples, test: Samples) -> list[T
             f"{len(names)} ({some_of(names)}); drop tasks"
         )
     everything = tuple(range(len(train.classes)))
-    order = options.order.indices(names, options.name, "domain")
+    order = order_indices(options.order, names, options.name, "domain")
     return [Task(names[index], everything, domain=names[index]) for index in order]
 
 

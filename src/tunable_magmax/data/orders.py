@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -48,47 +48,24 @@ OrderSection: TypeAlias = Annotated[
 """`order` in a benchmark section."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """`natural` unless one of the others is set: a seed, a file (and a name in it), or the items themselves."""
+def rooted(order: OrderSection | None, root: Path) -> OrderSection:
+    """Returns an order whose path counts from `root`; without one, the natural order."""
+    if isinstance(order, FileOrder):
+        return replace(order, file=str(root / Path(order.file).expanduser()))
+    return "natural" if order is None else order
 
-    seed: int | None = None
-    file: Path | None = None
-    name: str | None = None
-    items: tuple[Item, ...] | None = None
 
-    @classmethod
-    def of(cls, section: OrderSection | None, root: Path) -> Order:
-        """From what run.yaml says; a relative path counts from `root`."""
-        match section:
-            case SeedOrder(seed):
-                return cls(seed=seed)
-            case FileOrder(file, name):
-                return cls(file=root / Path(file).expanduser(), name=name)
-            case tuple():
-                return cls(items=section)
-        return cls()
-
-    def record(self) -> Any:
-        """As run.yaml says it."""
-        if self.items is not None:
-            return list(self.items)
-        if self.seed is not None:
-            return {"seed": self.seed}
-        if self.file is not None:
-            return {"file": str(self.file)} | ({} if self.name is None else {"name": self.name})
-        return "natural"
-
-    def indices(self, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
-        """Returns the order as indices into `names`; an error says what is missing or repeated."""
-        if self.items is not None:
-            return permutation(self.items, names, "order", what)
-        if self.seed is not None:
-            return shuffled(len(names), self.seed)
-        if self.file is not None:
-            items, name = _from_file(self.file, self.name, benchmark)
-            return permutation(items, names, f"{self.file}, order {name}" if name else str(self.file), what)
-        return list(range(len(names)))
+def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
+    """Returns an order as indices into `names`; an error says what is missing or repeated."""
+    match order:
+        case SeedOrder(seed):
+            return shuffled(len(names), seed)
+        case FileOrder(file, name):
+            items, name = _from_file(Path(file), name, benchmark)
+            return permutation(items, names, f"{file}, order {name}" if name else file, what)
+        case tuple():
+            return permutation(order, names, "order", what)
+    return list(range(len(names)))
 
 
 def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what: str = "class") -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.data.orders import FILE
+from tunable_magmax.data.orders import FILE, FileOrder
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.settings import check_jobs
 from tunable_magmax.errors import ClusterError, InputError
@@ -209,7 +209,7 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
     ):
         if path is not None and not path.exists():
             yield _absent(what, path, f"run.benchmark.{key}")
-    orders = benchmark.order.file
+    orders = Path(benchmark.order.file) if isinstance(benchmark.order, FileOrder) else None
     if orders is not None and not orders.exists():
         yield (
             f"{_absent('the order of classes', orders, 'run.benchmark.order.file')} ({FILE}: docs/training.md), or "

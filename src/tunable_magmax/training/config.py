@@ -50,6 +50,12 @@ class HeadOptions:
     templates: Annotated[Text | tuple[Text, ...], Field(description="a text or a list of texts")] | None = None
     logit_scale: Positive | None = None
 
+    def __post_init__(self) -> None:
+        if self.source == "file" and self.file is None:
+            raise ValueError("head.source is 'file', but head.file does not say which")
+        if self.file is not None and self.source not in ("file", "auto"):
+            raise ValueError(f"head.file is given, but head.source is {self.source!r}: leave one of them out")
+
 
 @dataclass(frozen=True)
 class Optimisation:
@@ -137,13 +143,10 @@ class TrainConfig:
         benchmark = None
         if isinstance(sections.get("benchmark"), Mapping):
             benchmark = BenchmarkOptions.gather(sections["benchmark"], root, problems, "benchmark")
-        # Also where other sections have problems; its own are in the list already.
-        head = gather(HeadOptions, sections.get("head") or {}, [])
-        problems += [] if head is None else _contradictions(head)
         refuse(problems, where)
         assert file is not None
         assert benchmark is not None
-        assert head is not None
+        head = file.head or HeadOptions()
         local = file.model != GLYPHS and (root / file.model).exists()
         return cls(
             str(root / file.model) if local else file.model,
@@ -222,14 +225,6 @@ def task_steps(samples: int, epochs: int, batch: int) -> int:
     9
     """
     return epochs * -(-samples // batch)
-
-
-def _contradictions(head: HeadOptions) -> list[str]:
-    if head.source == "file" and head.file is None:
-        return ["head.source is 'file', but head.file does not say which"]
-    if head.file is not None and head.source not in ("file", "auto"):
-        return [f"head.file is given, but head.source is {head.source!r}: leave one of them out"]
-    return []
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------

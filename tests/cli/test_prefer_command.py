@@ -409,7 +409,7 @@ def bad_features(folder, change):
         ("--inputs {site}/features --method shift", None, "needs the fixed classifier"),
         ("--predictions {site}/labels.txt --method ot", None, "give --inputs, not only --predictions"),
         ("--equal -o {run}/run.json", None, "exists and is no preference file"),
-        ("--equal --plot x.xyz", None, "must end in .png, .svg or .pdf"),
+        ("--equal --plot x.xyz", None, "must end in one of .png, .svg, .pdf"),
         ("--equal --seed -1", None, "seed"),
     ],
 )

@@ -25,7 +25,7 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # In order of preference: safetensors before torch, and an index before a single file of the same kind.
 _LAYOUTS = (INDEX, "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save before it wrote zip archives
-_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
+WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -115,7 +115,7 @@ def _open_directory(path: Path) -> Checkpoint:
             f"{path} is an adapter, which is a model only together with its base: give it as a task to merge, plan, "
             f"sweep or verify; for anything else, make a checkpoint of it first: {as_checkpoint(path)}"
         )
-    weights = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
+    weights = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
     raise InputError(
         f"{path} holds none of {', '.join(_LAYOUTS)}. Weight files found there: {', '.join(weights) or 'none'}. "
         "Point at a file, or add an index"

@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
 from tunable_magmax.cli.terminal import number, search_bars, table
 from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
@@ -167,8 +168,8 @@ def prefer(
     }
     refuse_loose("prefer", loose, lists, run_dir)
     replaces = out is not None and _holds_preference(out)
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"{plot}: a chart's name must end in .png, .svg or .pdf")
+    if plot is not None:
+        check_picture(plot)
     weights, strengths, scale = (_numbers(text, option) for option, text in lists.items())
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")

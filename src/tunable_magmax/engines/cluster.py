@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
 from tunable_magmax.engines.workers import Call, RayWorkers, Room, Workers, find_room
 from tunable_magmax.errors import ClusterError
-from tunable_magmax.files import Progress
 from tunable_magmax.merging.auction import (
     Auctioneer,
     Group,
@@ -157,7 +156,7 @@ def merge_by(workers: Workers, shares: Sequence[Share], job: Job, threads: int) 
     merge = ClusterMerge(workers, shares, inputs, options)
     merge.survey()
     merge.decide()
-    return write_weights(merge, inputs, output, job.shard_size, lambda shards: merge.write(shards, output, attempt))
+    return write_weights(merge, job, lambda shards: merge.write(shards, output, attempt))
 
 
 class ClusterMerge(Merge):
@@ -278,7 +277,7 @@ class Cluster:
         shares = divide(job.inputs.layout, job.options.out_dtype, self.room.workers)
         room = replace(self.room, workers=len(shares))
         try:
-            with RayWorkers(self.ray, room, _forward_only(job.progress)) as workers:
+            with RayWorkers(self.ray, room, job.progress) as workers:
                 return merge_by(workers, shares, job, room.cpus)
         except ClusterError as error:
             raise ClusterError(
@@ -292,17 +291,3 @@ def join_cluster(address: str | None, workers: int | None, threads: int | None) 
     with ray_session(address, workers) as ray:
         nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         yield Cluster(ray, find_room(nodes, workers, threads))
-
-
-def _forward_only(progress: Progress | None) -> Callable[[Mapping[str, tuple[int, int]]], None] | None:
-    """Returns a watcher whose progress never goes back, although a replacement begins anew."""
-    if progress is None:
-        return None
-    furthest: dict[str, int] = {}
-
-    def watch(phases: Mapping[str, tuple[int, int]]) -> None:
-        for phase, (done, total) in phases.items():
-            furthest[phase] = max(done, furthest.get(phase, 0))
-            progress(phase, furthest[phase], total)
-
-    return watch

@@ -177,7 +177,7 @@ class ThisProcess:
         with merge_of(job.inputs, job.options, resources, spill, job.progress) as merge:
             merge.survey()
             merge.decide()
-            return write_weights(merge, job.inputs, job.output, job.shard_size)
+            return write_weights(merge, job)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ class OnDevice:
             with torch.no_grad(), merge:
                 merge.survey()
                 merge.decide()
-                return write_weights(merge, inputs, job.output, job.shard_size)
+                return write_weights(merge, job)
 
     def _room(self, inputs: Inputs, options: Options, memory: int) -> tuple[int, bool, bool]:
         """Returns bytes of one source in a block, whether all values fit on the device, and whether the vector does."""

@@ -124,15 +124,13 @@ Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 """Writes shards and returns the sha256 of each by its name."""
 
 
-def write_weights(
-    merge: Merge, inputs: Inputs, output: Output, shard_size: int | None, write: Write | None = None
-) -> MergeReport:
-    """Writes the weights of a decided merge, as one file if there is no shard size, less shards finished earlier.
+def write_weights(merge: Merge, job: Job, write: Write | None = None) -> MergeReport:
+    """Writes the weights of a decided merge, less shards finished earlier.
 
     `write` writes the others, by default here and one after the other.
     """
-    layout = merge.layout
-    shards = plan_shards(merged_tensors(merge), shard_size, aliases=layout.ties)
+    layout, output = merge.layout, job.output
+    shards = plan_shards(merged_tensors(merge), job.shard_size, aliases=layout.ties)
     written = {shard.name: done for shard in shards if (done := output.finished(shard)) is not None}
     names = {info.name for shard in shards if shard.name in written for info in shard.tensors}
     merge.measure([s for s in merge.places if layout.mergeable[s.tensor].name in names])
@@ -141,7 +139,7 @@ def write_weights(
         written |= write(missing)
     else:
         for shard in missing:
-            written[shard.name] = output.write_shard(shard, shard_data(merge, inputs, shard))
+            written[shard.name] = output.write_shard(shard, shard_data(merge, job.inputs, shard))
     files = {shard.name: written[shard.name] for shard in shards}
     if len(shards) > 1:
         files[INDEX] = output.write_file(INDEX, index_json(shards))

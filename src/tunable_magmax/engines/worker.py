@@ -29,7 +29,7 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.auction import Group, Ownership, Terms
 from tunable_magmax.merging.group_planes import GroupPlanes
-from tunable_magmax.merging.kernels import SLOTS, Counts, TensorPlace, VectorKernels
+from tunable_magmax.merging.kernels import SLOTS, Counts, VectorKernels
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors
@@ -238,7 +238,7 @@ class Worker:
 
     def measure(self, tensors: Sequence[int]) -> Findings:
         """Counts owners and measures the merged vector of its ranges of some tensors; keeps it if memory allows."""
-        places = [self._place(k) for k in tensors if k in self._position]
+        places = [self._auctioneer.places[self._position[k]] for k in tensors if k in self._position]
         if self._merge.options.scale is None:
             self._merge.make_stash(places)
         self._merge.measure(places)
@@ -275,9 +275,6 @@ class Worker:
     def close(self) -> None:
         """Closes the inputs and the merge."""
         self._stack.close()
-
-    def _place(self, tensor: int) -> TensorPlace:
-        return self._auctioneer.places[self._position[tensor]]
 
     def _findings(self) -> Findings:
         """Returns what was counted, by the tensors of the whole merge."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
+from tunable_magmax.files import Progress
 from tunable_magmax.version import __version__
 
 RETRIES = 3
@@ -77,8 +78,9 @@ def find_room(nodes: Sequence[float], workers: int | None, threads: int | None) 
 class RayWorkers:
     """Workers as Ray actors, known by number. A context manager: leaving it ends them."""
 
-    def __init__(self, ray: Any, room: Room, watch: Callable[[dict[str, tuple[int, int]]], None] | None = None) -> None:
-        self._ray, self._room, self._watch = ray, room, watch
+    def __init__(self, ray: Any, room: Room, progress: Progress | None = None) -> None:
+        self._ray, self._room, self._progress = ray, room, progress
+        self._furthest: dict[str, int] = {}
         self._kept: list[list[Call]] = [[] for _ in range(room.workers)]
         self._deaths = [0] * room.workers
         self._nodes = ["a node not known yet"] * room.workers
@@ -123,8 +125,8 @@ class RayWorkers:
     def _answered(self, pending: list[Any]) -> list[Any]:
         """Waits for the first answers."""
         while True:
-            ready: list[Any] = self._ray.wait(pending, timeout=WATCH_EVERY if self._watch else None)[0]
-            if self._watch and time.monotonic() - self._watched > WATCH_EVERY:
+            ready: list[Any] = self._ray.wait(pending, timeout=WATCH_EVERY if self._progress else None)[0]
+            if self._progress and time.monotonic() - self._watched > WATCH_EVERY:
                 self._report_progress()
                 self._watched = time.monotonic()
             if ready:
@@ -209,22 +211,18 @@ class RayWorkers:
         )
 
     def _report_progress(self) -> None:
-        """Tells the watcher how far all workers are, unless one of them does not answer at once."""
-        assert self._watch is not None
+        """Reports how far all workers are, unless one of them does not answer at once."""
+        assert self._progress is not None
         asked = [actor.progress.options(concurrency_group="watch").remote() for actor in self._actors]
-        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=WATCH_EVERY)
-        if len(ready) < len(asked):
+        try:
+            answers = self._ray.get(asked, timeout=WATCH_EVERY)
+        except (self._ray.exceptions.GetTimeoutError, *self._lost_errors):
             return
-        totals: dict[str, tuple[int, int]] = {}
-        for answer in ready:
-            try:
-                phases = self._ray.get(answer)
-            except self._lost_errors:
-                return
-            for phase, (done, total) in phases.items():
-                before = totals.get(phase, (0, 0))
-                totals[phase] = (before[0] + done, before[1] + total)
-        self._watch(totals)
+        for phase in dict.fromkeys(phase for phases in answers for phase in phases):
+            done, total = map(sum, zip(*(phases.get(phase, (0, 0)) for phases in answers), strict=True))
+            # Never back, although a replacement begins anew.
+            self._furthest[phase] = max(done, self._furthest.get(phase, 0))
+            self._progress(phase, self._furthest[phase], total)
 
     def _end_all(self) -> None:
         """Ends all workers and waits for it: one that merely loses its last handle ends later and logs an error."""

@@ -40,17 +40,16 @@ def line(start: Sequence[Any], stop: Sequence[Any], steps: int, normalise: bool 
         raise InputError(
             f"the line goes from {len(start)} weights to {len(stop)}: give one for each task at both of its ends"
         )
-    one, other = (_end(weights, what, normalise) for weights, what in ((start, "first"), (stop, "last")))
+    one = _exact(start, "the first point of the line", normalise)
+    other = _exact(stop, "the last point of the line", normalise)
     if one == other:
         raise InputError("both ends of the line are the same preference, so there is nothing between them")
     width = max(2, len(str(steps - 1)))
-    return tuple(
-        Point(
-            f"step-{k:0{width}d}",
-            tuple(a + (b - a) * Fraction(k, steps - 1) for a, b in zip(one, other, strict=True)),
-        )
-        for k in range(steps)
-    )
+    points = []
+    for k in range(steps):
+        weights = (a + (b - a) * Fraction(k, steps - 1) for a, b in zip(one, other, strict=True))
+        points.append(Point(f"step-{k:0{width}d}", tuple(weights)))
+    return tuple(points)
 
 
 def grid(parts: int, tasks: int = 3) -> tuple[Point, ...]:
@@ -83,15 +82,15 @@ def listed(weights_by_name: Mapping[str, Sequence[Any]] | Sequence[tuple[str, Se
     points = []
     for k, (name, weights) in enumerate(pairs):
         with_name = f"{k:0{width}d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)}".rstrip("-")
-        points.append(Point(with_name, _end(weights, f"{name}:", normalise=False)))
+        points.append(Point(with_name, _exact(weights, name, normalise=False)))
     return tuple(points)
 
 
-def _end(weights: Sequence[Any], what: str, normalise: bool) -> tuple[Fraction, ...]:
+def _exact(weights: Sequence[Any], what: str, normalise: bool) -> tuple[Fraction, ...]:
     try:
         read = read_weights(weights, len(weights))
     except InputError as error:
-        raise InputError(f"{what if what.endswith(':') else f'the {what} point of the line:'} {error}") from None
+        raise InputError(f"{what}: {error}") from None
     assert read is not None
     total = sum(read) if normalise else 1
     return tuple(weight / total for weight in read)

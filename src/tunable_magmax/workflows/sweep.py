@@ -147,6 +147,7 @@ def sweep_checkpoints(
                 marks = opened.options.method == "tunable_magmax" and opened.options.compare == "active"
                 for point in opened.todo:
                     merge.restart(_at_point(opened.options, point), _method_at(opened.options, point), mark=marks)
+                    merge.decide()
                     reports[point.name] = _write_point(merge, opened, point)
                     if progress is not None:
                         progress("points", len(reports), len(points))
@@ -389,12 +390,11 @@ def _method_at(options: Options, point: Point) -> Method:
 
 
 def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
-    """Writes the checkpoint of a point, or its report alone."""
+    """Writes the checkpoint of a point that was decided, or its report alone."""
     inputs, settings, target = opened.inputs, opened.settings, opened.folder / point.name
     log = Log(opened.folder / LOG, target, time.time(), opened.fingerprint(point))
     report_only = opened.folder / f"{point.name}{REPORT_ONLY}"
     if opened.reports_only:
-        merge.decide()
         merge.measure(merge.places)
         report = completed(merge.report(), inputs, settings)
         write_atomic(report_only, report.to_json().encode())
@@ -404,12 +404,7 @@ def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
     # It was checked that what is there may be replaced.
     with Output(target, fingerprint, overwrite=True, fresh=settings.fresh or settings.overwrite) as output:
         job = Job(inputs, merge.options, output, settings.shard_bytes(target), 0, None)
-
-        def write() -> MergeReport:
-            merge.decide()
-            return write_weights(merge, inputs, output, job.shard_size)
-
-        report = write_output(job, settings, write, log)
+        report = write_output(job, settings, lambda: write_weights(merge, job), log)
     report_only.unlink(missing_ok=True)
     return report
 

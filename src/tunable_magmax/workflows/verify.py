@@ -13,7 +13,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.shards import plan_shards
-from tunable_magmax.checkpoints.source import open_checkpoint
+from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
@@ -26,7 +26,6 @@ from tunable_magmax.merging.stream import Merge
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.workflows.inspect import read_report
 
-_WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt"})
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
 _REDERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
@@ -133,7 +132,7 @@ def _files(path: Path, report: MergeReport, progress: Progress | None) -> Iterat
                 wrong.append(f"{name} has {digest.hexdigest()}, the report says {report.files[name]}")
     yield _none("SHA-256 of the files", wrong, f"{len(files)} as reported")
     if path.is_dir():
-        present = sorted(item.name for item in path.iterdir() if item.suffix in _WEIGHT_SUFFIXES)
+        present = sorted(item.name for item in path.iterdir() if item.suffix in WEIGHT_SUFFIXES)
         extra = [f"{name} is not in the report" for name in present if name not in files]
         yield _none("no other weight files", extra, f"{len(present)} there, all reported")
 

@@ -81,8 +81,8 @@ def test_all_bad_lines_are_named_with_their_numbers(tmp_path: Path) -> None:
     assert "line 1 is no JSON object: {oops" in message
     assert "line 3: kind is 'rows'" in message
     assert "did you mean 'row'?" in message
-    assert "line 4: row record, environment 2 lacks 'samples'" in message
-    assert "line 5: row record, environment 1: 401 right of 400 samples" in message
+    assert "line 4: row record, environments 2 lacks 'samples'" in message
+    assert "line 5: row record, environments 1: 401 right of 400 samples" in message
     assert "line 2" not in message
 
 

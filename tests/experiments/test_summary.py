@@ -38,8 +38,7 @@ def test_a_sweep_over_m_does_not_change_a_settings_numbers(tmp_path: Path) -> No
     sweep = row_record("magmax@best", 3, mixtures=["M1", "M5"], above={"magmax@best": -0.5})
     alone = row_record("magmax@best", 3, setting="other/data-5", mixtures=["M1", "M5"])
     write_records(tmp_path / "b" / "records.jsonl", [sweep, alone])
-    after = json.loads(write_summary(tmp_path, tmp_path / "out.json", chosen="0.5").read_text())
+    after = json.loads(write_summary(tmp_path, tmp_path / "out.json").read_text())
     assert after["mini-clip/cifar100-20"] == before["mini-clip/cifar100-20"]
     assert before["mini-clip/cifar100-20"]["magmax@best"]["std"] is None
     assert after["other/data-5"]["magmax@best"]["environments"] == 10
-    assert after["chosen"] == "0.5"

@@ -17,7 +17,7 @@ from tunable_magmax.experiments.results import (
     paired,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import row_order, row_parts
+from tunable_magmax.experiments.rows import CHOSEN, row_order, row_parts
 from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.tables import REFERENCES
 from tunable_magmax.plots.experiment import (
@@ -31,10 +31,10 @@ from tunable_magmax.plots.experiment import (
 )
 
 
-def all_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:
+def all_drawings(results: Results) -> list[Drawing]:
     """Draws every figure that the records allow."""
     return [
-        *leads_drawings(results, chosen),
+        *leads_drawings(results),
         *alpha_drawings(results),
         *budget_drawings(results),
         *sweep_drawings(results),
@@ -134,7 +134,7 @@ def meta_drawings(results: Results) -> list[Drawing]:
     return drawings
 
 
-def leads_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:
+def leads_drawings(results: Results) -> list[Drawing]:
     """Draws differences to MAGMAX with their intervals: rows are methods, panels are settings."""
     shown: dict[str, dict[str, Difference]] = {}
     reference = next((name for name in REFERENCES if any(name == each.row for each in results.measured)), None)
@@ -142,7 +142,7 @@ def leads_drawings(results: Results, chosen: str = "matched") -> list[Drawing]:
         by_row = results.main_rows(setting)
         if reference not in by_row:
             continue
-        rows = [row for row in _worth_showing(list(by_row), chosen) if row != reference]
+        rows = [row for row in _worth_showing(list(by_row)) if row != reference]
         differences = {row: paired(by_row[row], by_row[reference]) for row in rows}
         shown[setting] = {row: each for row, each in differences.items() if each is not None}
     shown = {setting: leads for setting, leads in shown.items() if leads}
@@ -217,12 +217,12 @@ def _groups(records: Sequence[Record]) -> dict[str, list[str]]:
     return groups
 
 
-def _worth_showing(rows: list[str], chosen: str) -> list[str]:
+def _worth_showing(rows: list[str]) -> list[str]:
     """Returns every baseline at its best scale and every preference at the chosen one, where there is such a row."""
     kept = []
     for row in rows:
         base, preference, scale, options = row_parts(row)
-        wanted = (chosen, "0.5") if base == "tunable" else ("best", "0.5")
+        wanted = (CHOSEN, "0.5") if base == "tunable" else ("best", "0.5")
         name = f"{base}:{preference}" if preference else base
         first = next((f"{name}@{each}" for each in wanted if f"{name}@{each}" in rows), row)
         if not options and (not scale or row == first):

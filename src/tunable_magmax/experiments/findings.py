@@ -16,26 +16,24 @@ from tunable_magmax.experiments.results import (
     paired,
     partial_rows,
 )
-from tunable_magmax.experiments.rows import row_parts
+from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, TRANSPORT, row_parts
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES
 
-CHOSEN = "matched"
 
-
-def findings(results: Results, chosen: str = CHOSEN) -> dict[str, list[str]]:
+def findings(results: Results) -> dict[str, list[str]]:
     """Returns sentences by what they are about, most important first: an overview, then setting by setting."""
-    sentences = {"All settings": _overview(results, chosen)}
+    sentences = {"All settings": _overview(results)}
     for setting in results.settings:
         sentences[setting] = [
-            *_setting(results.main_rows(setting), chosen),
-            *_sweep(grouped(results.of(setting, "M")), chosen),
+            *_setting(results.main_rows(setting)),
+            *_sweep(grouped(results.of(setting, "M"))),
             *_alpha(results, setting),
         ]
     return {about: own for about, own in sentences.items() if own}
 
 
-def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
+def headlines(results: Results) -> list[str]:
     """Returns a line for each setting: the best row, and the recommended one, against MAGMAX at its best scale.
 
     Recommended is Tunable MAGMAX at the chosen scale, with the preference that needs no labels if it was measured.
@@ -47,8 +45,7 @@ def headlines(results: Results, chosen: str = CHOSEN) -> list[str]:
         if reference is None or reference not in shares:
             continue
         named = [("best", max(shares, key=lambda row: shares[row]))]
-        wanted = [f"tunable:{name}@{chosen}" for name in ("auto", "label", "ot")]
-        named += [("recommended", row) for row in wanted if row in shares][:1]
+        named += [("recommended", row) for row in (AUTO, LABEL, TRANSPORT) if row in shares][:1]
         texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
@@ -69,13 +66,13 @@ def _shares(by_row: dict[str, list[Measured]]) -> dict[str, float]:
     return {row: mean.mean for row, mean in means.items() if mean is not None}
 
 
-def _overview(results: Results, chosen: str) -> list[str]:
+def _overview(results: Results) -> list[str]:
     sentences = []
-    for name in ("label", "auto", "ot"):
+    for row in (LABEL, AUTO, TRANSPORT):
         leads = {}
         for setting in results.settings:
             by_row = results.main_rows(setting)
-            lead = paired(by_row.get(f"tunable:{name}@{chosen}", ()), by_row.get("magmax@best", ()))
+            lead = paired(by_row.get(row, ()), by_row.get("magmax@best", ()))
             if lead is not None:
                 leads[setting] = lead
         if len(leads) < 2:
@@ -83,14 +80,14 @@ def _overview(results: Results, chosen: str) -> list[str]:
         ends = [100 * lead.mean for lead in leads.values()]
         lost = [f"{setting} ({_points(lead)})" for setting, lead in leads.items() if lead.mean <= 0]
         text = (
-            f"`tunable:{name}@{chosen}` has a higher mean than `magmax@best` in {len(leads) - len(lost)} of "
+            f"`{row}` has a higher mean than `magmax@best` in {len(leads) - len(lost)} of "
             f"{len(leads)} settings (differences from {_signed(min(ends))} to {_signed(max(ends))} points)"
         )
         sentences.append(f"{text}; not in {_listed(lost)}." if lost else f"{text}.")
     return sentences
 
 
-def _setting(by_row: dict[str, list[Measured]], chosen: str) -> list[str]:
+def _setting(by_row: dict[str, list[Measured]]) -> list[str]:
     shares = _shares(by_row)
     if not shares:
         return []
@@ -101,12 +98,12 @@ def _setting(by_row: dict[str, list[Measured]], chosen: str) -> list[str]:
         return sentences
     if leader == reference:
         sentences[0] += " No method beats it."
-    shown = [row for row in by_row if row_parts(row)[0] == "tunable" and row_parts(row)[2:] == (chosen, "")]
+    shown = [row for row in by_row if row_parts(row)[0] == "tunable" and row_parts(row)[2:] == (CHOSEN, "")]
     shown = shown or [row for row in by_row if row_parts(row)[0] == "tunable" and not row_parts(row)[3]]
     shown += [row for row in by_row if row == "single-best"]  # tailored to the environment as well
     leads = {row: paired(by_row[row], by_row[reference]) for row in shown}
     sentences += _against(reference, {row: lead for row, lead in leads.items() if lead is not None})
-    return sentences + _unlabelled(by_row, reference, chosen)
+    return sentences + _unlabelled(by_row, reference)
 
 
 def _against(reference: str, leads: Mapping[str, Difference]) -> list[str]:
@@ -128,32 +125,32 @@ def _against(reference: str, leads: Mapping[str, Difference]) -> list[str]:
     return sentences
 
 
-def _unlabelled(by_row: Mapping[str, list[Measured]], reference: str, chosen: str) -> list[str]:
+def _unlabelled(by_row: Mapping[str, list[Measured]], reference: str) -> list[str]:
     """Says how much of the labels' lead inputs alone keep, and whether `auto` beats `ot`."""
-    label, auto, transport = (by_row.get(f"tunable:{name}@{chosen}", []) for name in ("label", "auto", "ot"))
+    label, auto, transport = (by_row.get(row, []) for row in (LABEL, AUTO, TRANSPORT))
     ours, theirs = paired(auto, by_row[reference]), paired(label, by_row[reference])
     sentences = []
     if ours is not None and theirs is not None:
         if theirs.mean > 0:
             kept = f"keeps {100 * ours.mean / theirs.mean:.0f} % of the lead that labels give"
-            sentences.append(f"From unlabelled inputs, `tunable:auto@{chosen}` {kept}.")
+            sentences.append(f"From unlabelled inputs, `{AUTO}` {kept}.")
         else:
             sentences.append(f"Labels give no lead over `{reference}` that unlabelled inputs could keep.")
     between = paired(auto, transport)
     if between is not None:
         how = "ahead of" if between.mean > 0 else "behind" if between.mean < 0 else "level with"
-        sentences.append(f"`tunable:auto@{chosen}` is {how} `tunable:ot@{chosen}` ({_points(between)}).")
+        sentences.append(f"`{AUTO}` is {how} `{TRANSPORT}` ({_points(between)}).")
     return sentences
 
 
-def _sweep(by_row: Mapping[str, list[Measured]], chosen: str) -> list[str]:
+def _sweep(by_row: Mapping[str, list[Measured]]) -> list[str]:
     """Says how the leads change with the number of tasks in an environment."""
     reference = _reference(by_row)
     if reference is None:
         return []
     mixtures = sorted({each.mixture for each in by_row[reference]}, key=mixture_parts)
     sentences = []
-    for row in (f"tunable:{name}@{chosen}" for name in ("label", "auto", "ot")):
+    for row in (LABEL, AUTO, TRANSPORT):
         means = []
         clear: dict[str, list[str]] = {"ahead": [], "behind": []}
         for mixture in mixtures:

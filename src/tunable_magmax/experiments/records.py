@@ -17,19 +17,14 @@ Record: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, int, str]
 """What a record is of: setting, kind, seed, name."""
 
-_NEEDED: Mapping[str, Mapping[str, type]] = {
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
     "sequence": {"tasks": int, "magmax_counts": list, "elements": int},
     "scale": {"method": str, "grid": dict, "best": float},
-    "row": {"row": str, "environments": list},
-    "alpha": {"method": str, "scale": object, "points": list},
-    "meta-size": {"row": str, "points": list},
+    "row": {"row": str, "environments": {"name": str, "mixture": str, "right": int, "samples": int}},
+    "alpha": {"method": str, "scale": object, "points": {"alpha": object, "first": float, "last": float}},
+    "meta-size": {"row": str, "points": {"size": int, "accuracy": float}},
 }
-_NEEDED_INSIDE: Mapping[str, Mapping[str, type]] = {
-    "row": {"name": str, "mixture": str, "right": int, "samples": int},
-    "alpha": {"alpha": object, "first": float, "last": float},
-    "meta-size": {"size": int, "accuracy": float},
-}
-_WORDS = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a mapping"}
+"""What a record of each kind has, with its type. A mapping stands for a list of mappings that have these keys."""
 
 
 def record_key(record: Mapping[str, Any]) -> Key:
@@ -140,30 +135,27 @@ def _problems(record: Mapping[str, Any]) -> list[str]:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _NEEDED:
         return [f"kind is {kind!r}, expected one of {', '.join(_NEEDED)}{closest(str(kind), list(_NEEDED))}"]
-    problems = _lacking(record, {"setting": str, "seed": int} | dict(_NEEDED[kind]), f"{kind} record")
-    inside = _NEEDED_INSIDE.get(kind)
-    if inside is not None and not problems:
-        for place, part in enumerate(record["environments" if kind == "row" else "points"], 1):
-            where = f"{kind} record, {'environment' if kind == 'row' else 'point'} {place}"
-            if not isinstance(part, dict):
-                problems.append(f"{where} is {part!r}, expected a mapping")
-                continue
-            problems += _lacking(part, inside, where)
-            if kind == "row" and not 0 <= part.get("right", 0) <= part.get("samples", 0) != 0:
-                problems.append(f"{where}: {part.get('right')} right of {part.get('samples')} samples")
+    problems = _lacking(record, {"setting": str, "seed": int, **_NEEDED[kind]}, f"{kind} record")
+    for place, part in enumerate(record["environments"] if kind == "row" and not problems else (), 1):
+        if not 0 <= part["right"] <= part["samples"] != 0:
+            problems.append(f"row record, environments {place}: {part['right']} right of {part['samples']} samples")
     return problems
 
 
-def _lacking(record: Mapping[str, Any], needed: Mapping[str, type], where: str) -> list[str]:
+def _lacking(record: Any, needed: Mapping[str, Any], where: str) -> list[str]:
+    if not isinstance(record, Mapping):
+        return [f"{where} is {record!r}, expected a mapping"]
     problems = []
     for name, kind in needed.items():
         value = record.get(name)
         if name not in record:
             problems.append(f"{where} lacks {name!r}")
-        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            continue
-        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            problems.append(f"{where}: {name} is {value!r}, expected {_WORDS[kind]}")
+        elif isinstance(kind, Mapping) and isinstance(value, list):
+            for place, part in enumerate(value, 1):
+                problems += _lacking(part, kind, f"{where}, {name} {place}")
+        elif isinstance(kind, Mapping) or not isinstance(value, int | float if kind is float else kind):
+            expected = "list" if isinstance(kind, Mapping) else kind.__name__
+            problems.append(f"{where}: {name} is {value!r}, expected a value of type {expected}")
     return problems
 
 

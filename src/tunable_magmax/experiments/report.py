@@ -29,19 +29,18 @@ def render(
     about: str = "",
     kinds: Collection[str] = (),
     rows: Collection[str] = (),
-    chosen: str = "matched",
 ) -> list[Path]:
     """Writes tables, figures, `report.md` and `report.html` of the records at some places; returns the files.
 
     `title`, `about`: the page's heading and a sentence below it. `kinds`, `rows`: only these records are shown.
-    `chosen`: the rule for the scale that sentences and leads are about. Kinds without records are left out.
+    Kinds without records are left out.
     """
     records, out = load_results(results, kinds, rows), Path(out)
-    tables, drawings = all_tables(records, chosen), all_drawings(records, chosen)
+    tables, drawings = all_tables(records), all_drawings(records)
     shown = {
         "title": title or ", ".join(records.settings) or "Experiment",
         "about": about,
-        "findings": findings(records, chosen).items(),
+        "findings": findings(records).items(),
         "tables": tables,
         "drawings": drawings,
         "names": meanings(record["row"] for record in records.rows),

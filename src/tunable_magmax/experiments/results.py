@@ -16,7 +16,7 @@ import numpy as np
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.records import Key, Record, find_records, read_records, record_key
-from tunable_magmax.experiments.rows import row_order
+from tunable_magmax.experiments.rows import CHOSEN, row_order
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.arrays import Floats
 
@@ -286,7 +286,7 @@ def interval_note(seeds: int) -> str:
 SUMMARY = "summary.json"
 
 
-def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
+def summary_of(results: Results) -> dict[str, Any]:
     """Returns `{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": the recommended scale}`.
 
     Means are over seeds, of means over environments: the paper's mixtures where a setting has them. `std` is the
@@ -306,12 +306,12 @@ def summary_of(results: Results, chosen: str = "matched") -> dict[str, Any]:
                 }
         if rows:
             summary[setting] = rows
-    return {**summary, "chosen": chosen}
+    return {**summary, "chosen": CHOSEN}
 
 
-def write_summary(results: str | Path, path: str | Path | None = None, chosen: str = "matched") -> Path:
+def write_summary(results: str | Path, path: str | Path | None = None) -> Path:
     """Writes the mean accuracy of every row in every setting under a folder, by default into it."""
     target = Path(path) if path is not None else Path(results) / SUMMARY
-    summary = summary_of(load_results(results), chosen)
+    summary = summary_of(load_results(results))
     write_atomic(target, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
     return target

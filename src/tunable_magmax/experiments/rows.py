@@ -20,6 +20,9 @@ MERGED = {
     "magmax": "magmax",
 }
 """Baselines that are merges, by the name they have in tables."""
+CHOSEN = "matched"
+"""The scale that is recommended, and that sentences and leads are about."""
+LABEL, AUTO, TRANSPORT = (f"tunable:{name}@{CHOSEN}" for name in ("label", "auto", "ot"))
 DEFAULTS: Mapping[Option, str] = {"scope": "model", "compare": "all", "keep": "random"}
 
 

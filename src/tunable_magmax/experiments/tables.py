@@ -23,7 +23,7 @@ from tunable_magmax.experiments.results import (
     partial_rows,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import row_order, row_parts
+from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, TRANSPORT, row_order, row_parts
 from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
 
 REFERENCES = ("magmax@best", "magmax@0.5")
@@ -33,9 +33,9 @@ WORK = ("embed", "prefer", "merge", "evaluate")
 """Kinds of work whose time is measured."""
 
 
-def all_tables(results: Results, chosen: str = "matched") -> list[Table]:
+def all_tables(results: Results) -> list[Table]:
     """Returns every table that the records allow: all settings side by side, then each setting's own, then the rest."""
-    tables = [leads_table(results, chosen), *similarity_tables(results)]
+    tables = [leads_table(results), *similarity_tables(results)]
     for setting in results.settings:
         for family in results.families(setting):
             tables += [accuracy_table(results, setting, family), differences_table(results, setting, family)]
@@ -189,15 +189,14 @@ def _similarity(results: Results, group: str, scale: str) -> Table:
     )
 
 
-def leads_table(results: Results, chosen: str = "matched") -> Table:
+def leads_table(results: Results) -> Table:
     """Shows for each setting MAGMAX at its best scale, what labels add, and how much of that inputs alone keep."""
-    sources = ("label", "auto", "ot")
     lines = []
     seeds = 0
     for setting in results.settings:
         by_row = results.main_rows(setting)
         reference = by_row.get("magmax@best", ())
-        leads = [paired(by_row.get(f"tunable:{name}@{chosen}", ()), reference) for name in sources]
+        leads = [paired(by_row.get(row, ()), reference) for row in (LABEL, AUTO, TRANSPORT)]
         if leads == [None, None, None]:
             continue
         seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
@@ -208,8 +207,8 @@ def leads_table(results: Results, chosen: str = "matched") -> Table:
         lines.append((Cell(text=setting), percent(averaged(reference)), *map(points, leads), kept))
     return Table(
         "leads",
-        f"Lead over MAGMAX at its best scale, Tunable MAGMAX at scale {chosen} (points of accuracy)",
-        ("setting", "magmax@best", *(f"tunable:{name}@{chosen}" for name in sources), "auto / label"),
+        f"Lead over MAGMAX at its best scale, Tunable MAGMAX at scale {CHOSEN} (points of accuracy)",
+        ("setting", "magmax@best", LABEL, AUTO, TRANSPORT, "auto / label"),
         tuple(lines),
         (interval_note(seeds),),
         ("", "%", "points", "points", "points", "% of the lead"),

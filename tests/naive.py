@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ORACLE_METHODS = ("average", "last_task", "magmax", "random_mix", "task_arithmetic", "ties", "tunable_magmax")
 MERGEABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TWO_64 = 2**64
 G = 0x9E3779B97F4A7C15
@@ -91,7 +92,7 @@ def naive_merge(
     elif method == "ties":
         merged = ties(tau, [decimal(w) for w in weights or [1] * T], decimal(density), seed, layout)
     else:
-        raise AssertionError(method)
+        raise AssertionError(f"{method}: write it here, too, and list it in ORACLE_METHODS")
 
     ratio = None
     if scale == "matched":

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from naive import Layout
 from torch import Tensor
 
+from tunable_magmax import METHODS
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Sorted by code point these are in an order that neither UTF-16 nor a case-blind or "natural" sort would give.
 NAMES = ("w", "W", "b.10", "b.9", "b", "b-1", "layer.0.weight", "é", "\uff5e", "\U0001f600")
@@ -179,7 +181,7 @@ def merges(draw, method: str, **kind) -> Merge:
             options["budget"] = draw(budgets(T, drawn.elements))
         else:
             options["weights"] = draw(weights(T))
-    elif method not in ("magmax", "last_task"):
+    elif METHODS[method].weights != "refused":
         options["weights"] = draw(weights(T))
     if method == "ties":
         options["density"] = draw(st.sampled_from([0.2, 0, 1, 1.0, 0.1, 0.35, 0.5, 0.9]))

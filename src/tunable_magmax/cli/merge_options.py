@@ -36,7 +36,8 @@ class Merging:
     method: Annotated[
         str | None,
         Parameter(
-            help="Merge by tunable_magmax (default), magmax, average, random_mix, ties, task_arithmetic or last_task.",
+            help="Merge by this method: tunable_magmax (default), magmax, average, ties, ... "
+            "An unknown name is answered with the list.",
             show_default=False,
         ),
     ] = None

@@ -28,7 +28,7 @@ class Method:
     """A way to make one task vector of many. Subclasses override what they need; many need `vector` alone.
 
     >>> import torch
-    >>> class Median(Method):
+    >>> class LowerMedian(Method):
     ...     def vector(self, vectors):
     ...         return torch.stack(list(vectors)).median(dim=0).values
     """

@@ -126,7 +126,7 @@ def split_each(weights: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64
 
 def read_budget(given: Sequence[Any], tasks: int) -> tuple[int, ...]:
     """Checks a budget as far as possible before the number of merged elements is known."""
-    _check_length(given, "numbers of elements", tasks)
+    _check_length(given, "budgets", tasks)
     numbers = []
     for k, n in enumerate(given, start=1):
         exact = read_decimal(n, f"budget of task {k}")

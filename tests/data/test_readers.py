@@ -54,7 +54,7 @@ def test_loose_images_have_no_labels_and_unreadable_ones_are_named(tmp_path):
     assert [where for where, _ in batches] == [[0], [1]]
     with pytest.warns(UserWarning, match=r"2 of 4 samples could not be read .*bad\.jpg \(not an image\), cut\.png"):
         warn_unreadable("site", failed, 4)
-    with pytest.raises(InputError, match="none of the 2 samples can be read"):
+    with pytest.raises(InputError, match="2 of 2 samples cannot be read"):
         warn_unreadable("site", failed, 2)
     with pytest.raises(InputError, match="holds inputs without labels"):
         open_labels(tmp_path / "site")

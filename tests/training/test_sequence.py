@@ -446,7 +446,7 @@ def test_a_task_of_which_nothing_can_be_read_is_an_error(tmp_path):
             file.write_text("?")
     with (
         pytest.warns(UserWarning, match="14 of 28 samples could not be read"),
-        pytest.raises(InputError, match="none of the 5 samples asked for can be read"),
+        pytest.raises(InputError, match="5 of 5 samples cannot be read"),
     ):
         train(config, tmp_path / "run")
 

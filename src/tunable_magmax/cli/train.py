@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +70,7 @@ def train(
         from tunable_magmax.training.config import plan_training
 
         plan = plan_training(chosen)
-        sys.stdout.write(json.dumps(plan.record(), indent=1) + "\n" if as_json else _planned(plan, place))
+        sys.stdout.write(json.dumps(asdict(plan), indent=1) + "\n" if as_json else _planned(plan, place))
         return
     from tunable_magmax.training.sequence import train_sequence
 

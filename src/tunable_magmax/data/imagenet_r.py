@@ -86,15 +86,9 @@ def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
     WordNet ids get their names from `names`, else from the README.txt in `root`, else from the list here.
     """
     folders = class_folders(path)
-    ids = [name for name, _ in folders if WORDNET_ID.fullmatch(name)]
-    if ids and len(ids) < len(folders):
-        others = [name for name, _ in folders if not WORDNET_ID.fullmatch(name)]
-        raise InputError(
-            f"{path}: {len(ids)} folders are named by WordNet ids, such as {ids[0]}, and {len(others)} are not "
-            f"({some_of(others)}); all must be named the same way"
-        )
     if names is None:
-        names = _readable(root) if ids else {name: name for name, _ in folders}
+        by_id = any(WORDNET_ID.fullmatch(name) for name, _ in folders)
+        names = _readable(root) if by_id else {name: name for name, _ in folders}
     lacking = [name for name, _ in folders if name not in names]
     if lacking:
         raise InputError(

@@ -95,13 +95,13 @@ class Samples:
             yield where, inputs
 
 
-def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int) -> None:
-    """Warns once of all samples that could not be read; raises an error if none could."""
+def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int, strict: bool = False) -> None:
+    """Warns once of all samples that could not be read; with `strict`, or if none could, it raises an error."""
     if not failed:
         return
     names = some_of(f"{item.name} ({item.why})" for item in failed.values())
-    if len(failed) == tried:
-        raise InputError(f"{origin}: none of the {tried} samples can be read: {names}")
+    if strict or len(failed) == tried:
+        raise InputError(f"{origin}: {len(failed)} of {tried} samples cannot be read: {names}")
     warnings.warn(
         f"{origin}: {len(failed)} of {tried} samples could not be read and were left out: {names}", stacklevel=3
     )

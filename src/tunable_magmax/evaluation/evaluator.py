@@ -122,8 +122,6 @@ def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal
         for t, task in enumerate(benchmark.tasks)
         for position in (task.test if split == "test" else task.train)
     }
-    if not home:
-        raise InputError(f"{samples.origin}: no task of the benchmark {benchmark.name!r} has {split} samples")
     tasks = {task.name: [benchmark.classes[k] for k in task.classes] for task in benchmark.tasks}
     labelled = label_samples(samples, classes, None, list(home))
     owner = np.array([home[position] for position in labelled.positions], dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 
@@ -116,10 +116,7 @@ def prepare(
         parts.append(part)
         if progress is not None:
             progress("reading", len(kept) + len(failed), len(wanted))
-    if strict and failed:
-        named = some_of(f"{item.name} ({item.why})" for item in failed.values())
-        raise InputError(f"{samples.origin}: {len(failed)} of {len(wanted)} samples cannot be read: {named}")
-    warn_unreadable(samples.origin, failed, len(wanted))
+    warn_unreadable(samples.origin, failed, len(wanted), strict)
     device = encoder.device
     labels = None if samples.labels is None else torch.tensor([samples.labels[k] for k in kept], dtype=torch.int64)
     joined = {"pixels": torch.cat(parts)} if samples.kind == "image" else _padded(parts, encoder)
@@ -237,7 +234,8 @@ class Decoded:
             return self._prepare(sorted(positions))
         rows = [self._rows[k] for k in sorted(positions) if k in self._rows]
         if not rows:
-            raise InputError(f"{self._samples.origin}: none of the {len(positions)} samples asked for can be read")
+            count = len(positions)
+            raise InputError(f"{self._samples.origin}: {count} of {count} samples cannot be read")
         return self._whole.subset(rows)
 
     def _prepare(self, positions: Sequence[int]) -> Prepared:

@@ -251,10 +251,6 @@ class TrainingPlan:
     bytes: int | None
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, Any]:
-        """Returns the plan for JSON."""
-        return asdict(self)
-
 
 def plan_training(config: TrainConfig) -> TrainingPlan:
     """Plans a training run without reading inputs or weights."""

@@ -389,7 +389,7 @@ def bad_features(folder, change):
         ("--weights 1,1", None, "2 weights for 3 tasks"),
         ("--weights 1,x,1", None, "expected numbers with commas"),
         ("--weights 0,0,0", None, "all weights are 0"),
-        ("--weights=-1,0,0", None, "finite and not negative"),
+        ("--weights=-1,0,0", None, "must be a finite number >= 0, not -1.0"),
         ("--alpha nan", None, "alpha must be a finite number"),
         ("--alpha 1 --equal", None, "give one of them"),
         ("--equal --labels {site}/labels.txt", None, "--strengths"),

@@ -123,8 +123,8 @@ def test_shrinkage() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"replicates": -1}, "replicates must be >= 0, not -1"),
-        ({"level": 1.0}, "level must lie between 0 and 1, not 1.0"),
+        ({"replicates": -1}, "replicates and seed must be >= 0, and level between 0 and 1: Resampling(replicates=-1"),
+        ({"level": 1.0}, "and level between 0 and 1: Resampling(replicates=200, level=1.0"),
         ({"seed": -1}, "seed must be >= 0"),
         ({"shrink": 2.0}, "shrink must lie between 0 and 1, or be 'auto', not 2.0"),
         ({"shrink": "some"}, "shrink must lie between 0 and 1, or be 'auto', not 'some'"),
@@ -143,9 +143,9 @@ def test_bad_resampling(settings: dict[str, Any], message: str) -> None:
         (TASKS, [], {}, "no labels: give at least one label of the target"),
         ([], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
         (TASKS[0], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
-        ([{"a": -1}], ["a"], {}, "task 1: the count of class 'a' is -1.0; expected a number >= 0"),
-        ([{"a": math.nan}], ["a"], {}, "task 1: the count of class 'a' is nan"),
-        ([{"a": "x"}], ["a"], {}, "task 1: the count of class 'a' must be a number, not 'x'"),
+        ([{"a": -1}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not -1"),
+        ([{"a": math.nan}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not nan"),
+        ([{"a": "x"}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not 'x'"),
         ([{"a": 0}], ["a"], {}, "no task has a class with samples; the tasks' class counts are all 0"),
         (TASKS, [0.5], {}, "a label must be a class name or a class index, not 0.5"),
         (TASKS, "cat", {}, "labels: expected a list, not 'cat'"),

@@ -86,9 +86,9 @@ def auto_estimate(evidence: Evidence) -> WeightEstimate:
         predictions = list(_value(evidence.predictions))
         estimate = shift_estimate(tasks, predictions, smoothing=smoothing, resampling=resampling)
         solver = str(estimate.provenance["solver"])
-        outlook = shift_outlook(tasks, predictions, estimate.weights, solver, smoothing, resampling)
-        reason, good, more = _judged("shift", outlook.error, limit)
-        facts |= {**more, "fit": outlook.fit}
+        error, fit = shift_outlook(tasks, predictions, estimate.weights, solver, smoothing, resampling)
+        reason, good, more = _judged("shift", error, limit)
+        facts |= {**more, "fit": fit}
         if good or not compares:
             shown = reason if good else f"{reason}, but there are no features to compare"
             return _because(estimate, before + shown, facts)

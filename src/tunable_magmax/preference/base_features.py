@@ -156,31 +156,24 @@ def mixture_weights(
     [[0.97, 0.03]]
     """
     weights = np.full((len(counts), likelihoods.shape[1]), 1 / likelihoods.shape[1])
-    # Without the second pass, those that stay would be too few by what each had to pay.
+    # Without the second pass, those that stay would be too few by what each had to pay. A weight of 0 stays 0.
     for exponent in (concentration, 1.0) if concentration < 1 else (concentration,):
-        _maximise(weights, likelihoods, counts, exponent, iterations, tolerance)
+        moving = np.arange(len(counts))
+        for _ in range(iterations):
+            present, seen = weights[moving], counts[moving]
+            expected = present @ likelihoods.T
+            ratio = np.divide(seen, expected, out=np.zeros_like(expected), where=expected > 0)
+            explained = present * (ratio @ likelihoods)
+            kept = np.maximum(explained + exponent - 1, 0)
+            # Early, or of few samples, no task may explain enough: then the penalty waits.
+            kept = np.where(kept.any(axis=1, keepdims=True), kept, explained)
+            moved = kept / kept.sum(axis=1, keepdims=True)
+            weights[moving] = moved
+            # Cases that have converged stand still, so that no result depends on which others share its batch.
+            moving = moving[np.abs(moved - present).max(axis=1) > tolerance]
+            if not len(moving):
+                break
     return weights
-
-
-def _maximise(
-    weights: Floats, likelihoods: Floats, counts: Floats, exponent: float, iterations: int, tolerance: float
-) -> None:
-    """Runs EM from `weights`, which are overwritten. A weight of 0 stays 0."""
-    moving = np.arange(len(counts))
-    for _ in range(iterations):
-        present, seen = weights[moving], counts[moving]
-        expected = present @ likelihoods.T
-        ratio = np.divide(seen, expected, out=np.zeros_like(expected), where=expected > 0)
-        explained = present * (ratio @ likelihoods)
-        kept = np.maximum(explained + exponent - 1, 0)
-        # Early, or of few samples, no task may explain enough: then the penalty waits.
-        kept = np.where(kept.any(axis=1, keepdims=True), kept, explained)
-        moved = kept / kept.sum(axis=1, keepdims=True)
-        weights[moving] = moved
-        # Cases that have converged stand still, so that no result depends on which others share its batch.
-        moving = moving[np.abs(moved - present).max(axis=1) > tolerance]
-        if not len(moving):
-            break
 
 
 def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentration: float, seed: int = 0) -> float:

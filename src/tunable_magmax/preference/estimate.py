@@ -53,9 +53,9 @@ def checked_weights(weights: Any) -> tuple[float, ...]:
         try:
             number = float("" if isinstance(weight, (str, bytes, bool)) else weight)
         except (TypeError, ValueError, OverflowError):
-            raise InputError(f"the weight of task {position} must be a number, not {weight!r}") from None
+            number = math.nan
         if not 0 <= number < math.inf:
-            raise InputError(f"the weight of task {position} is {number}: weights must be finite and not negative")
+            raise InputError(f"the weight of task {position} must be a finite number >= 0, not {weight!r}")
         numbers.append(abs(number))
     if not numbers:
         raise InputError("no weights: give one number per task")

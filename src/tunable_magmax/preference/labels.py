@@ -137,9 +137,9 @@ def _task_table(counts: Any, task: int) -> dict[Class, float]:
         try:
             count = float(value)
         except (TypeError, ValueError):
-            raise InputError(f"task {task}: the count of class {name!r} must be a number, not {value!r}") from None
+            count = np.nan
         if not 0 <= count < np.inf:
-            raise InputError(f"task {task}: the count of class {name!r} is {count}; expected a number >= 0")
+            raise InputError(f"task {task}: the count of class {name!r} must be a number >= 0, not {value!r}")
         if name in table:
             raise InputError(f"task {task}: class {name!r} is named twice; class names must differ")
         table[name] = count

@@ -7,7 +7,6 @@ own sample is known, so the target's histogram is, up to sampling, a mixture of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -202,18 +201,6 @@ def _counted(task_counts: Sequence[Any], labels: Iterable[Any], kind: str) -> Cl
     return counts
 
 
-@dataclass(frozen=True)
-class ShiftOutlook:
-    """How far label-shift estimation can be trusted.
-
-    `error`: expected half-L1 error of the weights. `fit`: the share of simulated targets that the mixture explains no
-    better than the real one; near 0, no mixture of the tasks explains the target.
-    """
-
-    error: float
-    fit: float
-
-
 def shift_outlook(
     task_predictions: Sequence[Any],
     predictions: Iterable[Any],
@@ -221,8 +208,12 @@ def shift_outlook(
     solver: str = "em",
     smoothing: float = SMOOTHING,
     resampling: Resampling = RESAMPLING,
-) -> ShiftOutlook:
-    """Simulates targets of mixture `weights` from the tasks' histograms and estimates them again."""
+) -> tuple[float, float]:
+    """Returns how far `weights` can be trusted: their expected half-L1 error, and the fit.
+
+    Simulates targets of that mixture from the tasks' histograms and estimates them again. The fit is the share of them
+    that the mixture explains no better than the real target; near 0, no mixture of the tasks explains the target.
+    """
     counts = count_classes(task_predictions, predictions)
     emissions = class_shares(counts.tasks, smoothing)
     truth = np.asarray(weights, dtype=np.float64)
@@ -239,7 +230,7 @@ def shift_outlook(
     error = float(half_l1(again, truth).mean())
     deviance = _deviance(emissions, drawn, again)
     observed = _deviance(emissions, counts.target[None], truth[None])[0]
-    return ShiftOutlook(error, float((deviance >= observed).mean()))
+    return error, float((deviance >= observed).mean())
 
 
 def _deviance(emissions: Floats, counts: Floats, weights: Floats) -> Floats:

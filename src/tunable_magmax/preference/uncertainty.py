@@ -31,12 +31,8 @@ class Resampling:
     shrink: float | Literal["auto"] = 0.0
 
     def __post_init__(self) -> None:
-        if self.replicates < 0:
-            raise InputError(f"replicates must be >= 0, not {self.replicates}; 0 turns intervals off")
-        if not 0 < self.level < 1:
-            raise InputError(f"level must lie between 0 and 1, not {self.level}")
-        if self.seed < 0:
-            raise InputError(f"seed must be >= 0, not {self.seed}")
+        if min(self.replicates, self.seed) < 0 or not 0 < self.level < 1:
+            raise InputError(f"replicates and seed must be >= 0, and level between 0 and 1: {self}")
         if self.shrink == "auto":
             if self.replicates < 2:
                 raise InputError("shrink='auto' needs at least 2 replicates")

@@ -80,7 +80,8 @@ class Alphabet:
 @lru_cache(maxsize=1)
 def alphabets() -> tuple[Alphabet, Alphabet]:
     """Returns the characters of the benchmark, five of each script in turn, and those to pre-train on."""
-    _require_extras()
+    if find_spec("matplotlib") is None or find_spec("PIL") is None:
+        raise InputError(MISSING)
     own = {script: _drawable(ranges) for script, ranges in SCRIPTS.items()}
     others = _drawable(OTHERS)
     characters = [c for script in own.values() for c in script] + others
@@ -136,11 +137,6 @@ def _distinct(masks: NDArray[np.uint8], allowed: Sequence[bool]) -> list[bool]:
 
 
 # -- fonts ------------------------------------------------------------------------------------------------------------
-
-
-def _require_extras() -> None:
-    if find_spec("matplotlib") is None or find_spec("PIL") is None:
-        raise InputError(MISSING)
 
 
 def _file(font: str) -> Path:

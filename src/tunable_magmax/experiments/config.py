@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, path_here, read_yaml, set_value
+from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, path_here, read_yaml, refuse, set_value
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
 from tunable_magmax.experiments.rows import BASELINES, Baseline, Option, Row, Source, plan_rows
@@ -181,18 +182,18 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _checked(data: dict[str, Any], path: Path, changes: Sequence[str]) -> Experiment:
     has_parts = data.get("parts") is not None
-    for_parts = [change for change in changes if has_parts and _outer_key(change) not in OF_PARTS]
+    for_parts = [change for change in changes if has_parts and re.split("[.=]", change)[0] not in OF_PARTS]
     for change in changes:
         if change not in for_parts:
             set_value(data, change, _PATHS)
     problems: list[str] = []
     file = gather(ExperimentFile, data, problems)
-    if data.get("parts") is None and "run" not in data:
+    if not has_parts and "run" not in data:
         problems.append("run is missing: what is trained, as in run.yaml")
-    if data.get("parts") is not None and "run" in data:
+    if has_parts and "run" in data:
         problems.append("parts and run are both given: an experiment shows its own run, or others'")
-    if file is None or problems:
-        raise InputError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems, str(path))
+    assert file is not None
     limits: dict[str, Any] = {key: data[key] for key in ("kinds", "only") if key in data}
     files = [path.parent / part for part in file.parts or ()]
     name = file.name or path.stem
@@ -207,10 +208,6 @@ def _checked(data: dict[str, Any], path: Path, changes: Sequence[str]) -> Experi
     for seed in () if files else experiment.seeds:
         experiment.training(seed)  # tells what is wrong with the run before anything is made
     return experiment
-
-
-def _outer_key(change: str) -> str:
-    return change.partition("=")[0].split(".")[0]
 
 
 _PATHS: dict[str, Reader] = {f"run.{key}": read for key, read in PATHS.items()} | {

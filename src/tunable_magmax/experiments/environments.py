@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tunable_magmax.data.benchmark import Benchmark, Task
+from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import derived_seed
@@ -104,7 +104,8 @@ def _drawn(
     rest: list[int] = []
     short: list[int] = []
     for t, wanted in zip(chosen, _counts(ratio, size), strict=True):
-        samples = _sampled(benchmark.tasks[t], wanted, derived_seed(variant, mixture, "samples", t))
+        supply = benchmark.tasks[t].test
+        samples = [supply[k] for k in shuffled(len(supply), derived_seed(variant, mixture, "samples", t))[:wanted]]
         cut = max(1, round(share * len(samples)))
         meta += samples[:cut]
         rest += samples[cut:]
@@ -112,10 +113,6 @@ def _drawn(
     if not rest:
         raise InputError(f"environment {mixture}/{variant} has {len(meta)} samples: none is left to evaluate on")
     return Environment(mixture, variant, tuple(chosen), ratio, tuple(sorted(meta)), tuple(sorted(rest)), tuple(short))
-
-
-def _sampled(task: Task, count: int, seed: int) -> list[int]:
-    return [task.test[k] for k in shuffled(len(task.test), seed)[:count]]
 
 
 def _counts(ratio: Sequence[float], size: int) -> list[int]:

@@ -24,6 +24,7 @@ from tunable_magmax.experiments.records import RECORDS, Record, append_record, r
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.files import Progress
+from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.trainer import Watch
@@ -197,7 +198,8 @@ def look_for_supplies(experiment: Experiment, out: Path, work: Path) -> Supplies
             missing += _missing_data(config)
             if not Run.has_begun(work / part.setting / f"seed-{seed}"):
                 missing += _missing_weights(config)
-                notes += _downloads(config)
+                note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
+                notes += [f"{note}; give another one with --set run.model=PATH"] if note else []
     return Supplies(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
 
 
@@ -218,8 +220,6 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
 
 
 def _missing_weights(config: TrainConfig) -> Iterator[str]:
-    from tunable_magmax.models.pretrained import is_hub_name
-
     place = config.root / Path(config.model).expanduser()
     if config.model == GLYPHS:
         pass  # it is built in
@@ -232,14 +232,6 @@ def _missing_weights(config: TrainConfig) -> Iterator[str]:
         yield _absent("the model", place, "run.model")
     if config.head.file is not None and not Path(config.head.file).exists():
         yield _absent("the head", Path(config.head.file), "run.head.file")
-
-
-def _downloads(config: TrainConfig) -> Iterator[str]:
-    from tunable_magmax.models.pretrained import fetch_note
-
-    note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
-    if note is not None:
-        yield f"{note}; give another one with --set run.model=PATH"
 
 
 def _absent(what: str, path: Path, key: str) -> str:

@@ -105,9 +105,11 @@ class Workbench:
         """Measures one model on the rest of each environment."""
         with self.timed("evaluate"):
             self._evaluator.fill(state)
-            if len(environments) == 1:
-                return [_counted(self._part(environments[0].name, environments[0].rest))]
-            return self._from_all(environments)
+            if len(environments) > 1:
+                return self._from_all(environments)
+            accuracy = self._part(environments[0].name, environments[0].rest).measure()
+            assert accuracy.known is not None
+            return [Count(accuracy.overall.right, accuracy.overall.samples, accuracy.known.right)]
 
     def task_accuracies(self, state: State) -> tuple[float, ...]:
         """Returns the accuracy on each task's test samples, among all classes."""
@@ -254,12 +256,6 @@ def _moved(state: State, device: torch.device) -> State:
     """Moves tensors to a device; tied ones stay one tensor."""
     moved = {id(tensor): tensor.to(device) for tensor in state.values()}
     return {name: moved[id(tensor)] for name, tensor in state.items()}
-
-
-def _counted(evaluator: Evaluator) -> Count:
-    accuracy = evaluator.measure()
-    assert accuracy.known is not None
-    return Count(accuracy.overall.right, accuracy.overall.samples, accuracy.known.right)
 
 
 PLAIN = Resampling(replicates=0)  # intervals are not needed, only weights

@@ -166,7 +166,9 @@ def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
 
 def _stored(task: Signature, name: str, ties: Mapping[str, str]) -> str | None:
     """Returns where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
-    names = [name, *(alias for alias, kept in ties.items() if kept == name)] if ties else [name]
+    if name in task.tensors:
+        return name
+    names = [name, *(alias for alias, kept in ties.items() if kept == name)]
     return next((stored for each in names if (stored := task.name_of(each))), None)
 
 
@@ -192,11 +194,14 @@ def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[str
 def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[str]:
     """Yields what is wrong with the types and shapes of one tensor; the base's comes first."""
     base = next(iter(matched.values()))
+    too_narrow = base.is_unsupported_float
     for label, info in matched.items():
-        if info.is_unsupported_float:
-            yield f"{label}: {name!r} has type {info.dtype}, which can't be merged; convert it to BF16 or exclude it"
-        elif info.is_float != base.is_float and not base.is_unsupported_float:
-            yield f"{label}: {name!r} has type {info.dtype}, the base {base.dtype}"
+        if info.dtype != base.dtype or too_narrow:
+            typed = f"{label}: {name!r} has type {info.dtype}"
+            if info.is_unsupported_float:
+                yield f"{typed}, which can't be merged; convert it to BF16 or exclude it"
+            elif info.is_float != base.is_float and not too_narrow:
+                yield f"{typed}, the base {base.dtype}"
         if info.shape != base.shape:
             yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
 
@@ -277,7 +282,10 @@ class Prefixed:
 def find_prefix(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
     """Returns how names differ, if a prefix explains most of it. `allowed` says which names may be merged."""
     names = [*task.tensors, *task.aliases]
-    renaming = find_renaming([name for name in names if base.name_of(name) is None], base)
+    unknown = [name for name in names if base.name_of(name) is None]
+    if not unknown:
+        return None
+    renaming = find_renaming(unknown, base)
     renamed = {name: name if base.name_of(name) else renaming(name) for name in names}
     known = set(renamed.values())
     known |= {base.aliases[name] for name in known if name in base.aliases}

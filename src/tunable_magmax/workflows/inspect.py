@@ -41,9 +41,6 @@ class Layer:
     elements: int
     counts: tuple[int, ...] | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"tensors": self.tensors, "elements": self.elements, "counts": self.counts}
-
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -93,7 +90,10 @@ class Inspection:
         }
         if self.report is not None:
             merge = {name: getattr(self.report, name) for name in _SHOWN}
-            merge["layers"] = {layer.name: layer.to_dict() for layer in layers(self.report)}
+            merge["layers"] = {
+                layer.name: {"tensors": layer.tensors, "elements": layer.elements, "counts": layer.counts}
+                for layer in layers(self.report)
+            }
             if self.report.names is not None:
                 merge["names"] = self.report.names
             content["merge"] = merge

@@ -25,7 +25,7 @@ from tunable_magmax.engines.outputs import Job, write_weights
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
-from tunable_magmax.engines.workers import Call, RayWorkers, Room, Workers, find_room
+from tunable_magmax.engines.workers import Call, RayWorkers, Room, find_room
 from tunable_magmax.errors import ClusterError
 from tunable_magmax.merging.auction import (
     Auctioneer,
@@ -48,7 +48,7 @@ class ClusterAuctioneer(Auctioneer):
     """Holds auctions on the planes of several workers; `wide` says of every mergeable tensor whether it is float64."""
 
     def __init__(
-        self, workers: Workers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: Sequence[bool]
+        self, workers: RayWorkers, shares: Sequence[Share], places: Sequence[TensorPlace], wide: Sequence[bool]
     ) -> None:
         self._workers, self.places, self._wide = workers, places, wide
         self._everyone = range(len(shares))
@@ -118,7 +118,9 @@ class ClusterGroupPlanes:
     }
     """How the workers' answers become one, by operation; the others have no result."""
 
-    def __init__(self, workers: Workers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool) -> None:
+    def __init__(
+        self, workers: RayWorkers, holders: Sequence[int], tensors: tuple[int, ...] | None, wide: bool
+    ) -> None:
         self._workers, self._holders, self._tensors, self.wide = workers, holders, tensors, wide
         self._waiting: list[Step] = []
 
@@ -140,7 +142,7 @@ class ClusterGroupPlanes:
         return [answer for _, answer in self._workers.each(calls)]
 
 
-def merge_by(workers: Workers, shares: Sequence[Share], job: Job, threads: int) -> MergeReport:
+def merge_by(workers: RayWorkers, shares: Sequence[Share], job: Job, threads: int) -> MergeReport:
     """Merges by workers, each with its share; the files are the same as those of one process, to the byte."""
     inputs, options, output = job.inputs, job.options, job.output
     attempt = uuid.uuid4().hex[:8]
@@ -162,7 +164,7 @@ def merge_by(workers: Workers, shares: Sequence[Share], job: Job, threads: int) 
 class ClusterMerge(Merge):
     """A merge whose walks over the values are done by workers."""
 
-    def __init__(self, workers: Workers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
+    def __init__(self, workers: RayWorkers, shares: Sequence[Share], inputs: Inputs, options: Options) -> None:
         super().__init__(
             inputs.sources(FileVectors(inputs.checkpoints)),
             options,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tunable_magmax.engines.worker import Worker
 from tunable_magmax.errors import ClusterError, InputError
@@ -40,13 +40,6 @@ class Call:
     arguments: tuple[Any, ...] = ()
     lasting: bool = False
     """Whether a replacement repeats the call to reach the same state."""
-
-
-class Workers(Protocol):
-    """Sends calls to the workers and replaces workers that die."""
-
-    def each(self, calls: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        """Sends all calls, also those added meanwhile; yields each with its result as it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +176,11 @@ class RayWorkers:
             with suppress(Exception):  # it may be alive and only out of reach
                 self._ray.kill(self._actors[worker])
             if self._deaths[worker] > RETRIES:
+                reason, *_ = [*str(error).strip().splitlines(), type(error).__name__]
                 raise ClusterError(
                     f"worker {worker + 1} of {self._room.workers} died {self._deaths[worker]} times, the last time on "
-                    f"node {self._nodes[worker]} ({_reason(error)}). See that node's memory and its Ray logs; a "
-                    "smaller --memory or more --workers make a worker smaller"
+                    f"node {self._nodes[worker]} ({reason}). See that node's memory and its Ray logs; a smaller "
+                    "--memory or more --workers make a worker smaller"
                 )
             try:
                 self._check_version(worker, self._start_replacement(worker))
@@ -246,12 +240,3 @@ class RayWorker(Worker):
 
         node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return node, __version__
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first line of Ray's message that says why a worker died."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = next(
-        (line for line in lines if "dead" in line or "died" in line or "exit" in line), lines[0] if lines else ""
-    )
-    return reason[:200] or type(error).__name__

@@ -197,6 +197,8 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
+    if method == "search" and estimation.shrink:
+        raise InputError("a search cannot be shrunk: the weights would no longer be those that were scored")
     for option, methods in USED_BY.items():
         if getattr(estimation, option) not in (None, False) and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
@@ -217,8 +219,7 @@ def _by_pairs(target: TargetSamples, estimation: Estimation, watch: SearchWatch 
     if estimation.method == "search":
         from tunable_magmax.workflows.search import search_preference
 
-        options: dict[str, Any] = {"similarity": estimation.similarity, "resampling": estimation.resampling}
-        return search_preference(target, pairs, estimation.search, watch=watch, **options)
+        return search_preference(target, pairs, estimation.search, similarity=estimation.similarity, watch=watch)
     if estimation.method in ("auto", "label"):
         part = replace(target, sources=replace(sources, labels=sources.pairs))
         return _with_facts(_by_labels(part, estimation), part)

@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +22,14 @@ from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
-from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling
+from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
 
+LEVEL = 0.9
 RULE = "tried weights that are not clearly worse than the best by a sign test, and on to the next tried ones"
 
 
@@ -39,7 +39,6 @@ def search_preference(
     settings: Search,
     *,
     similarity: Similarity = "inner",
-    resampling: Resampling = RESAMPLING,
     watch: SearchWatch | None = None,
 ) -> Preference:
     """Returns the weights, and the scale if that is searched, whose merge of the target's run classifies `pairs` best.
@@ -47,16 +46,11 @@ def search_preference(
     A trial merges the tasks in memory, puts the weights into the encoder in place, and counts how many samples it gets
     right with the frozen head among all the head's classes. Files are read before the first trial only. Unless the
     scale is searched, every merge has the default one, `matched`. Equal weights and, where all tasks have profiles, the
-    label preference are tried first: the result is no worse than they are on these samples. The seed is that of
-    `resampling`. Head, device and the largest number of samples are those of `target.reading`.
+    label preference are tried first: the result is no worse than they are on these samples. Head, device and the
+    largest number of samples are those of `target.reading`.
     """
     require_optuna()
-    settings = replace(settings, seed=resampling.seed)
     check_study_file(settings.study_file)
-    if resampling.shrink:
-        raise InputError(
-            "a search cannot be shrunk: the weights would no longer be those that were scored; set shrink to 0"
-        )
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import load_head
 
@@ -102,11 +96,9 @@ def search_preference(
             for name, weights in starts.items()
         ],
         "read": {"pairs": Path(pairs.origin).name, "given": len(pairs), **left_out},
+        "intervals": {"level": LEVEL, "rule": RULE},
     }
-    intervals = None
-    if resampling.replicates:
-        intervals = _intervals(result.history, best, samples, resampling.level)
-        record["intervals"] = {"level": resampling.level, "rule": RULE}
+    intervals = _intervals(result.history, best, samples, LEVEL)
     return Preference(best.weights, "search", record, intervals, run.names)
 
 

@@ -141,10 +141,10 @@ def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = INPUTS_AT_
 
 
 def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:
-    processor = _processor(encoder)
-    pixels: Tensor = processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")[
-        "pixel_values"
-    ]
+    if encoder.image_processor is None:
+        raise InputError(f"{encoder.path} encodes texts, not images")
+    made = encoder.image_processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")
+    pixels: Tensor = made["pixel_values"]
     return pixels.contiguous()
 
 
@@ -173,7 +173,7 @@ def _normaliser(encoder: Encoder, device: torch.device) -> Callable[[Tensor], Te
     """Returns what the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
     import torch
 
-    processor = _processor(encoder)
+    processor = encoder.image_processor
     factor = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
     if getattr(processor, "do_normalize", True):
         mean, deviation = processor.image_mean, processor.image_std
@@ -181,12 +181,6 @@ def _normaliser(encoder: Encoder, device: torch.device) -> Callable[[Tensor], Te
         mean, deviation = [0.0] * 3, [1.0] * 3
     shift, width = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, deviation))
     return lambda pixels: (pixels.float() * factor - shift) / width
-
-
-def _processor(encoder: Encoder) -> Any:
-    if encoder.image_processor is None:
-        raise InputError(f"{encoder.path} encodes texts, not images")
-    return encoder.image_processor
 
 
 def _placed(tables: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -101,7 +101,7 @@ class GroupPlanes:
         for bounds in self._ranges:
             start, stop = bounds.slots
             self.kernels.fill(self.planes.part(free, start, -(-stop // SLOTS) * SLOTS), stop - start)
-            self.planes.release(free, start, stop)
+            self.planes.release(bounds.slots, free)
 
     def tally(self, row: int, other: int) -> int:
         """Returns how many elements two rows share."""
@@ -125,7 +125,7 @@ class GroupPlanes:
         def count(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
             candidates = self._candidates(bounds, task, row, free)
             self.kernels.magnitude_histogram(candidates, shift, prefix, counts)
-            self._release(bounds.slots, row, free)
+            self.planes.release(bounds.slots, row, free)
 
         return self._counted(count, bits)
 
@@ -134,7 +134,7 @@ class GroupPlanes:
 
         def work(bounds: TensorRange) -> None:
             self._cut(bounds, cut)
-            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
+            self.planes.release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
 
         self.each(work, self._ranges)
 
@@ -144,7 +144,7 @@ class GroupPlanes:
         def work(bounds: TensorRange, counts: NDArray[np.int64]) -> None:
             undecided = self._cut(bounds, cut)
             self.kernels.magnitude_histogram(undecided, shift, cut.low >> (shift + bits), counts)
-            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
+            self.planes.release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
 
         return self._counted(work, bits)
 
@@ -154,7 +154,7 @@ class GroupPlanes:
         def work(bounds: TensorRange) -> Listed:
             undecided = self._cut(bounds, cut)
             listed = self.kernels.magnitude_list(undecided, bounds.place.element + bounds.start, lottery_state)
-            self._release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
+            self.planes.release(bounds.slots, cut.row, cut.free, cut.won, cut.level)
             return listed
 
         self._listed = self.each(work, self._ranges)
@@ -177,7 +177,7 @@ class GroupPlanes:
         def work(span: _Span) -> Any:
             plane, unowned, taken = (self.planes.part(r, span.start, span.stop) for r in (row, free, won))
             found = self.kernels.split(plane, unowned, taken, span.runs, lottery_state, low, high)
-            self._release((span.start, span.stop), row, free, won)
+            self.planes.release((span.start, span.stop), row, free, won)
             return found
 
         self._looks = self.each(work, self._spans)
@@ -215,19 +215,15 @@ class GroupPlanes:
     def _award(self, won: int, within: tuple[int, int], slots: NDArray[np.uint64]) -> None:
         if len(slots):
             self.kernels.award(self.planes.part(won, *within), slots)
-            self._release(within, won)
+            self.planes.release(within, won)
 
     def _over(self, operation: Callable[..., Any], *rows: int) -> list[Any]:
         def work(span: _Span) -> Any:
             result = operation(*(self.planes.part(row, span.start, span.stop) for row in rows))
-            self._release((span.start, span.stop), *rows)
+            self.planes.release((span.start, span.stop), *rows)
             return result
 
         return self.each(work, self._spans)
-
-    def _release(self, slots: tuple[int, int], *rows: int) -> None:
-        for row in rows:
-            self.planes.release(row, *slots)
 
 
 def _spans(places: Sequence[TensorPlace]) -> list[_Span]:

@@ -205,9 +205,7 @@ class Merge:
         compared, rows = self.method.marks(bounds.place.tensor, bounds.place.size)
         changed, suspect = self.kernels.survey(chunk, compared, rows, self._planes)
         if self._planes is not None:
-            for row in rows:
-                if row >= 0:
-                    self._planes.release(row, *bounds.slots)
+            self._planes.release(bounds.slots, *rows)
         return changed, suspect, self.kernels.squared_distance(chunk.tasks[-1], chunk.base)
 
     def _settle_suspects(self, everything: Sequence[TensorPlace], suspect: NDArray[np.bool_], survey: Survey) -> None:

@@ -89,8 +89,8 @@ class Planes(ABC):
     def part(self, row: int, start: int, stop: int) -> Plane:
         """Returns a view of slots start:stop of a row (start is a multiple of `SLOTS`)."""
 
-    def release(self, row: int, start: int, stop: int) -> None:  # noqa: B027 - nothing to do in memory
-        """Lets go of the memory behind these slots, if they are kept on disk."""
+    def release(self, slots: tuple[int, int], *rows: int) -> None:  # noqa: B027 - nothing to do in memory
+        """Lets go of the memory behind these slots of some rows (-1: no row), if they are kept on disk."""
 
     def close(self) -> None:  # noqa: B027 - nothing to do in memory
         """Frees all rows, if they are kept on disk; others go with the object."""

@@ -64,11 +64,12 @@ class MappedPlanes(MemoryPlanes):
             self._map = mmap.mmap(file.fileno(), size)
         self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)
 
-    def release(self, row: int, start: int, stop: int) -> None:
+    def release(self, slots: tuple[int, int], *rows: int) -> None:
         # Whole windows: a fault brings in all pages of one. Dropping what a neighbour uses costs a fault, never data.
-        first = row * self._row_bytes + start // 8 // WINDOW * WINDOW
-        last = row * self._row_bytes + -(-stop // 8 // WINDOW) * WINDOW
-        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        first, last = slots[0] // 8 // WINDOW * WINDOW, -(-slots[1] // 8 // WINDOW) * WINDOW
+        for row in rows:
+            if row >= 0:
+                self._map.madvise(mmap.MADV_DONTNEED, row * self._row_bytes + first, last - first)
 
     def close(self) -> None:
         self.words = np.zeros((0, 0), np.uint64)
@@ -182,7 +183,7 @@ class NativeKernels:
         value_loops.gather(chunk.base.numpy(), _addresses(chunk.tasks), *marks, out.numpy())
         owned = [planes.part(row, *chunk.slots) if row >= 0 else None for row in rows]
         counts = np.array([0 if plane is None else self.tally(plane, plane) for plane in owned], np.int64)
-        _release(planes, rows, chunk)
+        planes.release(chunk.slots, *rows)
         return counts
 
     def largest(self, chunk: Chunk, out: Tensor) -> Counts:
@@ -221,7 +222,7 @@ class NativeKernels:
         addresses, weights = _addresses([chunk.tasks[t] for t in tasks]), np.array(factors, np.float64)
         marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
         value_loops.elect(chunk.base.numpy(), addresses, weights, *marks, out.numpy())
-        _release(planes, rows, chunk)
+        planes.release(chunk.slots, *rows)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         return bool(value_loops.step(base.numpy(), tau.numpy(), _NUMPY[base.dtype](scale), out.numpy()))
@@ -230,9 +231,3 @@ class NativeKernels:
 def _values(candidates: Candidates) -> tuple[Any, Any, Any]:
     """The values of base and task, and a 1 of the type in which their difference's magnitude counts."""
     return candidates.base.numpy(), candidates.values.numpy(), _CODES[candidates.wide][1]
-
-
-def _release(planes: Planes, rows: Sequence[int], chunk: Chunk) -> None:
-    for row in rows:
-        if row >= 0:
-            planes.release(row, *chunk.slots)

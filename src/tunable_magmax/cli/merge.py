@@ -70,33 +70,25 @@ def merge(
         return show_plan(recipe, out, how, as_json, where=where)
     if out is None:
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    from tunable_magmax.checkpoints.companions import MODEL_CONFIG, missing_config_note
-    from tunable_magmax.checkpoints.writer import is_one_file
-    from tunable_magmax.engines.local import merge_checkpoints
-
-    notes: list[str] = []
+    from tunable_magmax.workflows.merge import merge_recipe
 
     def notify(note: str) -> None:
-        notes.append(note)
         if not quiet:
             sys.stderr.write(f"note: {note}\n")
-
-    settings = {**recipe.options, "names": recipe.names, **settings_of(how), **asdict(where)}
 
     # Ray prints messages about dying nodes to stdout, where the result goes.
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the report, and shown below
-        report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=notify, progress=progress, **settings)
-    incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
-    lacking = [missing_config_note(recipe.base, out, "give --base")] if incomplete else []
+        result = merge_recipe(recipe, out, notify, progress=progress, **settings_of(how), **asdict(where))
+    report = result.report
     for warning in report.warnings:
         warn(warning)
     if as_json:
         # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
-        sys.stdout.write(replace(report, warnings=(*report.warnings, *notes, *lacking)).to_json())
+        sys.stdout.write(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
     elif not quiet:
         sys.stdout.write(_summary(report, out, recipe))
-        sys.stdout.write("".join(f"note: {note}\n" for note in lacking))
+        sys.stdout.write("".join(f"note: {note}\n" for note in result.lacking))
     return 0
 
 

@@ -142,48 +142,14 @@ def warn(text: str) -> None:
 
 def read_what(source: Path | None, what: What) -> Recipe:
     """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named."""
-    from tunable_magmax.runs.recipe import Recipe, read_recipe
+    from tunable_magmax.workflows.merge import recipe_of
 
     options = asdict(what)
     base, tasks, preference = (options.pop(name) for name in ("base", "task", "preference"))
     options["out_dtype"] = options.pop("dtype")
     for name in ("weights", "budget"):
         options[name] = numbers(options[name], f"--{name}")
-    if source is None:
-        if base is None or not tasks:
-            raise InputError(
-                "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
-            )
-        recipe = Recipe(base, tuple(tasks))
-    elif base is not None or tasks:
-        raise InputError(
-            f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
-            "says itself which checkpoints to merge, leave out --base and --task"
-        )
-    else:
-        recipe = read_recipe(source)
-    if preference is not None:
-        if options["weights"] is not None or options["budget"] is not None:
-            raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
-        options["weights"] = preference_weights(preference, recipe)
-    return recipe.with_options(**options)
-
-
-def preference_weights(file: Path, recipe: Recipe) -> list[float]:
-    """Returns the weights of a preference file, which must be about the recipe's tasks."""
-    from tunable_magmax.preference.preference import Preference
-
-    preference = Preference.load(file)
-    if recipe.names is not None and preference.tasks is not None and preference.tasks != recipe.names:
-        raise InputError(
-            f"{file} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
-            f"the run has {', '.join(recipe.names)}"
-        )
-    if recipe.names is None and preference.tasks is not None:
-        by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
-        order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
-        warn(f"checkpoints given by --task have no names, so the weights go by position: {order}")
-    return list(preference.weights)
+    return recipe_of(source, base, tasks, preference, options, warn)
 
 
 def settings_of(how: How) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tunable_magmax.cli.merge_options import (
     Quiet,
     What,
     numbers,
-    preference_weights,
     read_what,
     refuse_loose,
     settings_of,
@@ -163,7 +162,9 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
     if route.grid is not None:
         return grid(route.grid, len(recipe.tasks))
     if route.preference is not None:
-        return listed([(file.stem, preference_weights(file, recipe)) for file in route.preference])
+        from tunable_magmax.workflows.merge import preference_weights
+
+        return listed([(file.stem, preference_weights(file, recipe, warn)) for file in route.preference])
     start, stop = numbers(route.start, "--from") or [], numbers(route.stop, "--to") or []
     # Factors mean what they say; shares are shares of something.
     factors = options.get("method") in ("ties", "task_arithmetic")

@@ -17,6 +17,26 @@ from tunable_magmax.runs.run import Run, is_run
 _Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
 _Values: TypeAlias = Annotated[tuple[_Value, ...], Field(min_length=1)]
 _Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
+_FOREIGN = {
+    "density": "density by model (give one density in parameters)",
+    "slices": "merging by layer slices",
+    "modules": "merging by modules",
+    "tokenizer_source": "tokenizer merging",
+    "tokenizer": "tokenizer merging",
+    "chat_template": "chat templates",
+    "normalize": "normalize (weights are shares for tunable_magmax and average, plain factors for ties)",
+    "int8_mask": "int8_mask (not needed: masks are bits)",
+    "rescale": "rescale (use scale)",
+    "out_dtype": "out_dtype (use dtype)",
+    "epsilon": "epsilon",
+    "gamma": "gamma",
+    "t": "interpolation",
+    "filter_wise": "filter_wise",
+    "random_seed": "random_seed (use seed in parameters)",
+    "name": "names of merges",
+    "architecture": "architecture",
+}
+"""Keys of mergekit that are not supported, and what they are about."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +129,13 @@ def _read_yaml_recipe(path: Path) -> Recipe:
     """Reads a YAML configuration."""
     keys = ", ".join(field.name for field in fields(RecipeFile))
     content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
-    if isinstance(content.get("models"), list):  # a model may also be its path alone
-        content["models"] = [{"model": entry} if isinstance(entry, str) else entry for entry in content["models"]]
     problems: list[str] = []
+    content = _supported(content, RecipeFile, "", problems)
+    content["parameters"] = _supported(content.get("parameters") or {}, RecipeParameters, " in parameters", problems)
+    if isinstance(content.get("models"), list):
+        content["models"] = [_entry(entry, k, problems) for k, entry in enumerate(content["models"])]
     file = gather(RecipeFile, content, problems)
-    parameters = content["parameters"] if isinstance(content.get("parameters"), Mapping) else {}
+    parameters = content["parameters"] if isinstance(content["parameters"], Mapping) else {}
     if "scale" in parameters and "lambda" in parameters:
         problems.append("parameters has both 'scale' and 'lambda', which are the same")
     tasks = [] if file is None else [entry for entry in file.models if not _same(path, entry.model, file.base_model)]
@@ -139,3 +161,23 @@ def _read_yaml_recipe(path: Path) -> Recipe:
 
 def _same(path: Path, one: str, other: str) -> bool:
     return (path.parent / one).resolve() == (path.parent / other).resolve()
+
+
+def _entry(entry: Any, k: int, problems: list[str]) -> Any:
+    """Returns a model as a mapping, also where the file has only its path."""
+    if isinstance(entry, str):
+        return {"model": entry}
+    entry = _supported(entry, ModelEntry, f" in models.{k}", problems)
+    if isinstance(entry, Mapping) and "parameters" in entry:
+        where = f" in models.{k}.parameters"
+        return {**entry, "parameters": _supported(entry["parameters"], ModelParameters, where, problems)}
+    return entry
+
+
+def _supported(section: Any, kind: Any, where: str, problems: list[str]) -> Any:
+    """Returns a section without keys that only mergekit knows; `problems` says why each is refused."""
+    if not isinstance(section, Mapping):
+        return section
+    refused = [key for key in section if key in _FOREIGN and key not in kind.__dataclass_fields__]
+    problems += [f"key {key!r}{where} is not supported: {_FOREIGN[key]}" for key in refused]
+    return {key: value for key, value in section.items() if key not in refused}

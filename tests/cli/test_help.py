@@ -21,9 +21,9 @@ OPTIONS = {
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
     "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs --predictions "
-    "--pairs --strengths --method --similarity --on-zero --gamma --debias --regularisation --iterations --bandwidth "
-    "--shrink --trials --patience --search-scale --study --seed --classifier --classifier-checkpoint --max-samples "
-    "--split --text-column --label-column --device",
+    "--pairs --strengths --method --similarity --on-zero --gamma --debias --raw --regularisation --iterations "
+    "--bandwidth --temper --shrink --prior --trials --patience --search-scale --study --seed --classifier "
+    "--classifier-checkpoint --max-samples --split --text-column --label-column --device",
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device",
     "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",

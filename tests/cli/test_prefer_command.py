@@ -288,7 +288,7 @@ def test_shrinkage_and_seed(tmx, run, site):
     def found(*more):
         return json.loads(tmx("prefer", run, "--labels", site / "labels.txt", "--json", *more).out)["preference"]
 
-    assert found("--shrink", "1")["weights"] == pytest.approx([1 / 3] * 3)
+    assert found("--temper", "1")["weights"] == pytest.approx([1 / 3] * 3)
     assert 0 < found("--shrink", "auto")["provenance"]["shrinkage"] < 0.5
     assert found("--seed", "1") == found("--seed", "1") != found("--seed", "2")
 
@@ -396,8 +396,8 @@ def bad_features(folder, change):
         ("--equal --method ot", None, "needs samples of the target"),
         ("--labels {site}/labels.txt --method ot", None, "give --inputs, or --method label"),
         ("--labels {site}/labels.txt --gamma 1", None, "--gamma is for --method ot or cosine or mmd, not auto"),
-        ("--labels {site}/labels.txt --shrink 2", None, "shrink must lie between 0 and 1"),
-        ("--labels {site}/labels.txt --shrink x", None, "--shrink is 'x'"),
+        ("--labels {site}/labels.txt --temper 2", None, "tempering must lie between 0 and 1"),
+        ("--labels {site}/labels.txt --temper x", None, "--temper is 'x'"),
         ("--labels {site}/none.txt", None, "no such file"),
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("zebra\n"), "belong to no task"),
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("\n"), "holds no samples"),

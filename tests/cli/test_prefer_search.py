@@ -44,12 +44,13 @@ def test_a_search_from_pairs_to_a_merge(tmx, image_run, site, tmp_path):
     assert facts["starts"][1]["weights"] == pytest.approx([0.75, 0.25])
     assert "90% interval" in result.out
     scale = facts["scale"]
-    told = f"the scale is not part of a preference: merge with --preference {out} --scale {scale!r}"
-    assert lines[-1] == told
-    merged = tmx(
-        "merge", image_run.path, "--preference", out, "--scale", repr(scale), "-o", tmp_path / "m.safetensors", "--json"
-    )
+    assert found.scale == scale
+    assert lines[-1] == f"the preference carries the scale {scale:g}, which tmx merge --preference uses"
+    merged = tmx("merge", image_run.path, "--preference", out, "-o", tmp_path / "m.safetensors", "--json")
     assert json.loads(merged.out)["scale"] == scale
+    assert f"the scale is {scale:g}, which {out} carries; --scale sets another one" in merged.err
+    other = ("--preference", out, "--scale", "1", "-o", tmp_path / "n.safetensors", "--json")
+    assert json.loads(tmx("merge", image_run.path, *other).out)["scale"] == 1
 
 
 def test_without_a_scale_the_merge_needs_none(tmx, image_run, site):
@@ -71,6 +72,8 @@ def test_pairs_give_their_inputs(tmx, image_run, site):
     given = ("--method", "cosine", "--device", "cpu", "--json")
     paired = json.loads(tmx("prefer", image_run.path, "--pairs", site, *given).out)
     alone = json.loads(tmx("prefer", image_run.path, "--inputs", site, *given).out)
+    priors = [result["preference"].pop("prior") for result in (paired, alone)]
+    assert [prior["source"] for prior in priors] == ["labels", "tasks"]
     assert paired["preference"] == alone["preference"]
     assert paired["warnings"] == []  # that --inputs has labels too is a hint; with --pairs the user knows
     assert len(alone["warnings"]) == 1
@@ -140,7 +143,7 @@ def test_the_bar_shows_the_best_so_far(monkeypatch):
         ("--pairs {site} --search-scale 2,1", None, "scale must be an interval (low, high) with 0 < low < high"),
         ("--pairs {site} --search-scale 2", None, "expected two numbers LOW,HIGH"),
         ("--pairs {site} --search-scale x", None, "--search-scale is 'x'"),
-        ("--pairs {site} --shrink 0.5", None, "a search cannot be shrunk"),
+        ("--pairs {site} --temper 0.5", None, "a search cannot be tempered"),
         ("--pairs {site} --gamma 1", None, "--gamma is for --method ot or cosine or mmd, not search"),
         ("--pairs {site} --study {new}/x.csv", "text,label\n", "exists and is no study file"),
         ("--pairs {site} --study {new}", None, "is a directory: give the name of a study file"),

@@ -46,12 +46,27 @@ def test_transport_by_hand() -> None:
 
 def test_transport_is_the_softmax_of_the_distances() -> None:
     own, target = example()
-    found = Preference.from_features(own, target)
+    found = Preference.from_features(own, target, raw=True)
     costs = [np.square(x[:, None] - y[None]).sum(axis=2) for x, y in zip(own, target, strict=True)]
     distances = np.array([sinkhorn(cost / cost.max()).cost for cost in costs])
     similarity = np.exp(-100 * distances)
     assert found.weights == pytest.approx(similarity / similarity.sum(), rel=1e-6)
     assert found.provenance["converged"] is True
+
+
+def test_transport_compares_directions_unless_raw() -> None:
+    own, target = example()
+    longer = [3.0 * rows for rows in target]
+    assert Preference.from_features(own, longer).weights == pytest.approx(
+        Preference.from_features(own, target).weights, rel=1e-9
+    )
+    assert Preference.from_features(own, longer, raw=True).weights != pytest.approx(
+        Preference.from_features(own, target, raw=True).weights, rel=1e-3
+    )
+    unit = [[rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in side] for side in (own, target)]
+    assert Preference.from_features(*unit, raw=True).weights == pytest.approx(
+        Preference.from_features(own, target).weights, rel=1e-9
+    )
 
 
 def test_cosine_by_hand() -> None:
@@ -190,7 +205,7 @@ def test_intervals_are_deterministic_and_around_the_weights(method: FeatureMetho
 def test_transport_intervals_are_those_of_solving_every_draw_anew() -> None:
     own, target = example(4, tasks=3)
     solver = Sinkhorn(0.1, iterations=1000)
-    found = Preference.from_features(own, target, "ot", gamma=20, solver=solver)
+    found = Preference.from_features(own, target, "ot", gamma=20, solver=solver, raw=True)
     costs = [np.square(x[:, None] - y[None]).sum(axis=2) for x, y in zip(own, target, strict=True)]
     weights = []
     for row in np.concatenate(list(sample_replicates(25, Resampling()))):

@@ -94,7 +94,7 @@ def test_bad_weights(weights: object, message: str) -> None:
             {"wieghts": [1]},
             "unknown key 'wieghts' (did you mean 'weights'?); known: weights, version, method",
         ),
-        ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
+        ({"version": 3}, "version 3 is newer than this program reads (2): upgrade tunable-magmax"),
         ({"version": "1"}, "version is '1': must be a whole number"),
         ({"weights": None}, "weights is None: must be a list"),
         ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),

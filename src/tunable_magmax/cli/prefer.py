@@ -18,6 +18,7 @@ from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.preference.prior import SitePrior
     from tunable_magmax.preference.search import Trial
     from tunable_magmax.workflows.prefer import Preferred
 
@@ -77,8 +78,12 @@ class EstimationOptions:
     """For ot: the largest number of iterations. The default is 100."""
     bandwidth: Literal["pooled", "authors"] | None = None
     """For mmd: one kernel, or the authors' three. The default is pooled."""
-    shrink: Annotated[str, SIGNED] = "0"
-    """How far to move the weights toward equal ones: from 0 (off) to 1, or auto."""
+    raw: bool = False
+    """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
+    temper: Annotated[str | None, Parameter(name=["--temper", "--shrink"], allow_leading_hyphen=True)] = None
+    """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto. The default is 0.2."""
+    prior: str = "auto"
+    """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
     seed: int = 0
     """The seed of the intervals, of the draw from many inputs, and of a search."""
 
@@ -175,7 +180,8 @@ def prefer(
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
     known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
     options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
-    estimation = Estimation(**{**options, "shrink": _shrink(estimating.shrink)})
+    own: dict[str, Any] = {"temper": read_temper(estimating.temper), "prior": read_prior(estimating.prior)}
+    estimation = Estimation(**{**options, **own})
     tried: list[Trial] = []
     try:
         with search_bars(quiet or as_json, estimation.search.trials, tried) as (progress, watch):
@@ -210,11 +216,20 @@ def _numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0") from None
 
 
-def _shrink(text: str) -> float | str:
+def read_temper(text: str | None) -> float | str | None:
+    """Reads --temper: a number from 0 to 1, auto, or None for the default."""
     try:
-        return text if text == "auto" else float(text)
+        return text if text in (None, "auto") else float(text)
     except ValueError:
-        raise InputError(f"--shrink is {text!r}, expected a number from 0 to 1, or auto") from None
+        raise InputError(f"--temper is {text!r}, expected a number from 0 to 1, or auto") from None
+
+
+def read_prior(text: str) -> float | str:
+    """Reads --prior: auto, none, or a number, its eps."""
+    try:
+        return text if text in ("auto", "none") else float(text)
+    except ValueError:
+        raise InputError(f"--prior is {text!r}, expected auto, none, or a number such as 0.02") from None
 
 
 def _holds_preference(out: Path) -> bool:
@@ -249,18 +264,29 @@ def _summary(result: Preferred) -> Iterator[str]:
     yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference.method, preference.provenance))
     if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
-        yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --shrink auto"
+        yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --temper auto"
     columns = [["task", *result.labels], ["weight", *(f"{weight:.4f}" for weight in preference.weights)]]
     if preference.intervals is not None:
         columns.append(["90% interval", *(f"{low:.3f} to {high:.3f}" for low, high in preference.intervals)])
     if result.budget is not None:
         columns.append(["elements", *(f"{share:,}" for share in result.budget)])
     yield from table([*zip(*columns, strict=True)])
+    if preference.tempering:
+        yield f"the weights were moved towards equal ones by {preference.tempering:g} (--temper 0 leaves them)"
+    if preference.prior is not None:
+        yield _prior_line(preference.prior)
     if result.elements is not None:
         yield (
             f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
             "changed drop out of the merge"
         )
+
+
+def _prior_line(prior: SitePrior) -> str:
+    likely = sorted(prior.shares, key=lambda name: -prior.shares[name])[:3]
+    shown = ", ".join(f"{name} {prior.shares[name]:.1%}" for name in likely)
+    refined = ", refined by the site's labels" if prior.source == "labels" else ""
+    return f"site prior: {shown} ...; {prior.eps:.1%} spread over all classes{refined} (--prior none leaves it out)"
 
 
 def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -292,6 +318,5 @@ def _written(out: Path | None, plot: Path | None, preference: Preference) -> Ite
     if plot is not None:
         yield f"chart: {plot}"
     yield f"wrote {out}" if out is not None else "nothing written; -o FILE keeps it for tmx merge --preference FILE"
-    scale = preference.provenance.get("scale")
-    if isinstance(scale, float):
-        yield f"the scale is not part of a preference: merge with --preference {out or 'FILE'} --scale {scale!r}"
+    if preference.scale is not None:
+        yield f"the preference carries the scale {preference.scale:g}, which tmx merge --preference uses"

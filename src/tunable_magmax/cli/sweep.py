@@ -162,9 +162,9 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
     if route.grid is not None:
         return grid(route.grid, len(recipe.tasks))
     if route.preference is not None:
-        from tunable_magmax.workflows.merge import preference_weights
+        from tunable_magmax.workflows.merge import read_preference
 
-        return listed([(file.stem, preference_weights(file, recipe, warn)) for file in route.preference])
+        return listed([(file.stem, list(read_preference(file, recipe, warn).weights)) for file in route.preference])
     start, stop = numbers(route.start, "--from") or [], numbers(route.stop, "--to") or []
     # Factors mean what they say; shares are shares of something.
     factors = options.get("method") in ("ties", "task_arithmetic")

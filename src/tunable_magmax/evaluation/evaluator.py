@@ -186,6 +186,7 @@ class Evaluator:
         self.prepared = prepared
         self.labelled = labelled.take([row[position] for position in prepared.positions])
         self._weight = torch.from_numpy(np.ascontiguousarray(head.weight)).to(encoder.device)
+        self._bias = None if head.bias is None else torch.from_numpy(head.bias).to(encoder.device)
         self._refills: dict[tuple[str, ...], Refill] = {}
 
     def __len__(self) -> int:
@@ -250,7 +251,7 @@ class Evaluator:
         self._refills[names](state)
 
     def _scores(self) -> Iterator[Tensor]:
-        """Yields the scaled cosines with the head's rows, [b, classes] for each batch."""
+        """Yields the scaled cosines with the head's rows and its bias, [b, classes] for each batch."""
         import torch
 
         try:
@@ -261,6 +262,7 @@ class Evaluator:
                         features = self.encoder.pool(self.prepared.batch(rows)).float()
                         features = torch.nn.functional.normalize(features, dim=1)
                         scores = self.head.logit_scale * features @ self._weight.T
+                        scores = scores if self._bias is None else scores + self._bias
                     yield scores
         except torch.cuda.OutOfMemoryError:
             raise InputError(

@@ -20,6 +20,7 @@ from tunable_magmax.files import write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
+from tunable_magmax.preference.prior import SitePrior
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0
@@ -28,15 +29,21 @@ SENTENCES_AT_ONCE = 256
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A frozen head: `weight` [classes, dim], a class name for each row, and the factor of the cosines."""
+    """A frozen head: `weight` [classes, dim], a class name for each row, and the factor of the cosines.
+
+    `bias` [classes] is added to the scaled cosines: the log of a site's prior. None: all classes are equally likely.
+    """
 
     weight: NDArray[np.float32]
     classes: tuple[str, ...]
     logit_scale: float
     digest: str
+    bias: NDArray[np.float32] | None = None
 
     @classmethod
-    def of(cls, weight: NDArray[Any], classes: Sequence[str], logit_scale: float) -> Head:
+    def of(
+        cls, weight: NDArray[Any], classes: Sequence[str], logit_scale: float, bias: NDArray[Any] | None = None
+    ) -> Head:
         """Makes a head of its parts, and checks them; its digest is that of the file that `save_head` writes.
 
         >>> Head.of(np.eye(2), ["cat", "dog"], 20.0).classes
@@ -52,7 +59,18 @@ class Head:
             raise InputError("the weight of a head must be finite, but holds NaN or infinity")
         if not np.isfinite(logit_scale) or logit_scale <= 0:
             raise InputError(f"the logit scale of a head is {logit_scale}; expected a positive number")
-        return cls(rows, names, float(logit_scale), tensors_digest({"weight": torch.from_numpy(rows)}))
+        tensors, own = {"weight": torch.from_numpy(rows)}, None
+        if bias is not None:
+            own = np.ascontiguousarray(bias, dtype=np.float32)
+            if own.shape != (len(names),) or not np.isfinite(own).all():
+                raise InputError(f"the bias of a head of {len(names)} classes must be as many finite numbers")
+            tensors["bias"] = torch.from_numpy(own)
+        return cls(rows, names, float(logit_scale), tensors_digest(tensors), own)
+
+    def with_prior(self, prior: SitePrior | None) -> Head:
+        """Returns the head with a site's prior as its bias, in place of any that it had; None: without a bias."""
+        bias = None if prior is None else prior.bias(self.classes)
+        return Head.of(self.weight, self.classes, self.logit_scale, bias)
 
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.
@@ -71,7 +89,8 @@ class Head:
                 f"the head lacks {len(missing)} of {len(names)} classes: {named}. It has {len(self.classes)}, "
                 f"such as {some_of(self.classes, show=repr)}; give a head whose class names are the data's"
             )
-        return Head.of(self.weight[[rows[name] for name in names]], names, self.logit_scale)
+        kept = [rows[name] for name in names]
+        return Head.of(self.weight[kept], names, self.logit_scale, None if self.bias is None else self.bias[kept])
 
     def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scaled scores.
@@ -84,6 +103,8 @@ class Head:
                 "together; give the head's own encoder with --classifier-checkpoint"
             )
         logits = self.logit_scale * _normalised(features.astype(np.float64)) @ self.weight.astype(np.float64).T
+        if self.bias is not None:
+            logits += self.bias
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: NDArray[np.float32] = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
         return shares
@@ -137,7 +158,10 @@ def require_class_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_head(path: str | Path) -> Head:
-    """Reads a head file: safetensors with `weight` [classes, dim]; metadata `classes` (JSON list) and `logit_scale`."""
+    """Reads a head file: safetensors with `weight` [classes, dim], perhaps `bias` [classes], and metadata.
+
+    The metadata are `classes` (a JSON list) and `logit_scale`.
+    """
     from safetensors import SafetensorError, safe_open
 
     file = Path(path)
@@ -146,6 +170,7 @@ def load_head(path: str | Path) -> Head:
             metadata = opened.metadata() or {}
             names = list(opened.keys())
             weight = opened.get_tensor("weight").float().numpy() if "weight" in names else None
+            bias = opened.get_tensor("bias").float().numpy() if "bias" in names else None
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; a head is a safetensors file with 'weight' [classes, dim]") from None
     except (OSError, SafetensorError) as error:
@@ -163,7 +188,7 @@ def load_head(path: str | Path) -> Head:
             "and may hold the number 'logit_scale'"
         )
     try:
-        return replace(Head.of(weight, classes, scale), digest=checkpoint_digest(file))
+        return replace(Head.of(weight, classes, scale, bias), digest=checkpoint_digest(file))
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
 
@@ -235,8 +260,12 @@ def save_head(head: Head, path: str | Path) -> None:
     weight = np.ascontiguousarray(head.weight, dtype="<f4")
     # Not the safetensors package's own writer, which does not fix the order of several entries of metadata.
     metadata = {"classes": json.dumps(head.classes, ensure_ascii=False), "logit_scale": repr(float(head.logit_scale))}
-    (shard,) = plan_shards([TensorInfo("weight", "F32", weight.shape)], metadata=metadata)
-    write_atomic(Path(path), shard.header + weight.tobytes())
+    tensors = {"weight": weight}
+    if head.bias is not None:
+        tensors["bias"] = np.ascontiguousarray(head.bias, dtype="<f4")
+    infos = [TensorInfo(name, "F32", values.shape) for name, values in tensors.items()]
+    (shard,) = plan_shards(infos, metadata=metadata)
+    write_atomic(Path(path), shard.header + b"".join(values.tobytes() for values in tensors.values()))
 
 
 def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> NDArray[np.float64]:

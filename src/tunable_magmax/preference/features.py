@@ -41,14 +41,16 @@ GAMMA: dict[str, float] = {"ot": 100.0, "cosine": 50.0, "mmd": 100.0}
 class Comparison:
     """How features are compared.
 
-    `gamma`: None is the method's own. `solver`, `debias` are for "ot", `bandwidth` for "mmd". Of more than
-    `max_samples` target samples a seeded draw is used, so that memory and time are bounded.
+    `gamma`: None is the method's own. `solver`, `debias`, `raw` are for "ot", `bandwidth` for "mmd". Transport compares
+    L2-normalised embeddings unless `raw`, which is the paper's way: their lengths differ more between tasks than
+    between inputs. Of more than `max_samples` target samples a seeded draw is used: memory and time are bounded.
     """
 
     method: FeatureMethod = "ot"
     gamma: float | None = None
     solver: Sinkhorn = SOLVER
     debias: bool = False
+    raw: bool = False
     bandwidth: Bandwidth = "pooled"
     max_samples: int | None = 5000
     resampling: Resampling = RESAMPLING
@@ -122,6 +124,8 @@ def _by_transport(
 ) -> tuple[Floats, Floats]:
     """Returns distances [T] and those of the bootstrap draws [replicates, T]; adds how the solver did to `record`."""
     solver, debias = comparison.solver, comparison.debias
+    if not comparison.raw:
+        tasks, targets = [unit_rows(task) for task in tasks], [unit_rows(target) for target in targets]
     blocks = list(sample_replicates(len(targets[0]), comparison.resampling))
     results = transports(tasks, targets, solver, debias=debias, draws=np.concatenate(blocks) if blocks else None)
     failed = [result.residual for result in results if not result.converged]
@@ -136,6 +140,7 @@ def _by_transport(
     replicates = np.stack([result.draws for result in results], axis=1)
     record["regularisation"] = solver.regularisation
     record["debiased"] = debias
+    record["normalised"] = not comparison.raw
     record["iterations"] = [result.iterations for result in results]
     record["residuals"] = [result.residual for result in results]
     record["converged"] = not failed

@@ -102,13 +102,17 @@ def class_shares(task_counts: Floats, smoothing: float = 0.0) -> Floats:
     return shares
 
 
-def count_classes(task_counts: Sequence[Any], labels: Iterable[Any]) -> ClassCounts:
-    """Brings tasks and target to one list of classes (those with a sample in some task), in order of appearance."""
+def count_classes(task_counts: Sequence[Any], labels: Iterable[Any] | None) -> ClassCounts:
+    """Brings tasks and target to one list of classes (those with a sample in some task), in order of appearance.
+
+    `labels`: None if only the tasks are to be counted.
+    """
     if isinstance(task_counts, (str, Mapping)) or len(task_counts) == 0:
         raise InputError("the tasks' class counts must be a list with one class-to-count mapping per task")
     tables = [_task_table(counts, t) for t, counts in enumerate(task_counts, 1)]
-    seen = Counter(_class(label, "a label") for label in plain_list(labels, "labels"))
-    if not seen:
+    given = [] if labels is None else plain_list(labels, "labels")
+    seen = Counter(_class(label, "a label") for label in given)
+    if not seen and labels is not None:
         raise InputError("no labels: give at least one label of the target")
     position = {name: k for k, name in enumerate(dict.fromkeys(name for table in tables for name in table))}
     if not position:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from tunable_magmax.preference.estimate import (
     checked_weights,
     task_count,
 )
+from tunable_magmax.preference.prior import PriorSource, SitePrior, eps_for, site_prior
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,12 +30,26 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.labels import Similarity
     from tunable_magmax.preference.shift import ShiftMethod
 
-VERSION = 1
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class PriorFile:
+    """The key `prior` of a preference file."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+
+    shares: dict[str, float]
+    eps: float
+    source: PriorSource = "tasks"
 
 
 @dataclass(frozen=True)
 class PreferenceFile:
-    """The keys of a preference file, in the order in which they are written. Version 0 had no `version`."""
+    """The keys of a preference file, in the order in which they are written.
+
+    Version 0 had no `version`, version 1 no `scale`, `tempering` and `prior`.
+    """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
 
@@ -42,6 +58,9 @@ class PreferenceFile:
     method: str = "weights"
     tasks: list[str] | None = None
     intervals: list[tuple[float, float]] | None = None
+    scale: float | None = None
+    tempering: float | None = None
+    prior: PriorFile | None = None
     provenance: dict[str, Any] | None = None
 
 
@@ -51,12 +70,17 @@ class Preference(WeightEstimate):
 
     `weights`: T non-negative numbers, normalised on entry. `method`: the source's name. `provenance`: what went in,
     as JSON. `intervals`: a (low, high) pair per task where samples stood behind the weights. `tasks`: their names.
+    `scale`: the length of the merged step that was found to suit the target, None for the method's default.
+    `tempering`: how far estimated weights were moved towards equal ones. `prior`: how often each class occurs.
 
     >>> Preference((3, 1), "weights").weights
     (0.75, 0.25)
     """
 
     tasks: tuple[str, ...] | None = None
+    scale: float | None = None
+    tempering: float | None = None
+    prior: SitePrior | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,13 +91,23 @@ class Preference(WeightEstimate):
         object.__setattr__(self, "provenance", copy.deepcopy(dict(self.provenance)))
         object.__setattr__(self, "intervals", _intervals(self.intervals, len(self.weights)))
         object.__setattr__(self, "tasks", _task_names(self.tasks, len(self.weights)))
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            raise InputError(f"a preference's scale must be a finite number above 0, not {self.scale!r}")
+        if self.tempering is not None and not 0 <= self.tempering <= 1:
+            raise InputError(f"a preference's tempering must lie between 0 and 1, not {self.tempering!r}")
 
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
+        """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes.
+
+        A preference without scale, tempering and prior is written as version 1, which older programs read.
+        """
         keys = ("method", "weights", "tasks", "intervals")
-        record: dict[str, JSON] = {"version": VERSION, **{key: getattr(self, key) for key in keys}}
+        record: dict[str, JSON] = {"version": 1, **{key: getattr(self, key) for key in keys}}
+        if (self.scale, self.tempering, self.prior) != (None, None, None):
+            prior = None if self.prior is None else {**vars(self.prior)}
+            record |= {"version": VERSION, "scale": self.scale, "tempering": self.tempering, "prior": prior}
         try:
             lines = [f'  "{key}": {_line(value)}' for key, value in record.items()]
             facts = [f"    {_line(str(key))}: {_line(self.provenance[key])}" for key in sorted(self.provenance)]
@@ -113,7 +147,9 @@ class Preference(WeightEstimate):
 
         file = check_json(PreferenceFile, text, where, VERSION)
         try:
-            return cls(file.weights, file.method, file.provenance or {}, file.intervals, file.tasks)  # type: ignore[arg-type]
+            prior = None if file.prior is None else SitePrior(**vars(file.prior))
+            found = cls(file.weights, file.method, file.provenance or {}, file.intervals, file.tasks)  # type: ignore[arg-type]
+            return replace(found, scale=file.scale, tempering=file.tempering, prior=prior)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
 
@@ -128,6 +164,43 @@ class Preference(WeightEstimate):
     def named(self, tasks: Sequence[str] | None) -> Preference:
         """Returns the same preference with task names."""
         return replace(self, tasks=None if tasks is None else tuple(tasks))
+
+    @property
+    def expected_error(self) -> float:
+        """The half-L1 error to be expected of the weights, before tempering; see `uncertainty.expected_error`."""
+        from tunable_magmax.preference.uncertainty import expected_error
+
+        return expected_error(self)
+
+    def tempered(self, amount: float) -> Preference:
+        """Returns the same preference with its weights moved towards equal ones by `amount`, from 0 to 1.
+
+        >>> Preference((1, 0)).tempered(0.5).weights
+        (0.75, 0.25)
+        """
+        if not 0 <= amount <= 1:
+            raise InputError(f"tempering must lie between 0 and 1, not {amount!r}")
+        tasks = len(self.weights)
+        weights = tuple((1 - amount) * weight + amount / tasks for weight in self.weights)
+        ends = self.intervals
+        moved = ends and tuple(
+            ((1 - amount) * low + amount / tasks, (1 - amount) * high + amount / tasks) for low, high in ends
+        )
+        return replace(self, weights=weights, intervals=moved, tempering=amount)
+
+    def with_prior(
+        self, task_label_counts: Sequence[Any], labels: Sequence[Any] | None = None, *, eps: float | None = None
+    ) -> Preference:
+        """Returns the same preference with the site prior that its weights mean; call it before `tempered`.
+
+        One class-to-count mapping per task; `labels`: the target's own, which refine it. `eps`: by default it follows
+        the expected error.
+
+        >>> Preference((3, 1)).with_prior([{"cat": 5}, {"car": 5}], eps=0.1).prior.shares
+        {'cat': 0.75, 'car': 0.25}
+        """
+        used = eps_for(self.expected_error) if eps is None else eps
+        return replace(self, prior=site_prior(self.weights, task_label_counts, used, labels))
 
     # -- sources ---------------------------------------------------------------------------------------------------
 

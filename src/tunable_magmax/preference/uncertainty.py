@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -146,6 +146,45 @@ BIAS: dict[str, float] = {
     "cosine": 0.4,
     "mmd": 0.4,
 }
+
+# The half-L1 error of weights that somebody gave without a sample behind them: nothing is known of it.
+OPINION_ERROR = 0.5
+# About one in twenty samples of a mixture of the tasks lies outside all of them; more than this are another kind.
+MOST_OUTSIDE = 0.1
+
+
+def expected_error(estimate: WeightEstimate) -> float:
+    """Returns the half-L1 error to be expected of an estimate: its own simulation's, or bias and chance together.
+
+    Samples that lie outside all tasks count as misjudged.
+
+    >>> round(expected_error(WeightEstimate((1, 1), "label", {"samples": 50})), 3)
+    0.056
+    >>> expected_error(WeightEstimate((3, 1), "weights"))
+    0.5
+    """
+    facts = estimate.provenance
+    parts = facts.get("sources")
+    if estimate.method == "combined" and isinstance(parts, Sequence):
+        return math.fsum(part["share"] * expected_error(_part(part)) for part in parts if isinstance(part, Mapping))  # type: ignore[operator]
+    auto = facts.get("auto")
+    simulated = facts.get("expected_error", auto.get("expected_error") if isinstance(auto, Mapping) else None)
+    samples, outside = facts.get("samples"), facts.get("outside")
+    if isinstance(simulated, (int, float)):
+        error = float(simulated)
+    elif isinstance(samples, (int, float)) and samples > 0:
+        # The mean of |estimate - share| of a binomial share, by its normal limit, half of it for each task.
+        chance = sum(math.sqrt(w * (1 - w) / (2 * math.pi * samples)) for w in estimate.weights)
+        error = BIAS.get(estimate.method, max(BIAS.values())) + chance
+    else:
+        error = OPINION_ERROR
+    if isinstance(outside, (int, float)):
+        error += max(0.0, float(outside) - MOST_OUTSIDE)
+    return min(1.0, error)
+
+
+def _part(record: Mapping[str, Any]) -> WeightEstimate:
+    return WeightEstimate(tuple(record["weights"]), str(record["method"]), dict(record["provenance"]))
 
 
 def combined_estimate(sources: Sequence[WeightEstimate], strengths: Sequence[float] | None = None) -> WeightEstimate:

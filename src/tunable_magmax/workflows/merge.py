@@ -12,6 +12,7 @@ from tunable_magmax.runs.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.preference.preference import Preference
 
 Notify = Callable[[str], None]
 
@@ -59,7 +60,8 @@ def recipe_of(
 ) -> Recipe:
     """Returns what to merge: `options` on top of a run directory or a YAML, or of the checkpoints named.
 
-    An option that is None leaves what the source says. The weights of a preference file count as the option `weights`.
+    An option that is None leaves what the source says. The weights of a preference file count as the option `weights`,
+    and so does its scale, if it has one and no other was asked for.
     """
     if source is None:
         if base is None or not tasks:
@@ -78,11 +80,15 @@ def recipe_of(
         return recipe.with_options(**options)
     if options.get("weights") is not None or options.get("budget") is not None:
         raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
-    return recipe.with_options(**{**options, "weights": preference_weights(preference, recipe, warn)})
+    chosen = read_preference(preference, recipe, warn)
+    if chosen.scale is not None and options.get("scale") is None:
+        options = {**options, "scale": chosen.scale}
+        warn(f"the scale is {chosen.scale:g}, which {preference} carries; --scale sets another one")
+    return recipe.with_options(**{**options, "weights": list(chosen.weights)})
 
 
-def preference_weights(file: Path, recipe: Recipe, warn: Notify) -> list[float]:
-    """Returns the weights of a preference file, which must be about the recipe's tasks."""
+def read_preference(file: Path, recipe: Recipe, warn: Notify) -> Preference:
+    """Reads a preference file, which must be about the recipe's tasks."""
     from tunable_magmax.preference.preference import Preference
 
     preference = Preference.load(file)
@@ -95,4 +101,4 @@ def preference_weights(file: Path, recipe: Recipe, warn: Notify) -> list[float]:
         by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
         order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
         warn(f"checkpoints given by --task have no names, so the weights go by position: {order}")
-    return list(preference.weights)
+    return preference

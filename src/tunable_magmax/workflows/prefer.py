@@ -31,19 +31,23 @@ PreferenceMethod: TypeAlias = Literal[
 ]
 USED_BY = {
     "gamma": ("ot", "cosine", "mmd"),
-    **dict.fromkeys(("debias", "regularisation", "iterations"), ("ot",)),
+    **dict.fromkeys(("debias", "raw", "regularisation", "iterations"), ("ot",)),
     "bandwidth": ("mmd",),
     **dict.fromkeys(("trials", "patience", "search_scale", "study"), ("search",)),
 }
 """The methods that each option is for."""
 BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
+# Chosen on other seeds, splits and environments than the tables' (docs/results.md).
+TEMPERING = 0.0
 
 
 @dataclass(frozen=True)
 class Estimation:
     """The method and its details. None is the method's default; an option that changes nothing is refused.
 
-    `shrink`, `seed`: see `uncertainty.Resampling`. From `trials` on, the options are those of `search.Search`.
+    `temper`: how far estimated weights are moved towards equal ones, from 0 to 1, or "auto": as far as the bootstrap
+    says that their differences are noise. `prior`: "none" leaves the site prior out, a number is its eps. `seed`: of
+    the bootstrap. From `trials` on, the options are those of `search.Search`.
     """
 
     method: PreferenceMethod = "auto"
@@ -51,10 +55,12 @@ class Estimation:
     on_zero: OnZero = "error"
     gamma: float | None = None
     debias: bool = False
+    raw: bool = False
     regularisation: float | None = None
     iterations: int | None = None
     bandwidth: Bandwidth | None = None
-    shrink: float | Literal["auto"] = 0.0
+    temper: float | Literal["auto"] | None = None
+    prior: float | Literal["auto", "none"] = "auto"
     seed: int = 0
     trials: int | None = None
     patience: int | None = None
@@ -64,7 +70,7 @@ class Estimation:
     @property
     def resampling(self) -> Resampling:
         """How intervals are made."""
-        return Resampling(seed=self.seed, shrink=self.shrink)
+        return Resampling(seed=self.seed, shrink="auto" if self.temper == "auto" else 0.0)
 
     @property
     def search(self) -> Search:
@@ -111,7 +117,8 @@ def prefer(
     target = TargetSamples(run, sources, reading, estimation.resampling.seed, progress)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        preference = _find(target, estimation, watch).named(run.names)
+        preference = _with_prior(_find(target, estimation, watch), target, estimation)
+        preference = _tempered(preference, target, estimation).named(run.names)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     try:
         elements = _count_elements(run)
@@ -125,7 +132,7 @@ def prefer(
     if starved:
         texts.append(
             f"the weight of {some_of(starved)} is above 0 but too small for one of {elements:,} elements: the budget "
-            "is 0, and the merge takes nothing from there; --shrink raises small weights"
+            "is 0, and the merge takes nothing from there; --temper raises small weights"
         )
     return Preferred(preference, run.labels, elements, budget, texts)
 
@@ -197,11 +204,45 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    if method == "search" and estimation.shrink:
-        raise InputError("a search cannot be shrunk: the weights would no longer be those that were scored")
+    if method == "search" and estimation.temper:
+        raise InputError("a search cannot be tempered: the weights would no longer be those that were scored")
     for option, methods in USED_BY.items():
         if getattr(estimation, option) not in (None, False) and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
+
+
+# -- what every preference gets ------------------------------------------------------------------------------------
+
+
+def _with_prior(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
+    """Adds the site prior where the classes of all tasks are known."""
+    tables = class_tables(target.run)
+    if estimation.prior == "none" or tables is None:
+        return preference
+    labels = target.labels if target.sources.labels is not None else None
+    if target.sources.pairs is not None:
+        labels = replace(target, sources=replace(target.sources, labels=target.sources.pairs)).labels
+    return preference.with_prior(tables, labels, eps=None if estimation.prior == "auto" else estimation.prior)
+
+
+def class_tables(run: Run) -> list[dict[str, int]] | None:
+    """Returns how many samples of each class every task has, by profiles or else class lists; None if not all have."""
+    profiles = [profile for profile in run.profiles if profile is not None]
+    if len(profiles) == len(run.tasks):
+        return [profile.label_table for profile in profiles]
+    return [dict.fromkeys(names, 1) for names in run.classes.values()] if run.classes else None
+
+
+def _tempered(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
+    """Tempers weights that were estimated from samples; not those given by hand, or found by a search."""
+    sources = target.sources
+    estimated = any(getattr(sources, name) is not None for name in ("labels", "inputs", "predictions", "pairs"))
+    if estimation.temper == "auto":
+        amount = preference.provenance.get("shrinkage", 0.0)
+        return replace(preference, tempering=float(amount) if isinstance(amount, (int, float)) else None)
+    if not estimated or estimation.method == "search":
+        return preference
+    return preference.tempered(TEMPERING if estimation.temper is None else estimation.temper)
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------
@@ -267,7 +308,7 @@ def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
         raise InputError(f"--method {estimation.method} compares embeddings: give --inputs, not only --predictions")
     profiles = target.run.require_profiles("comparing inputs")
     asked: dict[str, Any] = {name: getattr(estimation, name) for name in ("regularisation", "iterations")}
-    options: dict[str, Any] = {"method": estimation.method, "gamma": estimation.gamma, "debias": estimation.debias}
+    options: dict[str, Any] = {name: getattr(estimation, name) for name in ("method", "gamma", "debias", "raw")}
     return Preference.from_features(
         [profile.features for profile in profiles],
         target.features,

@@ -99,7 +99,7 @@ def search_preference(
         "intervals": {"level": LEVEL, "rule": RULE},
     }
     intervals = _intervals(result.history, best, samples, LEVEL)
-    return Preference(best.weights, "search", record, intervals, run.names)
+    return Preference(best.weights, "search", record, intervals, run.names, scale=best.scale)
 
 
 # -- the labelled sample -------------------------------------------------------------------------------------------

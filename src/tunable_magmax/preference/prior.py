@@ -1,0 +1,117 @@
+"""`SitePrior`: how often each class occurs at a site, by a preference; as a bias, a head adds it to its logits.
+
+logit_c += log((1 - eps) pi_c + eps / C), where pi_c = sum over tasks of w_t * (share of class c in task t) and C is the
+number of the head's classes. eps keeps every class possible; it grows with the preference's expected error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.preference.estimate import normalised
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PriorSource: TypeAlias = Literal["tasks", "labels"]
+# eps = error^POWER between these, chosen on other seeds, splits and environments than the tables' (docs/results.md).
+POWER = 2.0
+LEAST_EPS, MOST_EPS = 0.002, 0.5
+# The site's labels weigh against as many imagined ones, which are shared out as the tasks' classes are.
+IMAGINED_LABELS = 20.0
+
+
+@dataclass(frozen=True)
+class SitePrior:
+    """How often each class occurs at a site. `shares`: by class name, normalised on entry.
+
+    `eps`: the part that is spread evenly over all classes of a head. `source`: "tasks" if the shares come from weights
+    and the tasks' classes alone, "labels" if labels of the site refined them.
+
+    >>> SitePrior({"cat": 3, "dog": 1}, eps=0.1).shares["cat"]
+    0.75
+    """
+
+    shares: Mapping[str, float]
+    eps: float
+    source: PriorSource = "tasks"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shares, Mapping) or not self.shares or not all(isinstance(c, str) for c in self.shares):
+            raise InputError(f"a prior's shares must map class names to numbers, not {self.shares!r}")
+        if self.source not in ("tasks", "labels"):
+            raise InputError(f"a prior's source must be 'tasks' or 'labels', not {self.source!r}")
+        try:
+            values = normalised(list(self.shares.values()))
+        except InputError as error:
+            raise InputError(f"a prior's shares must be numbers >= 0, not all 0: {error}") from None
+        object.__setattr__(self, "shares", dict(zip(self.shares, values, strict=True)))
+        object.__setattr__(self, "eps", read_eps(self.eps))
+
+    def bias(self, classes: Sequence[str]) -> NDArray[np.float32]:
+        """Returns what a head of these classes adds to its logits.
+
+        >>> SitePrior({"cat": 1.0}, eps=0.5).bias(["cat", "dog"]).astype(float).round(3).tolist()
+        [-0.288, -1.386]
+        """
+        import numpy as np
+
+        shares = np.array([self.shares.get(name, 0.0) for name in classes])
+        if not shares.any():
+            raise InputError(
+                f"no class of the prior ({some_of(self.shares, show=repr)}) is a class of the head "
+                f"({some_of(classes, show=repr)}): they belong to different tasks"
+            )
+        logs: NDArray[np.float32] = np.log((1 - self.eps) * shares / shares.sum() + self.eps / len(classes))
+        return logs.astype(np.float32)
+
+
+def read_eps(eps: Any) -> float:
+    """Returns `eps` as a float above 0 and at most 1; at 0 a class could become impossible."""
+    try:
+        number = float(eps)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(eps, bool) or not 0 < number <= 1:
+        raise InputError(f"eps of a prior must be a number above 0 and at most 1, not {eps!r}")
+    return number
+
+
+def eps_for(error: float) -> float:
+    """Returns the eps that a preference with this expected half-L1 error deserves.
+
+    >>> [round(eps_for(error), 3) for error in (0.0, 0.1, 0.4, 1.0)]
+    [0.002, 0.01, 0.16, 0.5]
+    """
+    return float(min(MOST_EPS, max(LEAST_EPS, error**POWER)))
+
+
+def site_prior(
+    weights: Sequence[float], task_label_counts: Sequence[Any], eps: float, labels: Sequence[Any] | None = None
+) -> SitePrior:
+    """Returns the prior that weights over tasks mean, given each task's class-to-count mapping.
+
+    `labels`: the site's own, by class name, which refine it: pi_c = (m pi_c + count_c) / (m + n) with n labels and
+    m = 20, so that a few labels make no class impossible. Labels of no task's class are left out.
+
+    >>> site_prior([1, 1], [{"cat": 8}, {"car": 6, "bus": 2}], 0.1).shares
+    {'cat': 0.5, 'car': 0.375, 'bus': 0.125}
+    """
+    import numpy as np
+
+    from tunable_magmax.preference.labels import class_shares, count_classes
+
+    counts = count_classes(task_label_counts, labels)
+    if len(counts.tasks) != len(weights):
+        raise InputError(f"{len(weights)} weights for the classes of {len(counts.tasks)} tasks: give one for each")
+    shares = np.array(normalised(weights)) @ class_shares(counts.tasks)
+    known = counts.target.sum()
+    if known:
+        shares = (IMAGINED_LABELS * shares + counts.target) / (IMAGINED_LABELS + known)
+    named = dict(zip(map(str, counts.classes), shares.tolist(), strict=True))
+    return SitePrior(named, eps, "labels" if known else "tasks")

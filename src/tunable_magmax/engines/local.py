@@ -52,7 +52,7 @@ def merge_checkpoints(
     method: str = "tunable_magmax",
     weights: Sequence[Any] | None = None,
     budget: Sequence[int] | None = None,
-    scale: float | str = "matched",
+    scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
     keep: str = "random",

@@ -227,12 +227,21 @@ class Evaluator:
         members = list(self.labelled.tasks.values())
         parts = []
         done = 0
-        for scores in self._scores():
+        for logits in self._logits():
+            scores = logits if self._bias is None else logits + self._bias
             parts.append(predict(scores, owner[done : done + len(scores)], members))
             done += len(scores)
             if progress is not None:
                 progress("evaluating", done, len(self))
         return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
+
+    def logits(self, state: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Returns the scaled cosines with the head's rows [n, classes], without its bias, on the encoder's device."""
+        import torch
+
+        if state is not None:
+            self.fill(state)
+        return torch.cat([*self._logits()])
 
     def fill(self, state: Mapping[str, Tensor]) -> None:
         """Puts the weights of a checkpoint into the encoder."""
@@ -250,8 +259,8 @@ class Evaluator:
             self._refills[names] = Refill(self.encoder, state)
         self._refills[names](state)
 
-    def _scores(self) -> Iterator[Tensor]:
-        """Yields the scaled cosines with the head's rows and its bias, [b, classes] for each batch."""
+    def _logits(self) -> Iterator[Tensor]:
+        """Yields the scaled cosines with the head's rows, [b, classes] for each batch."""
         import torch
 
         try:
@@ -261,9 +270,8 @@ class Evaluator:
                     with torch.inference_mode(), full_float32(self.encoder.device):
                         features = self.encoder.pool(self.prepared.batch(rows)).float()
                         features = torch.nn.functional.normalize(features, dim=1)
-                        scores = self.head.logit_scale * features @ self._weight.T
-                        scores = scores if self._bias is None else scores + self._bias
-                    yield scores
+                        logits = self.head.logit_scale * features @ self._weight.T
+                    yield logits
         except torch.cuda.OutOfMemoryError:
             raise InputError(
                 f"the device ran out of memory with {self.batch} samples at a time: give a smaller --batch, such as "

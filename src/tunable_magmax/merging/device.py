@@ -55,6 +55,7 @@ class DeviceMerge(Merge):
     """`Merge` on an NVIDIA GPU. Outputs are brought from there."""
 
     alignment = ALIGNMENT
+    solves = False
 
     def __init__(
         self,

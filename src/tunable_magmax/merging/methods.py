@@ -3,16 +3,18 @@
 The engine (`stream.py`) surveys every chunk in a first walk, calls `decide` once, and then asks `combine` for the
 merged task vector of each chunk, in any order and in several threads. A method works through the operations of the
 kernels and of the auctioneer, which are the same on every device; where none fits, its `vector` is a formula in torch.
+A method that is no formula of single elements is given its matrices whole (`whole`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +23,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.merging.auction import Auctioneer, Owners, SpareRows, Terms
 from tunable_magmax.merging.budget import split, split_each, whole_numbers
 from tunable_magmax.merging.kernels import Counts, TensorPlace, VectorKernels
-from tunable_magmax.merging.options import DEFAULTS, Options, one_of
+from tunable_magmax.merging.options import DEFAULTS, MATCHED, Options, one_of
+from tunable_magmax.merging.singular import Part, Triples, triples_of, united
 
 
 class Method:
@@ -45,6 +48,13 @@ class Method:
     owns: ClassVar[bool] = False
     """Whether every element has one task as its owner."""
 
+    default_scale: ClassVar[float | str] = MATCHED
+    """The scale of a merge for which none is given."""
+
+    whole: ClassVar[bool] = False
+    """Whether matrices are merged whole, by `matrix`, one after the other; other tensors go through `combine`. Such a
+    method gives the same result on every machine within a tolerance, not to the bit."""
+
     cuts_by_magnitude: bool = False
     """Whether elements are chosen by magnitude over all of the model or a tensor, which takes further walks."""
 
@@ -65,6 +75,8 @@ class Method:
         self.options = options
         self.tasks = tasks
         self.reusable = reusable
+        self.kept: dict[tuple[int, int], Any] = {}
+        """What merges of the same checkpoints share, by tensor and task, if the method is `reusable`."""
 
     @property
     def plane_rows(self) -> int:
@@ -105,6 +117,13 @@ class Method:
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
         """Returns the merged task vector, of the tasks' vectors in one range of a tensor: an element-wise formula."""
         raise NotImplementedError(f"{type(self).__name__} has neither `vector` nor `combine`")
+
+    def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
+        """Returns the merged task vector of a matrix, if the method is `whole`.
+
+        `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is whole and has no `matrix`")
 
     def shares(self) -> tuple[Fraction, ...]:
         """Returns the weights, normalised; equal ones where none are given."""
@@ -289,6 +308,45 @@ class Ties(Method):
         return None
 
 
+class TaskSingularVectors(Average):
+    """Of each matrix, the largest singular triples of every task, as many as its share; else the weighted mean."""
+
+    default_scale = 1.0
+    whole = True
+
+    def ranks(self, shape: tuple[int, int]) -> list[int]:
+        """Returns how many triples each task gives to a matrix: its share of the rank, by rule 3."""
+        weights = whole_numbers(self.options.weights) if self.options.weights else (1,) * self.tasks
+        return split(weights, min(shape))
+
+    def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
+        tall = shape[0] > shape[1]
+        short, long = sorted(shape)
+        dtypes: list[torch.dtype] = []
+
+        def parts() -> Iterator[Part]:
+            for task, rank in enumerate(self.ranks(shape)):
+                if rank:
+                    values = vector(task)
+                    dtypes.append(values.dtype)
+                    matrix = (values.mT if tall else values).double()
+                    yield Part(matrix, self._triples(tensor, task, matrix), rank)
+
+        made = united(parts(), short, long)
+        if made is None:
+            return torch.zeros_like(vector(0))
+        return (made.mT if tall else made).to(dtypes[0])
+
+    def _triples(self, tensor: int, task: int, matrix: Tensor) -> Triples:
+        """Returns all triples of a task's matrix: those of an earlier merge if there are any."""
+        found = self.kept.get((tensor, task))
+        if not isinstance(found, Triples):
+            found = triples_of(matrix)
+            if self.reusable:
+                self.kept[tensor, task] = found
+        return found
+
+
 METHODS: dict[str, type[Method]] = {
     "tunable_magmax": TunableMagmax,
     "magmax": Magmax,
@@ -297,6 +355,7 @@ METHODS: dict[str, type[Method]] = {
     "ties": Ties,
     "task_arithmetic": TaskArithmetic,
     "last_task": LastTask,
+    "tsv": TaskSingularVectors,
 }
 
 
@@ -320,6 +379,8 @@ def read_options(tasks: int, **given: Any) -> Options:
         raise InputError(
             "a budget counts elements of the whole model: give weights with scope 'tensor', or use scope 'model'"
         )
+    if given.get("scale") is None:
+        given["scale"] = METHODS[name].default_scale
     return Options.read(tasks, **given)
 
 

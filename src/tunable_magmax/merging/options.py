@@ -17,7 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "method": "tunable_magmax",
     "weights": None,
     "budget": None,
-    "scale": MATCHED,
+    "scale": None,
     "scope": "model",
     "compare": "all",
     "keep": "random",
@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "include": None,
     "exclude": None,
 }
-"""What the options of a merge are if nobody sets them."""
+"""What the options of a merge are if nobody sets them. A scale of None is the method's own default."""
 _OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
 
 
@@ -84,7 +84,7 @@ def one_of(value: Any, option: str, known: Sequence[str]) -> str:
 
 
 def _read_scale(scale: Any) -> float | None:
-    if scale == MATCHED:
+    if scale is None or scale == MATCHED:
         return None
     try:
         number = float(scale)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.kernels import Chunk, Kernels, TensorRange
+from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange
 from tunable_magmax.merging.resources import MemoryPlan
 
 
@@ -113,6 +113,10 @@ class ChunkReader:
     def pair(self, task: int, bounds: TensorRange) -> tuple[Tensor, Tensor]:
         """Reads the base's and one task's values (tasks from 0)."""
         return self._read(0, bounds, "base"), self._read(task + 1, bounds, "task")
+
+    def whole(self, source: int, place: TensorPlace, scratch: Tensor) -> Tensor:
+        """Reads all of a tensor, from the base (0) or a task: a view, or written to `scratch`."""
+        return self._vectors.read(source, self._layout.mergeable[place.tensor], 0, place.size, scratch)
 
     def _read(self, source: int, bounds: TensorRange, name: Any) -> Tensor:
         tensor = self._layout.mergeable[bounds.place.tensor]

@@ -38,7 +38,7 @@ def merge_state_dicts(
     method: str = "tunable_magmax",
     weights: Sequence[Any] | None = None,
     budget: Sequence[int] | None = None,
-    scale: float | str = "matched",
+    scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
     keep: str = "random",
@@ -52,7 +52,8 @@ def merge_state_dicts(
     """Merges task checkpoints, given in training order, into the base; all are dicts of tensors.
 
     `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the
-    paper's lambda, a number or "matched". docs/method.md defines every option. The inputs are not modified.
+    paper's lambda, a number or "matched" (None: the method's own default, "matched" for all but tsv).
+    docs/method.md defines every option. The inputs are not modified.
 
     >>> import torch
     >>> base = {"w": torch.zeros(4)}
@@ -105,7 +106,7 @@ def merge_in_memory(
 ) -> Merge:
     """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    if device.type == "cuda":
+    if device.type == "cuda" and not METHODS[options.method].whole:
         from tunable_magmax.merging.kernels.launch import available
 
         if available() is None:
@@ -190,6 +191,7 @@ class MergeSession:
     """Merges one base and its tasks again and again, with other weights, scales and methods. A context manager.
 
     Each merge equals `merge_state_dicts` with the same options, to the bit, but compares the task vectors only once.
+    For `tsv`, singular vectors are computed when a task first has a share, and kept in memory until the session closes.
     Tensors may be shared with the dicts given, so leave those alone while the session is open.
 
     >>> import torch
@@ -214,6 +216,7 @@ class MergeSession:
         layout, labels = _layout_of([base, *tasks], options)
         method = METHODS[options.method](options, len(tasks), reusable=True)
         self._merge = merge_in_memory(layout, base, tasks, options, labels, threads, method)
+        self._solver: Merge | None = None
         self._marked: list[tuple[bool, ...]] = []
         with torch.no_grad():
             self._merge.survey()
@@ -227,6 +230,9 @@ class MergeSession:
     def close(self) -> None:
         """Frees the vectors and planes."""
         self._merge.__exit__()
+        if self._solver is not None:
+            self._solver.__exit__()
+            self._solver = None
 
     @property
     def elements(self) -> int:
@@ -242,12 +248,24 @@ class MergeSession:
         method = METHODS[options.method](options, len(self._tasks), reusable=True)
         if method.own_planes:
             return merge_state_dicts(self._base, self._tasks, threads=self._threads, **self._patterns, **given)
-        self._merge.restart(options, method, mark=self._needs_marks(method))
-        self._merge.decide()
-        values = self._merge.values()
-        report = self._merge.report()
+        merge = self._merge_for(options, method)
+        merge.restart(options, method, mark=self._needs_marks(method))
+        merge.decide()
+        values = merge.values()
+        report = merge.report()
         report = replace(report, warnings=(*unused_options(options), *report.warnings))
-        return Merged(assemble(self._base, self._merge.layout, values, options), report)
+        return Merged(assemble(self._base, merge.layout, values, options), report)
+
+    def _merge_for(self, options: Options, method: Method) -> Merge:
+        """Returns the merge that a method is done by: matrices are merged whole by torch operations on any device."""
+        if not method.whole or self._merge.solves:
+            return self._merge
+        if self._solver is None:
+            layout, labels = self._merge.layout, self._merge.labels
+            matched = replace(options, scale=None)  # so that there is room for the merged vector
+            self._solver = merge_in_memory(layout, self._base, self._tasks, matched, labels, self._threads, method)
+            self._solver.survey()
+        return self._solver
 
     def _needs_marks(self, method: Method) -> bool:
         """Whether candidates must be marked again, because other tasks are compared than last time."""

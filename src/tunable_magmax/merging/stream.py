@@ -2,7 +2,8 @@
 
 Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
 the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows); methods that have
-nothing to decide are measured in walk 1. The last walk renders. While some threads work on chunks, others read the next
+nothing to decide are measured in walk 1. The last walk renders; a matrix that the method merges whole is made before
+its ranges are rendered. While some threads work on chunks, others read the next
 ones. Nothing here depends on where values come from (`Vectors`) or where results go.
 """
 
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import compress, groupby
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,9 @@ class Merge:
     alignment = SLOTS
     """Each tensor's slots in the planes begin at a multiple of this."""
 
+    solves = True
+    """Whether it can merge matrices whole."""
+
     def __init__(
         self,
         sources: Sources,
@@ -88,6 +92,7 @@ class Merge:
         self.walker = Walker(self._reader, self.memory)
         self._planes: Planes | None = None
         self._stash: dict[int, Tensor] = {}
+        self._kept: dict[type[Method], dict[tuple[int, int], Any]] = {}
         self.places: tuple[TensorPlace, ...] = ()
         self.scale = 1.0
         self.last_square = 0.0
@@ -104,6 +109,7 @@ class Merge:
         self.walker.close()
         if self._planes is not None:
             self._planes.close()
+        self._kept.clear()
 
     # -- walking ------------------------------------------------------------------------------------------------------
 
@@ -111,12 +117,15 @@ class Merge:
         self, phase: str, work: Work, places: Sequence[TensorPlace], wanted: Wanted
     ) -> Iterator[tuple[TensorRange, Any]]:
         """Applies `work` to all ranges of some tensors; yields results in order."""
-        total = self.layout.elements if phase == "survey" else self.elements
         for bounds, result in self.walker.walk(work, split_ranges(places, self.memory.chunk), wanted):
             # Before the yield: a consumer that has what it wants does not come back after its last range.
-            self._done[phase] = min(total, self._done.get(phase, 0) + bounds.stop - bounds.start)
-            self.progress(phase, self._done[phase], total)
+            self._advance(phase, bounds.stop - bounds.start)
             yield bounds, result
+
+    def _advance(self, phase: str, elements: int) -> None:
+        total = self.layout.elements if phase == "survey" else self.elements
+        self._done[phase] = min(total, self._done.get(phase, 0) + elements)
+        self.progress(phase, self._done[phase], total)
 
     def _all_tasks(self, bounds: TensorRange) -> Collection[int]:
         return range(self.tasks)
@@ -142,7 +151,7 @@ class Merge:
         self.method.assume(self.layout.elements)
         survey = Survey.nothing(len(everything), self.tasks)
         suspect = np.zeros_like(survey.changed)
-        early = self.options.scale is None and not self.method.plane_rows
+        early = self.options.scale is None and not self.method.plane_rows and not self.method.whole
         if early:
             self.make_stash([place for place in everything if place.size])
 
@@ -196,6 +205,7 @@ class Merge:
     def restart(self, options: Options, method: Method, mark: bool) -> None:
         """Begins another merge of what was surveyed; `mark` says that other tasks are compared than before."""
         self.options, self.method = options, method
+        method.kept = self._kept.setdefault(type(method), method.kept)
         self.counts, self.squares, self._measured, self._stash = {}, [], set(), {}
         self.method.assume(self.elements)
         if mark:
@@ -264,8 +274,12 @@ class Merge:
     def measure(self, places: Sequence[TensorPlace]) -> None:
         """Counts owners and measures the merged vector of tensors that were not measured yet."""
         places = [place for place in places if place.tensor not in self._measured]
-        for bounds, (counts, square) in self._walk("measure", self._measure_range, places, self._combined_tasks):
+        ranged = [place for place in places if not self._is_whole(place)]
+        for bounds, (counts, square) in self._walk("measure", self._measure_range, ranged, self._combined_tasks):
             self._note(bounds, counts, square)
+        for place in filter(self._is_whole, places):
+            self._solve(place)
+            self._advance("measure", place.size)
         self._measured.update(place.tensor for place in places)
 
     @property
@@ -284,6 +298,28 @@ class Merge:
         else:
             tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
         return tau, self.method.combine(self.kernels, chunk, bounds.place.tensor, self._planes, tau)
+
+    def _is_whole(self, place: TensorPlace) -> bool:
+        """Whether the method merges a tensor whole."""
+        return self.method.whole and len(self.layout.mergeable[place.tensor].shape) == 2
+
+    def _solve(self, place: TensorPlace) -> Tensor:
+        """Returns the merged vector of a matrix that is merged whole, in the room made for it if there is any."""
+        tensor = self.layout.mergeable[place.tensor]
+        rows, columns = tensor.shape
+        base = self._reader.whole(0, place, self.kernels.empty(place.size, working_dtype(tensor)))
+        scratch = self.kernels.empty(place.size, working_dtype(tensor))
+
+        def vector(task: int) -> Tensor:
+            return torch.sub(self._reader.whole(task + 1, place, scratch), base, out=scratch).view(rows, columns)
+
+        tau = self.method.matrix(place.tensor, (rows, columns), vector).reshape(-1)
+        if place.tensor in self._stash:
+            tau = self._stash[place.tensor].copy_(tau)
+        if place.tensor not in self._measured:
+            self._measured.add(place.tensor)
+            self.squares.append(self.kernels.square(tau))
+        return tau
 
     def _note(self, bounds: TensorRange, counts: Counts, square: float) -> None:
         self.add(Findings({} if counts is None else {bounds.place.tensor: counts}, [square]))
@@ -313,11 +349,30 @@ class Merge:
         def wanted(bounds: TensorRange) -> Collection[int]:
             return () if bounds.place.tensor in self._stash else self._combined_tasks(bounds)
 
-        chosen = self.places if places is None else places
-        for bounds, (out, counts, square) in self._walk("merge", work, chosen, wanted):
-            if bounds.place.tensor not in self._measured:
-                self._note(bounds, counts, square)
-            yield bounds, out
+        for alike in self._solved(self.places if places is None else places):
+            for bounds, (out, counts, square) in self._walk("merge", work, alike, wanted):
+                if bounds.place.tensor not in self._measured:
+                    self._note(bounds, counts, square)
+                yield bounds, out
+
+    def _solved(self, places: Sequence[TensorPlace]) -> Iterator[Sequence[TensorPlace]]:
+        """Yields the tensors in order: a matrix that is merged whole alone, with its vector at hand; others together.
+
+        A vector for which there is no room is let go when the next tensors are asked for.
+        """
+        for whole, alike in groupby(places, self._is_whole):
+            if not whole:
+                yield list(alike)
+                continue
+            for place in alike:
+                if place.tensor in self._stash:
+                    yield [place]
+                    continue
+                self._stash[place.tensor] = self._solve(place)
+                try:
+                    yield [place]
+                finally:
+                    del self._stash[place.tensor]
 
     def _render_range(self, bounds: TensorRange, chunk: Chunk, out: Tensor) -> tuple[Tensor, Counts, float]:
         base, counts, square = chunk.base, None, 0.0
@@ -412,6 +467,11 @@ class Merge:
         if not self.places:
             yield "no task changed any mergeable tensor: the result is a copy of the base"
             return
+        if any(map(self._is_whole, self.places)):
+            yield (
+                f"{self.options.method} works with singular vectors, which differ in their last bits between devices "
+                "and libraries: another machine gives this result within a tolerance, not to the bit"
+            )
         for t in self.unchanged:
             yield f"{self.labels[t]} is identical to the base"
         matched = self.options.scale is None

@@ -78,7 +78,7 @@ def test_form_1_checkpoints_by_option(tmx, sequence, tmp_path):
     assert_equal(tmp_path / "out" / "model.safetensors", expected.state_dict)
     counts = expected.report.counts
     assert f"task 1   {counts[0]} elements" in result.out
-    assert "scale 0.5, seed 7" in result.out
+    assert "scale 0.5 (given), seed 7" in result.out
     assert not result.err
 
 

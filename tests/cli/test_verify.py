@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
 
-METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task"]
+METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task", "tsv"]
 
 
 def failed(path, *inputs):

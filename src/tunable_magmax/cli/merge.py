@@ -94,8 +94,13 @@ def merge(
 
 def _summary(report: MergeReport, out: Path, recipe: Recipe) -> str:
     """Returns one line for the merge and one for each task, under its name or path."""
+    if report.options["scale"] == "matched":
+        whence = "matched"
+    else:
+        whence = "given" if recipe.options.get("scale") is not None else f"the default of {report.method}"
     lines = [
-        f"{out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g}, seed {report.seed}"
+        f"{out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g} ({whence}), "
+        f"seed {report.seed}"
     ]
     total = max(report.elements, 1)
     if report.counts is not None:

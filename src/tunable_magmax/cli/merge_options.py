@@ -44,8 +44,8 @@ class Merging:
     scale: Annotated[
         str | None,
         Parameter(
-            help="Multiply the merged vector by this number, the paper's lambda; matched (default) makes it as long as "
-            "the last task vector.",
+            help="Multiply the merged vector by this number, the paper's lambda; matched makes it as long as the last "
+            "task vector. Default: matched, 1 for tsv.",
             allow_leading_hyphen=True,
         ),
     ] = None

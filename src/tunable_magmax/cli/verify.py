@@ -31,7 +31,8 @@ def verify(
     """Check that a merged checkpoint is what its report says.
 
     Digests, files, tensors and counts are checked. With --base and --task the merge is done again as the report says,
-    and every byte is compared. Exit code 0: all is well; 1: it is not what its report says; 2: it cannot be checked.
+    and every byte is compared (values merged by tsv: within a tolerance, docs/method.md). Exit code 0: all is well; 1:
+    it is not what its report says; 2: it cannot be checked.
 
     Parameters
     ----------

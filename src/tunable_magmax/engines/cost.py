@@ -88,18 +88,20 @@ def load_of(inputs: Inputs, options: Options, memory: MemoryPlan, method: Method
     # counted more closely before the cut.
     crowded = (layout.elements if options.scope == "model" else largest) // 256
     looks = (2 if crowded <= memory.room else 3) if method.cuts_by_magnitude else 0
-    measures = options.scale is None and method.plane_rows > 0
+    measures = options.scale is None and (method.plane_rows > 0 or method.whole)
+    # A matrix that is merged whole is made from the base's values before these are read again for the output.
+    made = base if method.whole and not memory.stash else 0
     return Load(
         elements=layout.elements,
         survey=every,
         decide=looks * pairs,
         measure=base + combined if measures else 0,
-        render=base + sum(info.nbytes for info in layout.copied) + (0 if memory.stash else combined),
+        render=base + made + sum(info.nbytes for info in layout.copied) + (0 if memory.stash else combined),
         written=written,
         passes=2 + looks + measures,
         largest=largest if options.scope == "tensor" else 0,
         stashed=memory.stash > 0,
-        measured_early=options.scale is None and not method.plane_rows,
+        measured_early=options.scale is None and not measures,
     )
 
 

@@ -81,7 +81,8 @@ def merge_checkpoints(
     A task may be a directory with a LoRA adapter (docs/lora.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
-    `merge_state_dicts`, and the result is the same to the bit. `names` are what report and model card call the tasks.
+    `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report
+    and model card call the tasks.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
     and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
 
@@ -112,6 +113,7 @@ def merge_checkpoints(
         exclude=exclude,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
+    resources.check_method(method)
     settings = OutputSettings(shard_size, overwrite, fresh, digest_inputs, base_model, names)
     target, started = Path(out), time.time()
     settings.task_names(len(tasks))

@@ -11,6 +11,7 @@ from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
+from tunable_magmax.merging.methods import METHODS
 
 ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
@@ -53,6 +54,27 @@ class Resources:
             from tunable_magmax.engines.on_device import open_device
 
             open_device(str(self.device))
+
+    def check_method(self, name: str) -> None:
+        """Raises an `InputError` for a method that does not run on this engine or device.
+
+        >>> Resources(engine="ray").check_method("tsv")
+        Traceback (most recent call last):
+        tunable_magmax.errors.InputError: method 'tsv' merges matrices whole, and workers of engine 'ray' have parts of
+        them: use engine 'local'
+        """
+        if name not in METHODS or not METHODS[name].whole:  # a plan may have an unknown one
+            return
+        if self.engine == "ray":
+            raise InputError(
+                f"method {name!r} merges matrices whole, and workers of engine 'ray' have parts of them: "
+                "use engine 'local'"
+            )
+        if not self.on_cpu:
+            raise InputError(
+                f"method {name!r} merges matrices whole, which device {self.device!r} does not do for files: leave the "
+                "device out to merge on the CPU, or load the checkpoints to the GPU and call merge_state_dicts"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__} has neither `vector` nor `combine`")
 
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
-        """Returns the merged task vector of a matrix, if the method is `whole`.
+        """Returns the merged task vector of a matrix, in its working type or float64, if the method is `whole`.
 
         `vector(t)` returns the vector of task t (from 0), of that shape; it holds until the next one is asked for.
         """
@@ -322,20 +322,16 @@ class TaskSingularVectors(Average):
     def matrix(self, tensor: int, shape: tuple[int, int], vector: Callable[[int], Tensor]) -> Tensor:
         tall = shape[0] > shape[1]
         short, long = sorted(shape)
-        dtypes: list[torch.dtype] = []
 
-        def parts() -> Iterator[Part]:
-            for task, rank in enumerate(self.ranks(shape)):
-                if rank:
-                    values = vector(task)
-                    dtypes.append(values.dtype)
-                    matrix = (values.mT if tall else values).double()
-                    yield Part(matrix, self._triples(tensor, task, matrix), rank)
+        def part(task: int, rank: int) -> Part:
+            values = vector(task)
+            matrix = (values.mT if tall else values).double()
+            return Part(matrix, self._triples(tensor, task, matrix), rank)
 
-        made = united(parts(), short, long)
+        made = united((part(task, rank) for task, rank in enumerate(self.ranks(shape)) if rank), short, long)
         if made is None:
             return torch.zeros_like(vector(0))
-        return (made.mT if tall else made).to(dtypes[0])
+        return made.mT if tall else made
 
     def _triples(self, tensor: int, task: int, matrix: Tensor) -> Triples:
         """Returns all triples of a task's matrix: those of an earlier merge if there are any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from tunable_magmax.merging.group_planes import BATCH_BYTES, LEAST_ROOM, LISTED_
 from tunable_magmax.merging.kernels import SLOTS, Kernels
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.singular import kept_bytes, working_bytes
 
 SMALLEST_CHUNK = 1 << 12
 GOOD_CHUNK = 1 << 17
@@ -121,7 +123,7 @@ def _plan_for(
         lists = max(BATCH_BYTES, room * LISTED_BYTES) * selections
     else:
         room = lists = 0
-    deriving = pool * layout.working_bytes + factor_room(layout, memory)
+    deriving = pool * layout.working_bytes + factor_room(layout, memory) + whole_bytes(layout, options)
     # Each thread's chunk, its raw read, its merged vector, the result before a cast, and a pair of vectors for a cut by
     # magnitude; then results that wait to be written.
     vectors = (tasks + 1 if borrows else 1) + 2 + (2 if method.cuts_by_magnitude else 0)
@@ -147,12 +149,41 @@ def _plan_for(
     if least > memory:
         raise InputError(
             f"memory of {memory / 2**20:.0f} MiB is too little for {tasks} tasks: "
-            f"give at least {-(-least // 2**20)} MiB"
+            f"give at least {-(-least // 2**20)} MiB{_because_whole(layout, options)}"
         )
     left = memory - workspace
     mapped = span if planes > left else 0
     left -= mapped or planes
     return MemoryPlan(threads, chunk, workspace, planes, mapped, stash if stash <= left else 0, ahead, pool, room)
+
+
+def whole_bytes(layout: Layout, options: Options) -> int:
+    """Returns the memory for the largest matrix, if the method merges matrices whole; else 0."""
+    return max((working_bytes(*matrix[1:]) for matrix in _matrices(layout, options)), default=0)
+
+
+def triples_bytes(layout: Layout, options: Options, tasks: int) -> int:
+    """Returns the memory of what a method that merges matrices whole keeps for later merges, if all tasks take part."""
+    return tasks * sum(kept_bytes(rows, columns) for _, rows, columns, _ in _matrices(layout, options))
+
+
+def _matrices(layout: Layout, options: Options) -> Iterator[tuple[str, int, int, int]]:
+    """Yields name, rows, columns and bytes of a value of each matrix that is merged whole."""
+    if METHODS[options.method].whole:
+        for tensor in layout.mergeable:
+            if len(tensor.shape) == 2:
+                yield tensor.name, *tensor.shape, 8 if tensor.working == "F64" else 4
+
+
+def _because_whole(layout: Layout, options: Options) -> str:
+    if not (matrices := list(_matrices(layout, options))):
+        return ""
+    name, rows, columns, _ = max(matrices, key=lambda matrix: working_bytes(*matrix[1:]))
+    size = -(-whole_bytes(layout, options) // 2**20)
+    return (
+        f", of which {size} are for {name!r} [{rows}, {columns}], since {options.method} merges matrices whole, one at "
+        "a time; or leave such matrices out with exclude patterns"
+    )
 
 
 def factor_room(layout: Layout, memory: int) -> int:

@@ -299,6 +299,11 @@ class Merge:
             tau = self._buffers.own("tau", chunk.base.numel(), chunk.base.dtype)
         return tau, self.method.combine(self.kernels, chunk, bounds.place.tensor, self._planes, tau)
 
+    @property
+    def varies(self) -> bool:
+        """Whether other machines give the result within a tolerance only, because a matrix was merged whole."""
+        return any(map(self._is_whole, self.places))
+
     def _is_whole(self, place: TensorPlace) -> bool:
         """Whether the method merges a tensor whole."""
         return self.method.whole and len(self.layout.mergeable[place.tensor].shape) == 2
@@ -306,14 +311,14 @@ class Merge:
     def _solve(self, place: TensorPlace) -> Tensor:
         """Returns the merged vector of a matrix that is merged whole, in the room made for it if there is any."""
         tensor = self.layout.mergeable[place.tensor]
-        rows, columns = tensor.shape
-        base = self._reader.whole(0, place, self.kernels.empty(place.size, working_dtype(tensor)))
-        scratch = self.kernels.empty(place.size, working_dtype(tensor))
+        (rows, columns), dtype = tensor.shape, working_dtype(tensor)
+        base = self._reader.whole(0, place, self.kernels.empty(place.size, dtype))
+        scratch = self.kernels.empty(place.size, dtype)
 
         def vector(task: int) -> Tensor:
             return torch.sub(self._reader.whole(task + 1, place, scratch), base, out=scratch).view(rows, columns)
 
-        tau = self.method.matrix(place.tensor, (rows, columns), vector).reshape(-1)
+        tau = self.method.matrix(place.tensor, (rows, columns), vector).to(dtype).reshape(-1)
         if place.tensor in self._stash:
             tau = self._stash[place.tensor].copy_(tau)
         if place.tensor not in self._measured:
@@ -467,7 +472,7 @@ class Merge:
         if not self.places:
             yield "no task changed any mergeable tensor: the result is a copy of the base"
             return
-        if any(map(self._is_whole, self.places)):
+        if self.varies:
             yield (
                 f"{self.options.method} works with singular vectors, which differ in their last bits between devices "
                 "and libraries: another machine gives this result within a tolerance, not to the bit"

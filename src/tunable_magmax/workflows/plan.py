@@ -127,7 +127,8 @@ def plan_elsewhere(plan: MergePlan, **resources_given: Any) -> MergePlan:
     if resources.engine != "local" or not resources.on_cpu:
         there = f"device {resources.device!r}" if resources.engine == "local" else f"engine {resources.engine!r}"
         notes += (f"bytes to read and memory are those of a merge on this machine's CPU; {there} may need others",)
-    return replace(plan, problems=(*plan.problems, *_problems(resources.check)), notes=notes)
+    problems = [*_problems(resources.check), *_problems(resources.check_method, plan.method)]
+    return replace(plan, problems=(*plan.problems, *problems), notes=notes)
 
 
 def _planned(
@@ -177,6 +178,8 @@ def _timed(plan: MergePlan, load: Load, speeds: Speeds, workers: int | None, sta
         there = start + RAY_START + (here.seconds - start) / workers
         cluster = ClusterTime(workers, there, here.seconds / there)
     notes = plan.notes if speeds.write is not None else (*plan.notes, "without -o, the time to write is not estimated")
+    if METHODS[plan.method].whole:
+        notes = (*notes, "the time for singular vectors, most of the work on large matrices, is not estimated")
     return replace(plan, speeds=speeds, time=here, cluster=cluster, notes=notes)
 
 

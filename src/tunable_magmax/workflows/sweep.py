@@ -34,6 +34,8 @@ from tunable_magmax.merging.resources import (
     kernels_for,
     plan_memory,
     read_threads,
+    triples_bytes,
+    whole_bytes,
 )
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.workflows.points import Point
@@ -226,13 +228,18 @@ class _Opened:
         return [] if self.reports_only else [shard.size for shard in shards]
 
     def memory_needed(self) -> int:
-        """Returns bytes beyond the interpreter: inputs, bit planes, the merged vector for a matched scale, buffers."""
+        """Returns bytes beyond the interpreter: inputs, bit planes, the merged vector for a matched scale, buffers.
+
+        Methods that merge matrices whole need room for the largest, and for the singular vectors of all tasks.
+        """
         layout, kernels = self.inputs.layout, kernels_for(torch.device("cpu"))
         plan = plan_memory(layout, self.options, kernels, self.resources.threads, None, borrows=False)
         width = 8 if any(tensor.working == "F64" for tensor in layout.mergeable) else 4
         each = plan.chunk * ((len(self.inputs.paths) + 2) * width + 16) + layout.working_bytes
         loaded = sum(info.nbytes for info in tensors_to_load(layout).values())
-        return loaded + plan.planes + plan.stash + SPARE + plan.threads * each + layout.factor_bytes
+        whole = whole_bytes(layout, self.options)
+        whole += triples_bytes(layout, self.options, len(self.inputs.paths) - 1)
+        return loaded + plan.planes + plan.stash + SPARE + plan.threads * each + layout.factor_bytes + whole
 
     def problems(self) -> Iterator[str]:
         """Yields what prevents the sweep: too little memory, or too little space on disk."""

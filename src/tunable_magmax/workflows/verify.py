@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
+from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
@@ -29,6 +32,11 @@ from tunable_magmax.workflows.inspect import read_report
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
 _REDERIVED = ("elements", "budget", "counts", "leftovers", "scale", "last_length", "merged_length")
+STEP_SHARE = 1e-3
+"""For methods without the same bits everywhere: merged values may differ by this share of the model's mean step (the
+root of its mean square), beside the rounding of the output's type."""
+LENGTH_SHARE = 1e-4
+"""Likewise for the length of the merged vector, and for a scale matched to it: by this share of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,8 @@ def verify_checkpoint(
     """Checks a merged checkpoint against its report: digests, files, tensors, sums of counts.
 
     With `base` and `tasks` the merge is done again as the report says, under the bound `memory`, and every byte is
-    compared. What does not fit is a failed check; no report, or inputs that cannot be merged, an `InputError`.
+    compared; merged values of `tsv` are compared within a tolerance. What does not fit is a failed check; no report, or
+    inputs that cannot be merged, an `InputError`.
 
     >>> import tempfile, torch, tunable_magmax as tmx
     >>> from safetensors.torch import save_file
@@ -203,10 +212,16 @@ def _rederive(
         with merge_of(inputs, options, resources, Path(folder) / "planes", progress) as merge:
             merge.survey()
             merge.decide()
-            checks.append(_values(merge, inputs, checkpoint, report))
+            values = (
+                _values_within(merge, inputs, checkpoint)
+                if merge.varies
+                else _values(merge, inputs, checkpoint, report)
+            )
+            checks.append(values)
             again = merge.report()
     for name in _REDERIVED:
-        checks.append(_equal(f"{name.replace('_', ' ')}, derived again", getattr(again, name), getattr(report, name)))
+        compare = _close if merge.varies and name in ("scale", "merged_length") else _equal
+        checks.append(compare(f"{name.replace('_', ' ')}, derived again", getattr(again, name), getattr(report, name)))
     tensors = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
     copied = sorted(set(again.copied) ^ set(report.copied))
     for what, differ, count in (("tensors", tensors, len(again.tensors)), ("copied", copied, len(again.copied))):
@@ -216,28 +231,75 @@ def _rederive(
 
 def _values(merge: Merge, inputs: Inputs, checkpoint: Checkpoint, report: MergeReport) -> Check:
     """Compares all values, merged and copied, with the checkpoint's. All are rendered, since that counts owners."""
-    [shard] = plan_shards(merged_tensors(merge))
-    blocks = shard_data(merge, inputs, shard)
     differing: list[str] = []
-    for info in shard.tensors:
-        held = checkpoint.tensors.get(info.name)
-        same, done = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape), 0
-        while done < info.nbytes:  # a block never reaches into the next tensor
-            block = next(blocks)
-            if same:
-                stored = memoryview(bytearray(block.nbytes))
-                try:
-                    checkpoint.read_into(info.name, done, stored)
-                    same = stored == block.cast("B")
-                except StorageError:
-                    same = False
-            done += block.nbytes
-        if not same:
+    total = 0
+    for info, blocks in _blocks(merge, inputs, checkpoint):
+        total += info.numel
+        if sum(stored != derived for derived, stored in blocks):
             differing.append(f"{info.name!r} ({'merged' if info.name in report.tensors else 'copied'}) differs")
-    for _ in blocks:
-        pass
-    total = sum(info.numel for info in shard.tensors)
     return _none("values, derived again", differing, f"all {total:,} equal to the bit")
+
+
+def _values_within(merge: Merge, inputs: Inputs, checkpoint: Checkpoint) -> Check:
+    """Compares all values: copied ones to the bit, merged ones within a tolerance, which is known after all of them."""
+    merged = {merge.layout.mergeable[place.tensor].name for place in merge.places}
+    differing: list[str] = []
+    distances: dict[str, float] = {}
+    for info, blocks in _blocks(merge, inputs, checkpoint):
+        dtype = torch_dtype(info.dtype)
+        if info.name not in merged or dtype is None:
+            if sum(stored != derived for derived, stored in blocks):
+                differing.append(f"{info.name!r} (copied) differs")
+            continue
+        distances[info.name] = max([_distance(derived, stored, dtype) for derived, stored in blocks], default=0.0)
+    step = abs(merge.scale) * math.sqrt(merge.merged_square / max(merge.elements, 1))
+    tolerance = STEP_SHARE * step
+    differing += [
+        f"{name!r} (merged) differs by up to {distance:.2g}, the tolerance is {tolerance:.2g}"
+        for name, distance in distances.items()
+        if not distance <= tolerance
+    ]
+    fine = f"copied ones equal to the bit, merged ones within {tolerance:.2g}, {STEP_SHARE:g} of the mean step"
+    return _none("values, derived again", differing, fine)
+
+
+def _distance(derived: memoryview, stored: memoryview | None, dtype: torch.dtype) -> float:
+    """Returns how far two blocks of values are apart at most, beyond the rounding of their type."""
+    if stored is None:
+        return math.inf
+    one, other = (torch.frombuffer(block, dtype=dtype).double() for block in (bytearray(derived), stored))
+    apart = (one - other).abs() - torch.finfo(dtype).eps * torch.maximum(one.abs(), other.abs())
+    return float(apart.nan_to_num(nan=math.inf).max().clamp(min=0))
+
+
+def _blocks(
+    merge: Merge, inputs: Inputs, checkpoint: Checkpoint
+) -> Iterator[tuple[TensorInfo, Iterator[tuple[memoryview, memoryview | None]]]]:
+    """Yields each tensor with its values block by block: derived again, and as stored (None if they are not there).
+
+    The blocks of a tensor must be used up before the next one is asked for.
+    """
+    [shard] = plan_shards(merged_tensors(merge))
+    derived = shard_data(merge, inputs, shard)
+
+    def of(info: TensorInfo) -> Iterator[tuple[memoryview, memoryview | None]]:
+        held = checkpoint.tensors.get(info.name)
+        there, done = held is not None and (held.dtype, held.shape) == (info.dtype, info.shape), 0
+        while done < info.nbytes:  # a block never reaches into the next tensor
+            block = next(derived).cast("B")
+            stored = memoryview(bytearray(block.nbytes))
+            try:
+                if there:
+                    checkpoint.read_into(info.name, done, stored)
+            except StorageError:
+                there = False
+            yield block, stored if there else None
+            done += block.nbytes
+
+    for info in shard.tensors:
+        yield info, of(info)
+    for _ in derived:
+        pass
 
 
 def _none(what: str, faults: Sequence[str], fine: str) -> Check:
@@ -249,6 +311,12 @@ def _equal(what: str, actual: object, reported: object) -> Check:
     if actual == reported:
         return Check(what, True, _short(actual))
     return Check(what, False, f"{_short(actual)}, but the report says {_short(reported)}")
+
+
+def _close(what: str, actual: float, reported: float) -> Check:
+    if math.isclose(actual, reported, rel_tol=LENGTH_SHARE):
+        return Check(what, True, f"{actual}, within {LENGTH_SHARE:g} of the report's")
+    return _equal(what, actual, reported)
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,111 @@
+"""Singular vectors of task vectors, for the method `tsv`: by eigenvalues of the smaller Gram matrix, in float64.
+
+A matrix lies here with its shorter side first: [short, long]. Of each task only the vectors of the short side are
+computed by a decomposition and kept; those of the long side follow from them by a product with the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ZERO = 1e-6
+"""Singular values of at most this share of the largest count as zero. Squares in float64 tell no finer."""
+DEPENDENT = 1e-10
+"""Directions of the concatenated factors count as dependent if their squared length is at most this share of the
+largest: below it, the polar factor would blow up what rounding alone has put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triples:
+    """The singular values of a matrix [rank], largest first, and the vectors of its short side [short, rank]."""
+
+    values: Tensor
+    short: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one task gives: its matrix [short, long] in float64, its triples, and how many of these are taken."""
+
+    matrix: Tensor
+    triples: Triples
+    rank: int
+
+
+def triples_of(matrix: Tensor) -> Triples:
+    """Returns the singular triples of a float64 matrix [short, long], less those whose value counts as zero.
+
+    >>> triples_of(torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]], dtype=torch.float64)).values.tolist()
+    [5.0]
+    """
+    largest = float(matrix.abs().max())
+    if not largest:
+        return Triples(matrix.new_empty(0), matrix.new_empty(len(matrix), 0))
+    scaled = matrix / largest  # squares of the values themselves may overflow, or vanish
+    squares, vectors = torch.linalg.eigh(scaled @ scaled.mT)  # in rising order
+    del scaled
+    values = squares.clamp(min=0).sqrt()
+    rank = int((values > ZERO * values[-1]).sum())
+    return Triples(values[-rank:].flip(0) * largest, vectors[:, -rank:].flip(1))
+
+
+def united(parts: Iterable[Part], short: int, long: int) -> Tensor | None:
+    """Returns the matrix [short, long] made of the parts' triples, with both factors made orthogonal; None if zero.
+
+    The parts may be made one at a time: a part is let go before the next one is asked for.
+
+    >>> matrices = [torch.diag(torch.tensor(row, dtype=torch.float64)) for row in ([2, 0], [0, 1])]
+    >>> united((Part(matrix, triples_of(matrix), 1) for matrix in matrices), 2, 2)
+    tensor([[2., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    left, right, values = None, None, []
+    used = tasks = 0
+    for part in parts:
+        rank = min(part.rank, len(part.triples.values))
+        if not rank:
+            continue
+        if left is None or right is None:
+            left, right = part.matrix.new_empty(short, short), part.matrix.new_empty(long, short)
+        own, vectors = part.triples.values[:rank], part.triples.short[:, :rank]
+        left[:, used : used + rank] = vectors
+        torch.matmul(part.matrix.mT, vectors, out=right[:, used : used + rank]).div_(own)
+        values.append(own)
+        used, tasks = used + rank, tasks + 1
+        del part
+    if left is None or right is None:
+        return None
+    left, right, core = left[:, :used], right[:, :used], torch.cat(values)
+    if tasks == 1:  # its vectors are orthogonal as they are
+        return (left * core) @ right.mT
+    middle = (_inverse_root(left) * core) @ _inverse_root(right)
+    return left @ middle @ right.mT
+
+
+def _inverse_root(factor: Tensor) -> Tensor:
+    """Returns (F^T F)^(-1/2) on the directions that are independent, and 0 on the others."""
+    squares: Tensor
+    vectors: Tensor
+    squares, vectors = torch.linalg.eigh(factor.mT @ factor)
+    roots = torch.where(squares > DEPENDENT * squares[-1], squares.clamp(min=DEPENDENT).rsqrt(), 0.0)
+    return (vectors * roots) @ vectors.mT
+
+
+def working_bytes(rows: int, columns: int, width: int) -> int:
+    """Returns the memory that merging one matrix takes; values of base and tasks have `width` bytes in it.
+
+    Base, task, what is read and the merged vector in their own types; a matrix, its scaled copy and a factor in
+    float64; of the short side, two factors and what the decomposition of a Gram matrix works in.
+    """
+    short = min(rows, columns)
+    return rows * columns * (4 * width + 3 * 8) + 8 * 8 * short * short
+
+
+def kept_bytes(rows: int, columns: int) -> int:
+    """Returns the memory of the triples of a task's matrix."""
+    short = min(rows, columns)
+    return 8 * short * (short + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import sys
 
@@ -218,12 +217,6 @@ def test_intervals_reach_to_the_next_point_that_is_clearly_worse():
     assert searching._intervals(history[2:3], history[2], 10, 0.9) == ((0, 1), (0, 1))
     one = [trial(weight, np.array([weight == 0.5])) for weight in (0.1, 0.5, 0.9)]
     assert searching._intervals(one, one[1], 1, 0.9) == ((0, 1), (0, 1))
-
-
-def test_the_sign_test_counts_coins():
-    for lost, won in itertools.product(range(5), range(5)):
-        throws = list(itertools.product([0, 1], repeat=lost + won))
-        assert searching._sign_test(lost, won) == np.mean([sum(coins) >= lost for coins in throws])
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, METRICS, RUN_FILE, Run, is_run
+from tunable_magmax.workflows.candidates import read_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -311,11 +312,7 @@ def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor
     from tunable_magmax.merging.state_dicts import merge_state_dicts
     from tunable_magmax.models.state import read_tensors
 
-    states = []
-    for done, path in enumerate((recipe.base, *recipe.tasks), 1):
-        states.append(read_tensors(path))
-        if progress is not None:
-            progress("loading", done, 1 + len(recipe.tasks))
+    states = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
     merged = merge_state_dicts(states[0], states[1:], **recipe.options)
     return merged.state_dict, merged.report
 

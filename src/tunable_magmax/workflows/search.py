@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.evaluation.comparison import sign_test
 from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.estimate import JSON
@@ -24,6 +25,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.candidates import read_each
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
 if TYPE_CHECKING:
@@ -157,13 +159,7 @@ class _Scorer:
         from tunable_magmax.models.state import read_state
 
         self._evaluator = evaluator
-        states, digests = [], []
-        for done, path in enumerate((run.base, *run.tasks), 1):
-            state, digest = read_state(path)
-            states.append(state)
-            digests.append(digest)
-            if progress is not None:
-                progress("loading", done, 1 + len(run.tasks))
+        states, digests = zip(*read_each((run.base, *run.tasks), read_state, progress), strict=True)
         self.digest = self._problem(digests)
         self._session = MergeSession(states[0], states[1:])
         if not self._session.elements:
@@ -209,7 +205,7 @@ def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float
     winner = right[history.index(best)]
     lost, won = (winner & ~right).sum(axis=1).tolist(), (right & ~winner).sum(axis=1).tolist()
     alpha = (1 - level) / 2
-    worse = np.array([_sign_test(b, c) <= alpha for b, c in zip(lost, won, strict=True)])
+    worse = np.array([sign_test(b, c) <= alpha for b, c in zip(lost, won, strict=True)])
     weights = np.array([trial.weights for trial in history])
     intervals = []
     for column in weights.T:
@@ -217,13 +213,3 @@ def _intervals(history: Sequence[Trial], best: Trial, samples: int, level: float
         below, above = column[column < low], column[column > high]
         intervals.append((float(below.max()) if below.size else 0.0, float(above.min()) if above.size else 1.0))
     return tuple(intervals)
-
-
-def _sign_test(lost: int, won: int) -> float:
-    """Returns the chance of at least `lost` heads among lost + won throws of a fair coin.
-
-    >>> _sign_test(5, 0), _sign_test(0, 0)
-    (0.03125, 1.0)
-    """
-    throws = lost + won
-    return sum(math.comb(throws, heads) for heads in range(lost, throws + 1)) / (1 << throws)

@@ -1,0 +1,160 @@
+"""`Candidates`: the models that a run offers to a site, each scored on the same labelled samples, all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import predict
+from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.files import Progress
+from tunable_magmax.runs.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tunable_magmax.merging.report import MergeReport
+
+_Content = TypeVar("_Content")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that a run offers: a checkpoint as it is (`method` is None), or a merge of all tasks.
+
+    `name`: "base", a task's name, "last", or "average", "magmax", "tsv", "tunable". `checkpoint`: 0 is the base, t the
+    t-th task. `scale`: None is the method's default. `weighted`: whether the merge takes the preference's weights.
+    """
+
+    name: str
+    method: str | None = None
+    checkpoint: int | None = None
+    scale: float | str | None = None
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.method is None) == (self.checkpoint is None):
+            raise InputError(f"candidate {self.name!r}: give either a method or the number of a checkpoint")
+
+    @property
+    def title(self) -> str:
+        """What tables and sentences call it.
+
+        >>> Candidate("birds", checkpoint=1).title, tunable(0.5).title
+        ('task birds', 'tunable, scale 0.5')
+        """
+        if self.checkpoint is not None:
+            return self.name if self.name in ("base", "last") else f"task {self.name.removeprefix('task ')}"
+        if self.name != "tunable":
+            return self.name
+        return f"tunable, {self.scale}" if isinstance(self.scale, str) else f"tunable, scale {self.scale or 1:g}"
+
+
+def tunable(scale: float | str = "matched") -> Candidate:
+    """Returns the Tunable MAGMAX merge with the preference's weights, at a scale."""
+    return Candidate("tunable", "tunable_magmax", None, scale, weighted=True)
+
+
+def usual_candidates(run: Run, scales: Sequence[float | str] = ("matched",)) -> tuple[Candidate, ...]:
+    """Returns what is worth comparing: base, every task's checkpoint, other merges, Tunable MAGMAX at each scale.
+
+    The last task's checkpoint is called "last". `scales` that are given twice count once.
+    """
+    from tunable_magmax.merging.methods import METHODS
+
+    names = ["base", *run.labels[:-1], "last"]
+    others = [
+        Candidate("average", "average", None, 1.0, weighted=True),
+        Candidate("magmax", "magmax", None, "matched"),
+        Candidate("tsv", "tsv", None, None, weighted=True),
+    ]
+    return (
+        *(Candidate(name, checkpoint=t) for t, name in enumerate(names)),
+        *(other for other in others if other.method in METHODS),
+        *map(tunable, dict.fromkeys(scales)),
+    )
+
+
+class Candidates:
+    """Scores candidates of one run on the samples of an evaluator. A context manager.
+
+    Base and tasks are read once and task vectors compared once; a candidate then costs a merge and a forward pass.
+
+        with Candidates(run, evaluator) as candidates:
+            logits = candidates.logits(tunable(), preference.weights)
+        right = right_answers(logits, candidates.truth, preference.prior.bias(head.classes))
+    """
+
+    def __init__(self, run: Run, evaluator: Evaluator, *, seed: int = 0, progress: Progress | None = None) -> None:
+        """`evaluator`: with the encoder of the run's base; its head's bias is not used. `seed`: of the lottery."""
+        from tunable_magmax.merging.state_dicts import MergeSession
+        from tunable_magmax.models.state import read_tensors
+
+        self.evaluator, self.seed = evaluator, seed
+        self.reports: dict[Candidate, MergeReport] = {}
+        """The report of the latest merge of each candidate."""
+        self._states = read_each((run.base, *run.tasks), read_tensors, progress)
+        self._session = MergeSession(self._states[0], self._states[1:])
+
+    def __enter__(self) -> Candidates:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the task vectors."""
+        self._session.close()
+
+    @property
+    def truth(self) -> NDArray[np.int64]:
+        """The right class of each sample, as an index into the head's classes."""
+        return self.evaluator.truth
+
+    def state(self, candidate: Candidate, weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+        """Returns the tensors of a candidate; of a merge, its report is put into `reports`."""
+        if candidate.checkpoint is not None:
+            if not 0 <= candidate.checkpoint < len(self._states):
+                raise InputError(f"{candidate.title}: the run has no checkpoint {candidate.checkpoint}")
+            return self._states[candidate.checkpoint]
+        options: dict[str, Any] = {"weights": None if weights is None else list(weights)} if candidate.weighted else {}
+        merged = self._session.merge(method=candidate.method, scale=candidate.scale, seed=self.seed, **options)
+        self.reports[candidate] = merged.report
+        return merged.state_dict
+
+    def logits(self, candidate: Candidate, weights: Sequence[float] | None = None) -> NDArray[np.float32]:
+        """Returns the scaled cosines [n, classes] of a candidate without any prior: one forward pass."""
+        logits: NDArray[np.float32] = self.evaluator.logits(self.state(candidate, weights)).float().cpu().numpy()
+        return logits
+
+
+def right_answers(logits: Any, truth: Any, bias: Any = None) -> NDArray[np.bool_]:
+    """Returns which samples are right: their class has the largest logit, after a `bias` [classes] is added.
+
+    >>> right_answers([[2.0, 1.0], [2.0, 1.0]], [0, 1], bias=[0.0, 3.0]).tolist()
+    [False, True]
+    """
+    scores = np.asarray(logits, dtype=np.float32)
+    if bias is not None:
+        scores = scores + np.asarray(bias, dtype=np.float32)
+    predicted, _ = predict(scores, np.full(len(scores), -1), [])
+    right: NDArray[np.bool_] = predicted == np.asarray(truth)
+    return right
+
+
+def read_each(
+    paths: Sequence[Path], read: Callable[[Path], _Content], progress: Progress | None = None
+) -> list[_Content]:
+    """Reads checkpoints one after the other, by `read`."""
+    contents = []
+    for done, path in enumerate(paths, 1):
+        contents.append(read(path))
+        if progress is not None:
+            progress("loading", done, len(paths))
+    return contents

@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -15,6 +16,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 import labelled_run
 
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.evaluate import Reading, evaluate_run
 
@@ -223,6 +225,44 @@ def test_domains(tmx, benched, tmp_path):
     assert accuracy["confusion"] is None
     text = tmx("eval", benched.path, "--checkpoint", "second", "--confusion", *CPU).out
     assert "no confusion between tasks: they share their classes" in text
+
+
+def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):
+    tables = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
+    prior = Preference((1, 0)).with_prior(tables, eps=0.02).prior
+    replace(Preference((0, 1)), prior=prior).save(tmp_path / "site.json")
+    common = (image_run.path, "--preference", tmp_path / "site.json", "--data", site)
+    with_prior, without = told(tmx, *common), told(tmx, *common, "--prior", "none")
+    assert with_prior["prior"] == {"source": "preference", "eps": 0.02}
+    assert without["prior"] is None
+    assert without["accuracy"] == told(tmx, image_run.path, "--weights", "0,1", "--data", site)["accuracy"]
+    # Nearly all the prior's mass is on red and blue: fewer samples are taken for other classes.
+    taken = [sum(row[1] for row in found["accuracy"]["confusion"]) for found in (with_prior, without)]
+    assert taken[0] < taken[1]
+    text = tmx("eval", *common, *CPU).out
+    assert "  with the site prior of the preference, eps 0.02 (--prior none leaves it out)\n" in text
+    assert "prior" not in tmx("eval", *common, "--prior", "none", *CPU).out
+
+
+def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
+    head = load_head(image_run.path / "head.safetensors")
+    model = shutil.copytree(image_run.path / "first", tmp_path / "model")
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(image_run.path / "base" / name, model / name)
+    save_head(
+        Head.of(head.weight, head.classes, head.logit_scale, np.array([100, 0, 0, 0])), model / "head.safetensors"
+    )
+    found = told(tmx, model, "--data", site)
+    assert found["prior"] == {"source": "head", "eps": None}
+    assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red
+    text = tmx("eval", model, "--data", site, *CPU).out
+    assert "  with the site prior in the head's file (--prior none leaves it out)\n" in text
+    plain = told(tmx, model, "--data", site, "--prior", "none")
+    assert plain["prior"] is None
+    assert plain["accuracy"]["right"] == told(tmx, image_run.path / "first", "--data", site)["accuracy"]["right"]
+    several = told(tmx, image_run.path, "--checkpoint", "all", "--data", site, "--head", model / "head.safetensors")
+    assert several["prior"] == {"source": "head", "eps": None}
+    assert several["checkpoints"]["base"]["right"] == COUNTS["red"]
 
 
 def test_quiet_is_a_number(tmx, image_run, site):

@@ -27,9 +27,9 @@ OPTIONS = {
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device",
     "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",
-    "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --split --text-column "
-    "--label-column --limit --draw-seed --strict --level --batch --device --base --task --weights --budget "
-    "--preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
+    "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --prior --split "
+    "--text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task --weights "
+    "--budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",

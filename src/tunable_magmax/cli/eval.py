@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
     from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation
+    from tunable_magmax.workflows.scoring import AppliedPrior
 
 ALL = "all"
+NO_READING = ("data", "head", "run", "prior", "draw_seed")
 
 
 @Parameter(name="*", group=Group("Data and head", sort_key=1))
@@ -36,6 +38,8 @@ class DataAndHead:
     """The frozen head. Default: the run's, or one beside the model, or of the run it was merged from."""
     run: Path | None = None
     """The run directory the model comes from: its head, tasks and test data."""
+    prior: Literal["auto", "none"] = "auto"
+    """The site prior on the head: auto is that of --preference, or the bias in the head's file; none leaves it out."""
     split: str | None = None
     """Of data with several. Of a benchmark: test (default) or train."""
     text_column: str | None = None
@@ -96,7 +100,8 @@ def eval(
     as_json
         Print everything as JSON on stdout.
     """
-    from tunable_magmax.workflows.evaluate import Reading, evaluate, evaluate_run, kind_of, measured_by_training
+    from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, kind_of, measured_by_training
+    from tunable_magmax.workflows.scoring import Reading, preferred_prior
 
     kind = None if model is None else kind_of(model)
     merging = any(value is not None for value in asdict(what).values())
@@ -107,10 +112,11 @@ def eval(
         lines = [f"{model}, as training measured it", *matrix_lines(matrix)]
         _print(matrix.to_dict(), lines, float("nan") if average is None else average, quiet, as_json)
         return
-    values = {key: value for key, value in asdict(options).items() if key not in ("data", "head", "run", "draw_seed")}
+    values = {key: value for key, value in asdict(options).items() if key not in NO_READING}
     reading = Reading(**values, seed=options.draw_seed)
+    prior = preferred_prior(what.preference, options.prior)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
-        common: dict[str, Any] = {"head": options.head, "reading": reading, "progress": progress}
+        common: dict[str, Any] = {"head": options.head, "prior": prior, "reading": reading, "progress": progress}
         if model is not None and checkpoint is not None:
             chosen = None if ALL in checkpoint else checkpoint
             several = evaluate_run(model, options.data, checkpoints=chosen, **common)
@@ -167,12 +173,21 @@ def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool) -
     report = evaluation.merge
     if report is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
+    yield from prior_lines(evaluation.prior)
     yield from accuracy_lines(evaluation.accuracy, confusion, per_class)
+
+
+def prior_lines(prior: AppliedPrior | None) -> Iterator[str]:
+    """Yields a line about the prior, if one was applied."""
+    if prior is not None:
+        whence = "in the head's file" if prior.source == "head" else f"of the preference, eps {prior.eps:.3g}"
+        yield f"  with the site prior {whence} (--prior none leaves it out)"
 
 
 def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool) -> Iterator[str]:
     """Yields the lines about some checkpoints of a run, or about all with the accuracy matrix."""
     yield f"{evaluation.run} on {evaluation.data}, with the head {evaluation.head}"
+    yield from prior_lines(evaluation.prior)
     if evaluation.matrix is not None:
         overall = {name: accuracy.overall.value for name, accuracy in evaluation.accuracies.items()}
         yield from matrix_lines(evaluation.matrix, overall)

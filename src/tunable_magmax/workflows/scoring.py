@@ -1,0 +1,192 @@
+"""Opens what a model is scored with: its head with or without a site's prior, and labelled data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tunable_magmax.config import read_yaml
+from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import InputError, closest
+from tunable_magmax.evaluation.accuracy import LEVEL
+from tunable_magmax.evaluation.evaluator import EVALUATION_BATCH, Evaluator, Labelled, label_benchmark, label_samples
+from tunable_magmax.files import Progress
+from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.head import Head
+
+Data: TypeAlias = str | Path | Samples | Benchmark | None
+"""Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
+Prior: TypeAlias = SitePrior | Literal["auto", "none"]
+"""A site prior for the head; "auto": the bias that the head's file holds, if any; "none": no prior."""
+HEAD_FILES = (HEAD_FILE, "head.safetensors")
+YAML = (".yml", ".yaml")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How data are read and evaluated; None stands for the usual choice."""
+
+    split: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    limit: int | None = None
+    """If there are more samples, a seeded draw of so many is evaluated."""
+    seed: int = 0
+    batch: int = EVALUATION_BATCH
+    device: str | None = None
+    strict: bool = False
+    level: float = LEVEL
+
+
+@dataclass(frozen=True)
+class AppliedPrior:
+    """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds."""
+
+    source: Literal["preference", "head"]
+    eps: float | None = None
+
+
+# -- the head --------------------------------------------------------------------------------------------------------
+
+
+def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | None = None) -> tuple[Path, Run | None]:
+    """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
+
+    They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
+    log.
+    """
+    owner = run or _run_of(model)
+    place = model.base if isinstance(model, Recipe) else model
+    folder = place if place.is_dir() else place.parent
+    if head is None:
+        own = None if owner is None else owner.head
+        files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
+        beside = next(filter(Path.is_file, files), None)
+        head = (own or beside) if run is not None else (beside or own)
+    if head is not None:
+        return Path(head), owner
+    if owner is not None:
+        raise InputError(
+            f"{owner.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
+            f"`tmx profile {owner.path} --classifier HEAD`"
+        )
+    similar = sorted(folder.glob("*head*.safetensors"))
+    hint = f" (perhaps {similar[0]})" if similar else ""
+    raise InputError(
+        f"{place}: which head turns its embeddings into classes? Give --head FILE{hint}, or --run RUN_DIR, the run it "
+        f"comes from, or put the head beside it as {HEAD_FILES[0]}"
+    )
+
+
+def open_head(file: Path, prior: Prior = "auto") -> Head:
+    """Reads a head, with the bias that `prior` asks for."""
+    from tunable_magmax.models.head import load_head
+
+    head = load_head(file)
+    if isinstance(prior, SitePrior):
+        return head.with_prior(prior)
+    return head.with_prior(None) if prior == "none" else head
+
+
+def applied_prior(head: Head, prior: Prior) -> AppliedPrior | None:
+    """Returns which prior a head from `open_head` applies."""
+    if head.bias is None:
+        return None
+    return AppliedPrior("preference", prior.eps) if isinstance(prior, SitePrior) else AppliedPrior("head")
+
+
+def preferred_prior(preference: str | Path | None, asked: Literal["auto", "none"]) -> Prior:
+    """Returns the prior that a preference file carries, unless "none" is asked for."""
+    from tunable_magmax.preference.preference import Preference
+
+    if preference is None or asked == "none":
+        return asked
+    return Preference.load(preference).prior or "auto"
+
+
+def _run_of(model: Path | Recipe) -> Run | None:
+    """Returns the run whose checkpoints these are, or were merged."""
+    if isinstance(model, Recipe):
+        return _holder([model.base, *model.tasks])
+    from tunable_magmax.workflows.verify import logged_inputs
+
+    try:
+        inputs = None if (run := _holder([model])) else logged_inputs(model)
+    except InputError:  # no merge, or one without its report
+        return None
+    return run if inputs is None else _holder([inputs.base, *inputs.tasks])
+
+
+def _holder(checkpoints: list[Path]) -> Run | None:
+    """Returns the nearest run directory above the first checkpoint, if its run.json lists them all."""
+    folder = next(filter(is_run, checkpoints[0].parents), None)
+    try:
+        run = None if folder is None else Run.open(folder)
+    except InputError:
+        return None
+    listed = set() if run is None else {path.resolve() for path in (run.base, *run.tasks)}
+    return run if {path.resolve() for path in checkpoints} <= listed else None
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> tuple[Labelled, str]:
+    """Opens the data with labels in the head's classes and the run's tasks; also returns what to call them."""
+    if data is None:
+        data = _run_benchmark(run)
+    elif isinstance(data, str | Path):
+        is_benchmark = Path(data).suffix.lower() in YAML
+        columns = (reading.text_column, reading.label_column)
+        data = _benchmark_file(Path(data)) if is_benchmark else open_samples(data, reading.split, *columns)
+    if isinstance(data, Samples):
+        tasks = {} if run is None else run.classes
+        return label_samples(data, head.classes, tasks).draw(reading.limit, reading.seed), data.origin
+    split = reading.split or "test"
+    if split not in ("train", "test"):
+        hint = closest(split, ["train", "test"])
+        raise InputError(f"a benchmark has the splits train and test, not {split!r}{hint}")
+    labelled = label_benchmark(data, head.classes, "train" if split == "train" else "test")
+    return labelled.draw(reading.limit, reading.seed), f"{data.name} ({split})"
+
+
+def _run_benchmark(run: Run | None) -> Benchmark:
+    if run is None or run.benchmark is None:
+        why = "" if run is None else f" {run.path / RUN_FILE} names no benchmark."
+        raise InputError(
+            f"on what data?{why} Give --data, a folder of class folders or a table with labels; or --run RUN_DIR, a "
+            "run that was trained on a benchmark, whose test data are taken then"
+        )
+    return open_benchmark(BenchmarkOptions.read(run.benchmark, run.path))
+
+
+def _benchmark_file(path: Path) -> Benchmark:
+    """Opens the benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
+    wanted = "the section 'benchmark', as in the run.yaml of tmx train"
+    content = read_yaml(path, f"a YAML file with {wanted}", wanted)
+    section = content.get("benchmark", content)
+    return open_benchmark(BenchmarkOptions.read(section, path.parent))
+
+
+def open_evaluator(
+    checkpoint: Path,
+    data: Data,
+    head: Head,
+    run: Run | None,
+    reading: Reading,
+    progress: Progress | None = None,
+) -> tuple[Evaluator, str]:
+    """Makes an evaluator with the checkpoint's encoder; also returns what to call its data."""
+    from tunable_magmax.models.encoder import load_encoder
+
+    labelled, origin = open_labelled(data, head, run, reading)
+    encoder = load_encoder(checkpoint, reading.device, assets=None if run is None else run.base)
+    options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}
+    return Evaluator(encoder, head, labelled, progress=progress, **options), origin

@@ -229,18 +229,18 @@ def test_domains(tmx, benched, tmp_path):
 
 def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):
     tables = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
-    prior = Preference((1, 0)).with_prior(tables, eps=0.02).prior
+    prior = Preference((1, 0)).with_prior(tables, eps=1e-30).prior
     replace(Preference((0, 1)), prior=prior).save(tmp_path / "site.json")
     common = (image_run.path, "--preference", tmp_path / "site.json", "--data", site)
     with_prior, without = told(tmx, *common), told(tmx, *common, "--prior", "none")
-    assert with_prior["prior"] == {"source": "preference", "eps": 0.02}
+    assert with_prior["prior"] == {"source": "preference", "eps": 1e-30}
     assert without["prior"] is None
     assert without["accuracy"] == told(tmx, image_run.path, "--weights", "0,1", "--data", site)["accuracy"]
     # Nearly all the prior's mass is on red and blue: fewer samples are taken for other classes.
     taken = [sum(row[1] for row in found["accuracy"]["confusion"]) for found in (with_prior, without)]
     assert taken[0] < taken[1]
     text = tmx("eval", *common, *CPU).out
-    assert "  with the site prior of the preference, eps 0.02 (--prior none leaves it out)\n" in text
+    assert "  with the site prior of the preference, eps 1e-30 (--prior none leaves it out)\n" in text
     assert "prior" not in tmx("eval", *common, "--prior", "none", *CPU).out
 
 

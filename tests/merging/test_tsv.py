@@ -1,0 +1,365 @@
+"""`tsv` against numpy's own singular value decomposition, its limits, and that it is the same wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+import tunable_magmax as tmx
+from tunable_magmax.errors import InputError
+from tunable_magmax.merging import singular, state_dicts
+from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.methods import TaskSingularVectors, read_options
+from tunable_magmax.merging.stream import Merge
+from tunable_magmax.workflows.plan import plan_elsewhere, plan_merge
+from tunable_magmax.workflows.points import line
+from tunable_magmax.workflows.sweep import sweep_checkpoints
+from tunable_magmax.workflows.verify import verify_checkpoint
+
+State = dict[str, torch.Tensor]
+SHAPES = {"wide": (12, 30), "tall": (25, 9), "square": (16, 16), "row": (1, 8), "bias": (11,), "conv": (3, 4, 5)}
+NOTE = (
+    "tsv works with singular vectors, which differ in their last bits between devices and libraries: another machine "
+    "gives this result within a tolerance, not to the bit"
+)
+
+
+def sequence(tasks: int, seed: int = 0, dtype: torch.dtype = torch.float32, step: float = 0.1) -> list[State]:
+    random = torch.Generator().manual_seed(seed)
+    states = [{name: torch.randn(shape, generator=random, dtype=torch.float64) for name, shape in SHAPES.items()}]
+    for _ in range(tasks):
+        last = states[-1]
+        states.append(
+            {n: v + step * torch.randn(v.shape, generator=random, dtype=torch.float64) for n, v in last.items()}
+        )
+    return [{name: values.to(dtype) for name, values in state.items()} for state in states]
+
+
+def naive(vectors: Sequence[NDArray[np.float64]], weights: Sequence[object]) -> NDArray[np.float64]:
+    """Section 7 of docs/method.md with numpy's decomposition; a tensor that is no matrix has its weighted mean."""
+    if vectors[0].ndim != 2:
+        shares = np.array([float(str(w)) for w in weights])
+        return np.tensordot(shares / shares.sum(), np.stack(list(vectors)), 1)
+    left, values, right = [], [], []
+    for vector, rank in zip(vectors, tmx.budget(weights, min(vectors[0].shape)), strict=True):
+        u, s, vt = np.linalg.svd(vector, full_matrices=False)
+        left.append(u[:, :rank])
+        values.append(s[:rank])
+        right.append(vt[:rank].T)
+
+    def polar(factor: NDArray[np.float64]) -> NDArray[np.float64]:
+        u, _, vt = np.linalg.svd(factor, full_matrices=False)
+        return u @ vt
+
+    return (polar(np.hstack(left)) * np.concatenate(values)) @ polar(np.hstack(right)).T
+
+
+def vectors_of(states: list[State], name: str) -> list[NDArray[np.float64]]:
+    return [(state[name] - states[0][name]).double().numpy() for state in states[1:]]
+
+
+def largest_difference(one: State, other: State) -> float:
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("weights", [None, [1, 1, 1, 1], [0.1, 0.5, 0.3, 0.1], [3, 0, 1, 0], [0, 0, 0, 2]], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-8)], ids=str)
+def test_it_is_what_numpy_makes_of_the_definition(weights, dtype, tolerance) -> None:
+    states = sequence(4, dtype=dtype)
+    merged = tmx.merge_state_dicts(states[0], states[1:], method="tsv", weights=weights)
+    assert merged.report.scale == 1
+    for name, base in states[0].items():
+        wanted = base.double().numpy() + naive(vectors_of(states, name), weights or [1] * 4)
+        assert merged.state_dict[name].dtype == dtype
+        np.testing.assert_allclose(merged.state_dict[name].double().numpy(), wanted, rtol=0, atol=tolerance)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(1, 5), st.integers(0, 1000), st.data())
+def test_one_hot_weights_give_that_task(tasks, seed, data) -> None:
+    states = sequence(tasks, seed)
+    hot = data.draw(st.integers(0, tasks - 1))
+    weights = [float(t == hot) for t in range(tasks)]
+    merged = tmx.merge_state_dicts(states[0], states[1:], method="tsv", weights=weights)
+    assert largest_difference(merged.state_dict, states[hot + 1]) < 1e-6
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nearly_identical_tasks_stay_finite_and_bounded(noise, dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    base, shared = torch.zeros(20, 30, dtype=dtype), torch.randn(20, 30, generator=random, dtype=dtype)
+    tasks = [{"w": shared + noise * torch.randn(20, 30, generator=random, dtype=dtype)} for _ in range(4)]
+    merged = tmx.merge_state_dicts({"w": base}, tasks, method="tsv").state_dict["w"]
+    assert bool(merged.isfinite().all())
+    bound = max(float(torch.linalg.matrix_norm(task["w"], 2)) for task in tasks)
+    assert float(torch.linalg.matrix_norm(merged, 2)) <= bound * (1 + 1e-5)
+    if noise <= 1e-7:  # the tasks share their top five directions, and nothing else is left
+        wanted = naive([shared.double().numpy()] * 4, [1, 0, 0, 0])
+        u, s, vt = np.linalg.svd(wanted)
+        top = (u[:, :5] * s[:5]) @ vt[:5]
+        np.testing.assert_allclose(merged.double().numpy(), top, atol=1e-4)
+
+
+def test_ranks_follow_the_budget() -> None:
+    """Tasks on directions of their own: each gives as many of its largest as its share of the rank."""
+    base = {"w": torch.zeros(12, 20)}
+    values = torch.arange(12.0, 0.0, -1.0)
+    tasks = []
+    for t in range(3):  # task t has the rows 4 t .. 4 t + 3, so that no two share a direction
+        own = torch.zeros(12, 20)
+        rows = torch.arange(4 * t, 4 * t + 4)
+        own[rows, rows] = values[rows]
+        tasks.append({"w": own})
+    weights = [0.25, 0.6, 0.15]
+    ranks = tmx.budget(weights, 12)
+    assert ranks == [4, 7, 1]
+    merged = tmx.merge_state_dicts(base, tasks, method="tsv", weights=weights).state_dict["w"]
+    kept = [int((merged[4 * t : 4 * t + 4].abs() > 1e-6).sum()) for t in range(3)]
+    assert kept == [min(rank, 4) for rank in ranks]  # a task of rank 4 has no more to give
+    assert merged[8, 8] == pytest.approx(4.0)
+    method = TaskSingularVectors(read_options(3, method="tsv", weights=weights), 3)
+    assert method.ranks((12, 20)) == method.ranks((20, 12)) == ranks
+
+
+def test_values_that_count_as_zero_are_dropped() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 1e-3, 2e-6, 5e-7, 0.0], dtype=torch.float64))
+    assert singular.triples_of(matrix).values.tolist() == pytest.approx([1.0, 1e-3, 2e-6], rel=1e-3)
+    tiny = singular.triples_of(matrix * 1e-300)  # whose squares are 0 in float64
+    assert tiny.values.tolist() == pytest.approx([1e-300, 1e-303, 2e-306], rel=1e-3)
+    assert singular.triples_of(torch.zeros(3, 4, dtype=torch.float64)).short.shape == (3, 0)
+
+
+def test_an_active_task_that_did_not_change_the_matrix_gives_nothing() -> None:
+    base, still = {"w": torch.ones(4, 6), "b": torch.zeros(2)}, {"w": torch.ones(4, 6), "b": torch.ones(2)}
+    moved = {"w": torch.ones(4, 6) + torch.eye(4, 6), "b": torch.zeros(2)}
+    merged = tmx.merge_state_dicts(base, [still, moved], method="tsv", weights=[1, 0])
+    assert torch.equal(merged.state_dict["w"], base["w"])
+    assert torch.equal(merged.state_dict["b"], still["b"])
+
+
+# -- options and report -----------------------------------------------------------------------------------------------
+
+
+def test_scale_and_report() -> None:
+    states = sequence(3)
+    base, tasks = states[0], states[1:]
+    default = tmx.merge_state_dicts(base, tasks, method="tsv")
+    assert (default.report.scale, default.report.options["scale"]) == (1.0, 1.0)
+    assert (default.report.counts, default.report.budget, default.report.leftovers) == (None, None, None)
+    assert default.report.warnings == (NOTE,)
+    assert tmx.MergeReport.from_json(default.report.to_json()) == default.report
+    matched = tmx.merge_state_dicts(base, tasks, method="tsv", scale="matched").report
+    assert matched.scale == pytest.approx(matched.last_length / matched.merged_length, rel=1e-5)
+    half = tmx.merge_state_dicts(base, tasks, method="tsv", scale=0.5)
+    whole = {name: base[name] + 2 * (half.state_dict[name] - base[name]) for name in base}
+    assert largest_difference(whole, default.state_dict) < 1e-5
+    for method in set(tmx.METHODS) - {"tsv"}:
+        assert read_options(3, method=method, scale=None) == read_options(3, method=method, scale="matched")
+
+
+def test_without_matrices_it_is_the_average_to_the_bit() -> None:
+    states = [{name: state[name] for name in ("bias", "conv")} for state in sequence(3)]
+    merged = tmx.merge_state_dicts(states[0], states[1:], method="tsv", weights=[1, 2, 3])
+    mean = tmx.merge_state_dicts(states[0], states[1:], method="average", weights=[1, 2, 3], scale=1)
+    assert all(torch.equal(merged.state_dict[name], mean.state_dict[name]) for name in states[0])
+    assert merged.report.warnings == ()
+
+
+def test_a_budget_is_refused() -> None:
+    base, *tasks = sequence(2)
+    with pytest.raises(InputError, match="method 'tsv' takes no budget; only tunable_magmax does"):
+        tmx.merge_state_dicts(base, tasks, method="tsv", budget=[1, 2])
+
+
+# -- a session --------------------------------------------------------------------------------------------------------
+
+
+CHOICES: list[dict[str, Any]] = [
+    {"weights": [1, 0, 0, 0]},
+    {"weights": [1, 1, 0, 2]},
+    {"weights": [4, 1, 0, 2], "scale": "matched"},
+    {"scale": 0.3, "out_dtype": "bfloat16"},
+    {},
+]
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_session_equals_single_merges(portable, monkeypatch) -> None:
+    if portable:  # what tensors on a GPU go through
+        monkeypatch.setattr(state_dicts, "kernels_for", PortableKernels)
+    base, *tasks = sequence(4)
+    with tmx.MergeSession(base, tasks) as session:
+        session.merge()
+        for options in CHOICES:
+            found = session.merge(method="tsv", **options)
+            single = tmx.merge_state_dicts(base, tasks, method="tsv", **options)
+            assert found.report == single.report
+            assert largest_difference(found.state_dict, single.state_dict) == 0
+            assert session.merge(method="average").report == tmx.merge_state_dicts(base, tasks, method="average").report
+
+
+@pytest.mark.parametrize("solves", [True, False])
+def test_a_session_computes_singular_vectors_once_for_tasks_with_a_share(solves, monkeypatch) -> None:
+    monkeypatch.setattr(Merge, "solves", solves)  # False, as on a GPU: then a merge of its own does it
+    calls: list[tuple[int, ...]] = []
+
+    def counted(matrix: torch.Tensor) -> singular.Triples:
+        calls.append(tuple(matrix.shape))
+        return singular.triples_of(matrix)
+
+    monkeypatch.setattr("tunable_magmax.merging.methods.triples_of", counted)
+    base, *tasks = ({name: state[name] for name in ("wide", "tall", "bias")} for state in sequence(5))
+    with tmx.MergeSession(base, tasks) as session:
+        assert calls == []
+        session.merge(method="tsv", weights=[0, 1, 0, 0, 1])
+        assert sorted(calls) == [(9, 25)] * 2 + [(12, 30)] * 2
+        session.merge(method="tsv", weights=[0, 3, 0, 0, 1])
+        session.merge(method="magmax")
+        session.merge(method="tsv", weights=[0, 1, 0, 0, 3], scale="matched")
+        assert len(calls) == 4
+        session.merge(method="tsv", weights=[1, 3, 0, 0, 1])
+        assert len(calls) == 6
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{k}.safetensors" for k in range(4)]
+    for path, state in zip(paths, sequence(3), strict=True):
+        save_file(state, path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weights": [3, 1, 0]}, {"scale": "matched", "out_dtype": "bfloat16"}], ids=str
+)
+@pytest.mark.parametrize("settings", [{}, {"memory": "20MiB", "threads": 1}, {"shard_size": "1KB"}], ids=str)
+def test_files_give_what_memory_gives(files, tmp_path, options, settings) -> None:
+    states = [load_file(path) for path in files]
+    wanted = tmx.merge_state_dicts(states[0], states[1:], method="tsv", **options)
+    out = tmp_path / "out"
+    report = tmx.merge_checkpoints(files[0], files[1:], out, method="tsv", **options, **settings)
+    assert (report.scale, report.warnings) == (wanted.report.scale, wanted.report.warnings)
+    found: State = {}
+    for shard in out.glob("*.safetensors"):
+        found |= load_file(shard)
+    assert largest_difference(found, wanted.state_dict) <= (0.02 if "out_dtype" in options else 1e-6)
+    assert report.merged_length == pytest.approx(wanted.report.merged_length, rel=1e-5)
+    verified = verify_checkpoint(out, files[0], files[1:])
+    assert verified.ok, [check for check in verified.checks if not check.ok]
+    assert any("merged ones within" in check.detail for check in verified.checks)
+
+
+def test_a_saved_configuration_gives_the_same(files, tmp_path) -> None:
+    import yaml
+
+    from tunable_magmax.runs.recipe import read_recipe
+
+    first = tmx.merge_checkpoints(files[0], files[1:], tmp_path / "out", method="tsv", weights=[1, 2, 3])
+    config = yaml.safe_load((tmp_path / "out" / "tmx-config.yaml").read_text())
+    config |= {"base_model": str(files[0])}
+    for model, path in zip(config["models"], files[1:], strict=True):
+        model["model"] = str(path)
+    (tmp_path / "again.yml").write_text(yaml.safe_dump(config))
+    recipe = read_recipe(tmp_path / "again.yml")
+    again = tmx.merge_checkpoints(recipe.base, recipe.tasks, tmp_path / "again", **recipe.options)
+    assert (again.method, again.scale, again.options) == ("tsv", 1, first.options)
+
+
+@pytest.mark.parametrize(("name", "by"), [("wide", 1e-2), ("bias", 1e-2), ("square", float("nan")), ("still", 1e-6)])
+def test_verify_finds_a_change(files, tmp_path, name, by) -> None:
+    for path in files:  # a tensor that nobody changes is copied, to the bit
+        save_file(load_file(path) | {"still": torch.ones(3)}, path)
+    out = tmp_path / "out.safetensors"
+    tmx.merge_checkpoints(files[0], files[1:], out, method="tsv")
+    tensors = load_file(out)
+    tensors[name].view(-1)[2] += by
+    save_file(tensors, out)
+    failed = [check for check in verify_checkpoint(out, files[0], files[1:]).checks if not check.ok]
+    assert [check.what for check in failed] == ["SHA-256 of the files", "values, derived again"]
+    kind = "(copied) differs" if name == "still" else "(merged) differs by up to "
+    assert failed[1].detail.startswith(f"{name!r} {kind}")
+
+
+def test_verify_allows_for_last_bits_and_not_for_another_method(files, tmp_path) -> None:
+    out = tmp_path / "out.safetensors"
+    tmx.merge_checkpoints(files[0], files[1:], out, method="tsv")
+    tensors = load_file(out)
+    tensors["wide"] = tensors["wide"] + 1e-6
+    save_file(tensors, out)
+    failed = [check.what for check in verify_checkpoint(out, files[0], files[1:]).checks if not check.ok]
+    assert failed == ["SHA-256 of the files"]
+    failed = [check.what for check in verify_checkpoint(out, files[0], files[:0:-1]).checks if not check.ok]
+    assert "values, derived again" in failed
+
+
+def test_a_sweep_equals_single_merges(files, tmp_path) -> None:
+    points = line([1, 0, 1], [0, 1, 1], 3)
+    sweep = sweep_checkpoints(files[0], files[1:], tmp_path / "sweep", points, method="tsv")
+    assert [point.scale for point in sweep.points] == [1, 1, 1]
+    for point in points:
+        out = tmp_path / f"{point.name}.safetensors"
+        tmx.merge_checkpoints(files[0], files[1:], out, method="tsv", weights=point.weights)
+        found = load_file(tmp_path / "sweep" / point.name / "model.safetensors")
+        assert largest_difference(found, load_file(out)) < 1e-6
+
+
+# -- where it does not run, and what it needs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (
+            {"engine": "ray"},
+            "method 'tsv' merges matrices whole, and workers of engine 'ray' have parts of them: use engine 'local'",
+        ),
+        (
+            {"device": "cuda"},
+            "method 'tsv' merges matrices whole, which device 'cuda' does not do for files: leave the device out to "
+            "merge on the CPU, or load the checkpoints to the GPU and call merge_state_dicts",
+        ),
+    ],
+)
+def test_engines_that_refuse_it(files, tmp_path, where, says) -> None:
+    with pytest.raises(InputError) as error:
+        tmx.merge_checkpoints(files[0], files[1:], tmp_path / "out", method="tsv", **where)
+    assert str(error.value) == says
+    plan = plan_elsewhere(plan_merge(files[0], files[1:], method="tsv"), **where)
+    assert says in plan.problems
+
+
+def test_too_little_memory(tmp_path) -> None:
+    for k in range(3):
+        save_file(
+            {"large": torch.full((500, 2000), float(k)), "b": torch.full((3,), float(k))}, tmp_path / f"{k}.safetensors"
+        )
+    base, *tasks = (tmp_path / f"{k}.safetensors" for k in range(3))
+    needed = singular.working_bytes(500, 2000, 4)
+    assert needed == 1_000_000 * 40 + 64 * 250_000
+    says = (
+        r"memory of 32 MiB is too little for 2 tasks: give at least (\d+) MiB, of which 54 are for 'large' "
+        r"\[500, 2000\], since tsv merges matrices whole, one at a time; or leave such matrices out with exclude"
+    )
+    with pytest.raises(InputError, match=says) as error:
+        tmx.merge_checkpoints(base, tasks, tmp_path / "out", method="tsv", memory="32MiB")
+    plan = plan_merge(base, tasks, method="tsv", memory="32MiB")
+    assert plan.problems == (str(error.value),)
+    enough = str(error.value).split("give at least ")[1].split(" MiB")[0]
+    plan = plan_merge(base, tasks, method="tsv", memory=f"{enough}MiB")
+    assert plan.problems == ()
+    assert needed < plan.peak_memory <= int(enough) << 20
+    tmx.merge_checkpoints(base, tasks, tmp_path / "out", method="tsv", memory=f"{enough}MiB")
+    tmx.merge_checkpoints(base, tasks, tmp_path / "less", method="tsv", memory="32MiB", exclude=["large"])

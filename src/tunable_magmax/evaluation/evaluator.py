@@ -147,7 +147,7 @@ EVALUATION_BATCH = 256
 class Evaluator:
     """Measures checkpoints with a frozen head on labelled data. The encoder is its own: its weights get replaced.
 
-    Everything is computed in float32, on a GPU too: no reduced precision, so that a result does not depend on it.
+    Everything is computed in float32, on a GPU too unless told otherwise, so that a result does not depend on it.
 
         evaluator = Evaluator(load_encoder(base), load_head(file), label_samples(samples, head.classes, tasks))
         with MergeSession(base, tasks) as session:
@@ -166,10 +166,12 @@ class Evaluator:
         level: float = LEVEL,
         progress: Progress | None = None,
         prepared: Prepared | None = None,
+        precise: bool = True,
     ) -> None:
         """Decodes the inputs; those that cannot be read are left out with a warning, or with `strict` an error.
 
-        `prepared`: the inputs at the labelled positions where they are decoded already, by an equal encoder.
+        `prepared`: the inputs at the labelled positions where they are decoded already, by an equal encoder. Unless
+        `precise`, a GPU may multiply in TF32, which is several times as fast and may change single answers.
         """
         import torch
 
@@ -179,7 +181,7 @@ class Evaluator:
         if batch < 1:
             raise InputError(f"the batch is {batch}, expected at least 1")
         require_match(encoder, head)
-        self.encoder, self.head, self.batch, self.level = encoder, head, batch, level
+        self.encoder, self.head, self.batch, self.level, self.precise = encoder, head, batch, level, precise
         if prepared is None:
             prepared = prepare(encoder, labelled.samples, labelled.positions, strict=strict, progress=progress)
         row = {position: k for k, position in enumerate(labelled.positions)}
@@ -267,7 +269,7 @@ class Evaluator:
             with self.encoder.evaluating():
                 for start in range(0, len(self), self.batch):
                     rows = range(start, min(start + self.batch, len(self)))
-                    with torch.inference_mode(), full_float32(self.encoder.device):
+                    with torch.inference_mode(), full_float32(self.encoder.device, self.precise):
                         features = self.encoder.pool(self.prepared.batch(rows)).float()
                         features = torch.nn.functional.normalize(features, dim=1)
                         logits = self.head.logit_scale * features @ self._weight.T
@@ -280,8 +282,8 @@ class Evaluator:
 
 
 @contextmanager
-def full_float32(device: Any) -> Iterator[None]:
-    """Computes in full float32: without autocast and without the shorter TF32 of a GPU's matrix units."""
+def full_float32(device: Any, precise: bool = True) -> Iterator[None]:
+    """Computes in float32 without autocast; if `precise`, also without the shorter TF32 of a GPU's matrix units."""
     import torch
 
     with torch.autocast(device.type, enabled=False):
@@ -289,8 +291,8 @@ def full_float32(device: Any) -> Iterator[None]:
             yield
             return
         products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest" if precise else "high")
+        torch.backends.cudnn.allow_tf32 = not precise
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -53,6 +53,16 @@ Mixtures: TypeAlias = Annotated[
     Literal["paper"] | Annotated[dict[str, Annotated[list[Positive], Field(min_length=1)]], Field(min_length=1)] | None,
     _must_be("paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
 ]
+
+
+def _row_name(name: str) -> str:
+    try:
+        return Row.parse(name).name
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+RowName: TypeAlias = Annotated[str, AfterValidator(_row_name)]
 Size: TypeAlias = Annotated[
     Literal["paper", "supply"] | Count | None, _must_be("paper, supply or a whole number of at least 1")
 ]
@@ -103,6 +113,7 @@ class _Settings:
     scales: Some[ScaleRule] = (0.5, "matched", "best")
     grid: Some[Positive] = GRID
     variations: tuple[Annotated[dict[Option, str], Field(min_length=1)], ...] = ()
+    rows: tuple[RowName, ...] = ()
     alphas: tuple[NotNegative, ...] = ()
     meta_sizes: tuple[Whole, ...] = ()
     kinds: Some[Kind] = KINDS
@@ -133,10 +144,16 @@ class Experiment(_Settings):
     root: Path = Path()
 
     @property
-    def rows(self) -> list[Row]:
+    def planned(self) -> list[Row]:
         """All rows of its tables."""
-        rows = plan_rows(self.baselines, self.preferences, self.scales, self.variations)
+        rows = plan_rows(self.baselines, self.preferences, self.scales, self.variations, self.rows)
         return [row for row in rows if not self.only or row.name in self.only]
+
+    def joint_training(self, seed: int, steps: int) -> TrainConfig:
+        """Returns the training of one model on all tasks together: the same recipe, with so many steps."""
+        run = {**self.run, "benchmark": {**(self.run.get("benchmark") or {}), "tasks": 1}}
+        run["train"] = {**(self.run.get("train") or {}), "steps": steps}
+        return replace(self, run=run).training(seed)
 
     def training(self, seed: int) -> TrainConfig:
         """Returns what is trained with a seed."""

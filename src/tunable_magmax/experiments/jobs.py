@@ -6,11 +6,12 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.splits import shuffled
@@ -18,18 +19,21 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment, draw_environments
 from tunable_magmax.experiments.records import RECORDS, Record, read_records, record_key
-from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
-from tunable_magmax.experiments.workbench import Count, Workbench, preference_for
+from tunable_magmax.experiments.rows import DEFAULTS, MERGED, RECOMMENDED, Row
+from tunable_magmax.experiments.workbench import Count, State, Workbench, preference_for, with_prior
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.preference.uncertainty import half_l1
+from tunable_magmax.training.config import task_steps
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.training.tracking import training_seconds
 from tunable_magmax.training.trainer import Watch
+from tunable_magmax.workflows.prefer import TEMPERING
 
-META_ROWS = ("label", "auto", "ot")
+META_ROWS = ("tunable:label@matched", "tunable:auto@matched", "tunable:ot@matched", "tailor:label+prior", RECOMMENDED)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
         jobs.append(Job("sequence", seed, "sequence"))
         if "best" in experiment.scales:
             jobs += [Job("scale", seed, name) for name in experiment.baselines if name in MERGED]
-        jobs += [Job("row", seed, row.name, row) for row in experiment.rows]
+        jobs += [Job("row", seed, row.name, row) for row in experiment.planned]
         if experiment.alphas:
             jobs += [
                 Job("alpha", seed, f"{method}@{scale}")
@@ -63,10 +67,10 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
                 if scale != "best"
             ]
         if experiment.meta_sizes:
-            sources = [name for name in META_ROWS if name in experiment.preferences]
-            jobs += [Job("meta-size", seed, f"tunable:{name}@matched") for name in sources]
+            planned = {row.name: row for row in experiment.planned}
+            jobs += [Job("meta-size", seed, name, planned[name]) for name in META_ROWS if name in planned]
     kinds = set(experiment.kinds)
-    scaled = {row.base for row in experiment.rows if row.scale == "best"} if "row" in kinds else set()
+    scaled = {row.base for row in experiment.planned if row.scale == "best"} if "row" in kinds else set()
     return [job for job in jobs if job.kind in kinds or (job.kind == "scale" and job.name in scaled)]
 
 
@@ -138,13 +142,28 @@ class SeedWork:
 def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | None = None) -> Iterator[Record]:
     """Trains what is not trained yet, and yields the records of the missing jobs, one after the other."""
     config = work.experiment.training(work.seed)
-    train_sequence(config, work.place, device=work.device, progress=progress, watch=watch)
+    options: dict[str, Any] = {"device": work.device, "progress": progress, "watch": watch}
+    train_sequence(config, work.place, **options)
     benchmark = open_benchmark(config.benchmark)
+    joint = None
+    if any(job.row is not None and job.row.base == "joint" for job in work.jobs):
+        joint = work.place.with_name(f"{work.place.name}-joint")
+        steps = sum(task_steps(len(task.train), config.train) for task in benchmark.tasks)
+        train_sequence(work.experiment.joint_training(work.seed, steps), joint, **options)
     environments = draw_environments(benchmark, work.experiment.environments)
-    with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device) as bench:
+    with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device, joint=joint) as bench:
         runner = _Seed(work, bench)
         for job in work.jobs:
             yield runner.do(job)
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """What the head gives for a model in an environment, without a prior, and facts for the record."""
+
+    logits: Tensor
+    report: MergeReport | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Seed:
@@ -155,6 +174,7 @@ class _Seed:
         self._training_seconds = training_seconds(work.place)
         self._records = {record_key(record): record for record in work.known}
         self._preferences: dict[tuple[str, str], Preference] = {}
+        self._kept: dict[tuple[str, str], _Answers] = {}
 
     def do(self, job: Job) -> Record:
         """Measures, and returns the record."""
@@ -208,58 +228,86 @@ class _Seed:
     def _row(self, job: Job) -> dict[str, Any]:
         row = job.row
         assert row is not None
-        if not row.tailored:
-            environments = self._for_all(row)
-        elif row.base == "single-best":
-            environments = [self._single(environment) for environment in self._bench.environments]
-        else:
-            searched = self._experiment.search.variants if row.preference == "search" else None
-            environments = [
-                self._one(row, environment)
-                for environment in self._bench.environments
-                if searched is None or environment.variant in searched
-            ]
+        searched = self._experiment.search.variants if row.preference == "search" else None
+        environments = [
+            self._measure(row, environment)
+            for environment in self._bench.environments
+            if searched is None or environment.variant in searched
+        ]
         return {
             "row": row.name,
             "method": row.method or row.base,
             "preference": row.preference,
             "scale": row.scale,
-            "options": {**DEFAULTS, **row.options} if row.method == "tunable_magmax" else {},
+            "options": {**DEFAULTS, **row.options} if row.method == "tunable_magmax" else dict(row.options),
             "seconds": {kind: round(value, 4) for kind, value in sorted(self._bench.seconds.items())},
             "environments": environments,
         }
 
-    def _for_all(self, row: Row) -> list[dict[str, Any]]:
-        """Measures one model in all environments."""
+    def _measure(self, row: Row, environment: Environment) -> dict[str, Any]:
+        """Measures a row in an environment. Rows that differ in the prior alone share the model's answers."""
+        answers = self._answers(row.model, environment)
+        prior = None
+        if row.prior is not None:
+            preference = self._preference(row.prior, environment)
+            prior = with_prior(self._bench, preference, environment.meta, row.eps).prior
+        count = self._bench.count(answers.logits, environment, prior)
+        return {**_measured(environment, count, answers.report), **answers.facts, **_prior_facts(prior)}
+
+    def _answers(self, model: Row, environment: Environment) -> _Answers:
+        key = (model.name, environment.name)
+        if key not in self._kept:
+            if model.tailored:
+                self._kept[key] = self._tailored(model, environment)
+            else:
+                self._for_all(model)
+        return self._kept[key]
+
+    def _for_all(self, row: Row) -> None:
+        """Makes one model and keeps its answers in all environments."""
         bench = self._bench
-        if row.base == "zero-shot":
-            state, report = bench.base, None
+        report = None
+        if row.base in ("zero-shot", "joint"):
+            state = bench.base if row.base == "zero-shot" else bench.joint
         else:
             state, report = bench.merge(method=row.method, scale=self._lambda(row))
-        counts = bench.count(state, bench.environments)
-        return [
-            _measured(environment, count, report) for environment, count in zip(bench.environments, counts, strict=True)
-        ]
+        every = bench.logits(state, bench.environments)
+        for environment, logits in zip(bench.environments, every, strict=True):
+            self._kept[row.name, environment.name] = _Answers(logits, report)
 
-    def _single(self, environment: Environment) -> dict[str, Any]:
-        """Measures the one task vector that does best on the labelled meta samples; of equal ones the last."""
-        scores = self._bench.task_correct(environment.meta)
-        best = int(np.flatnonzero(scores == scores.max())[-1])
-        count = self._bench.count(self._bench.states[best], [environment])[0]
-        return _measured(environment, count, None) | {"chosen": f"task {best + 1}"}
-
-    def _one(self, row: Row, environment: Environment) -> dict[str, Any]:
-        assert row.preference is not None
+    def _tailored(self, row: Row, environment: Environment) -> _Answers:
+        """Makes the model of one environment."""
         bench = self._bench
-        # One preference serves all scales.
-        key = (row.preference, environment.name)
+        if row.base == "single-best":  # by labelled meta samples; of equal ones the last
+            scores = bench.task_correct(environment.meta)
+            best = int(np.flatnonzero(scores == scores.max())[-1])
+            return _Answers(bench.logits(bench.states[best], [environment])[0], None, {"chosen": f"task {best + 1}"})
+        assert row.preference is not None
+        preference = self._preference(row.preference, environment)
+        state, report = self._made(row, preference)
+        facts = _preferred(preference, bench.truth(environment))
+        return _Answers(bench.logits(state, [environment])[0], report, facts)
+
+    def _made(self, row: Row, preference: Preference) -> tuple[State, MergeReport | None]:
+        """Returns the model that a row makes with a preference."""
+        bench, options = self._bench, dict(row.options)
+        if row.base == "likeliest":
+            return bench.states[int(np.argmax(preference.weights))], None
+        if row.base == "tailor":
+            from tunable_magmax.workflows.tailor import default_method
+
+            weights = preference.tempered(TEMPERING).weights
+            return bench.merge(method=default_method(weights), weights=weights)
+        weights = preference.tempered(float(options.pop("temper", 0))).weights
+        return bench.merge(method=row.method, weights=weights, scale=row.scale, **options)
+
+    def _preference(self, source: str, environment: Environment) -> Preference:
+        """Returns an environment's preference by a source, which is found once."""
+        key = (source, environment.name)
         if key not in self._preferences:
             trials = self._experiment.search.trials
-            self._preferences[key] = preference_for(bench, row.preference, environment, trials=trials)
-        preference = self._preferences[key]
-        state, report = bench.merge(weights=preference.weights, scale=row.scale, **row.options)
-        count = bench.count(state, [environment])[0]
-        return _measured(environment, count, report) | _preferred(preference, bench.truth(environment))
+            self._preferences[key] = preference_for(self._bench, source, environment, trials=trials)
+        return self._preferences[key]
 
     def _lambda(self, row: Row) -> float | str:
         """Returns the scale of a row; `best` is what was chosen on held-out training data."""
@@ -285,7 +333,9 @@ class _Seed:
 
     def _meta_size(self, job: Job) -> dict[str, Any]:
         """Measures with fewer meta samples: the first ones of a seeded order, the same for all sources."""
-        source = job.name.partition(":")[2].partition("@")[0]
+        row = job.row
+        assert row is not None
+        assert row.preference is not None
         bench, points = self._bench, []
         for size in self._experiment.meta_sizes:
             shares = []
@@ -294,9 +344,10 @@ class _Seed:
                     continue
                 order = shuffled(len(environment.meta), derived_seed(environment.variant, environment.mixture, "meta"))
                 meta = sorted(environment.meta[k] for k in order[:size])
-                preference = preference_for(bench, source, environment, meta)
-                state, _ = bench.merge(weights=preference.weights)
-                count = bench.count(state, [environment])[0]
+                preference = preference_for(bench, row.preference, environment, meta)
+                state, _ = self._made(row, preference)
+                prior = None if row.prior is None else with_prior(bench, preference, meta).prior
+                count = bench.count(bench.logits(state, [environment])[0], environment, prior)
                 shares.append(count.right / count.samples)
             if shares:
                 points.append({"size": size, "accuracy": float(np.mean(shares)), "environments": len(shares)})
@@ -342,6 +393,10 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
     }
 
 
+def _prior_facts(prior: SitePrior | None) -> dict[str, Any]:
+    return {} if prior is None else {"eps": prior.eps}
+
+
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
     auto = preference.provenance.get("auto")
     chosen = auto if isinstance(auto, dict) else {}
@@ -349,5 +404,5 @@ def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
         "error": float(half_l1(np.array(preference.weights), truth)),
         "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
         "chosen": chosen.get("chosen"),
-        "expected_error": chosen.get("expected_error"),
+        "expected_error": round(preference.expected_error, 6),
     }

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
+
+from tunable_magmax.errors import InputError, closest
 
 Scale: TypeAlias = float | str
 Baseline: TypeAlias = Literal["zero-shot", "single-best", "sequential", "random_mix", "average", "ties", "magmax"]
-Source: TypeAlias = Literal["label", "ot", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
+Source: TypeAlias = Literal[
+    "label", "ot", "ot-raw", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search", "wrong"
+]
 """Where a preference may come from."""
+SOURCES: tuple[Source, ...] = get_args(Source)
 Option: TypeAlias = Literal["scope", "compare", "keep"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 MERGED = {
@@ -20,18 +26,33 @@ MERGED = {
     "magmax": "magmax",
 }
 """Baselines that are merges, by the name they have in tables."""
+TAILORED = {"tunable": "tunable_magmax", "tsv": "tsv", "average": "average"}
+"""Merges with an environment's preference, by the name they have in tables."""
+RECOMMENDED = "tailor:auto+prior"
+"""What `tmx tailor` makes by default from unlabelled inputs."""
 CHOSEN = "matched"
 """The scale that is recommended, and that sentences and leads are about."""
 LABEL, AUTO, TRANSPORT = (f"tunable:{name}@{CHOSEN}" for name in ("label", "auto", "ot"))
 DEFAULTS: Mapping[Option, str] = {"scope": "model", "compare": "all", "keep": "random"}
 
 
+_NAME = re.compile(
+    r"(?P<base>[a-z_-]+)(:(?P<preference>[a-z-]+))?(@(?P<scale>[a-z0-9.]+))?"
+    r"(?P<options>(,[a-z]+=[a-z0-9.]+)*)(?P<prior>\+prior(:(?P<source>[a-z-]+))?(@(?P<eps>[0-9.]+))?)?"
+)
+
+
 @dataclass(frozen=True)
 class Row:
-    """One way to make a model. `preference` is None for what does not look at the environment.
+    """One way to make a model, and to read its answers. `preference` is None for what does not look at the environment.
+
+    `prior`: the source of the site prior that the head gets, None for none. `eps`: that of the prior, None for the one
+    that follows the expected error. The option `temper` is about the preference, the others are about the merge.
 
     >>> Row("tunable", "tunable_magmax", "label", "matched", {"compare": "active"}).name
     'tunable:label@matched,compare=active'
+    >>> Row("magmax", "magmax", None, "best", prior="auto", eps=0.02).name
+    'magmax@best+prior:auto@0.02'
     """
 
     base: str
@@ -39,12 +60,53 @@ class Row:
     preference: str | None = None
     scale: Scale | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    prior: str | None = None
+    eps: float | None = None
 
     @property
     def name(self) -> str:
         scale = "" if self.scale is None else f"@{self.scale if isinstance(self.scale, str) else f'{self.scale:g}'}"
         changed = "".join(f",{key}={value}" for key, value in self.options.items())
-        return f"{self.base}{f':{self.preference}' if self.preference else ''}{scale}{changed}"
+        name = f"{self.base}{f':{self.preference}' if self.preference else ''}{scale}{changed}"
+        if self.prior is None:
+            return name
+        source = "" if self.prior == self.preference else f":{self.prior}"
+        return f"{name}+prior{source}{'' if self.eps is None else f'@{self.eps:g}'}"
+
+    @classmethod
+    def parse(cls, name: str) -> Row:
+        """Returns the row of a name.
+
+        >>> Row.parse("tsv:auto@1,temper=0.2+prior").prior
+        'auto'
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise InputError(
+                f"{name!r} is no row; rows look like magmax@best, tsv:auto@1 or tunable:label@matched+prior"
+            )
+        base, preference, scale = match["base"], match["preference"], match["scale"]
+        known = {*BASELINES, *TAILORED, "tailor", "likeliest", "joint"}
+        if base not in known:
+            raise InputError(f"{name!r}: unknown method {base!r}{closest(base, sorted(known))}")
+        prior = (match["source"] or preference) if match["prior"] else None
+        if match["prior"] and prior is None:
+            raise InputError(f"{name!r}: a prior needs a source here, such as +prior:auto")
+        for source in filter(None, (preference, prior)):
+            if source not in SOURCES:
+                raise InputError(f"{name!r}: unknown preference {source!r}{closest(source, SOURCES)}")
+        if (base in ("tunable", "tsv", "tailor", "likeliest")) and preference is None:
+            raise InputError(f"{name!r}: which preference? For example {base}:auto")
+        method = TAILORED.get(base) if preference is not None else MERGED.get(base)
+        options = dict(part.split("=") for part in match["options"].split(",") if part)
+        number = scale if scale in (None, "matched", "best") else float(scale)
+        eps = float(match["eps"]) if match["eps"] else None
+        return cls(base, method, preference, number, options, prior, eps)
+
+    @property
+    def model(self) -> Row:
+        """The row without a prior: rows with the same one share a model."""
+        return replace(self, prior=None, eps=None)
 
     @property
     def tailored(self) -> bool:
@@ -57,8 +119,12 @@ def plan_rows(
     preferences: Sequence[str],
     scales: Sequence[Scale],
     variations: Sequence[Mapping[Option, str]] = (),
+    more: Sequence[str] = (),
 ) -> list[Row]:
-    """Returns all rows: baselines at each scale, the last checkpoint unchanged, preferences at all but `best`."""
+    """Returns all rows: baselines at each scale, the last checkpoint unchanged, preferences at all but `best`.
+
+    `more`: names of further rows.
+    """
     rows: list[Row] = []
     for name in baselines:
         if name in MERGED:
@@ -72,7 +138,8 @@ def plan_rows(
         Row("tunable", "tunable_magmax", "label", "matched", {str(key): value for key, value in each.items()})
         for each in variations
     ]
-    return rows
+    named = {row.name: row for row in rows}
+    return [*rows, *(row for row in map(Row.parse, more) if row.name not in named)]
 
 
 _SCALES = ("", "1", "0.5", "matched", "best")
@@ -84,18 +151,27 @@ _MEANINGS: Mapping[str, str] = {
     "average": "the mean of the task vectors",
     "ties": "the mean of the trimmed task vectors that agree in sign",
     "magmax": "each element from the task of largest magnitude, whatever the environment",
+    "likeliest": "the checkpoint of the one task that the preference ranks first",
+    "tsv": "the largest singular vectors of each task, as many as the preference grants it",
     "tunable": "Tunable MAGMAX: each task gives as many elements as the environment's preference grants it",
+    "tailor": "what `tmx tailor` makes by default: Tunable MAGMAX, or `tsv` where many tasks matter",
+    "joint": "not continual: the base, fine-tuned once on all tasks' data together, with as many steps",
     ":cosine": "preference from unlabelled meta samples: cosine of mean embeddings",
     ":mmd": "preference from unlabelled meta samples: mean discrepancy of embeddings",
-    ":ot": "preference from unlabelled meta samples: optimal transport (the paper's)",
+    ":ot": "preference from unlabelled meta samples: optimal transport of normalised embeddings",
+    ":ot-raw": "preference from unlabelled meta samples: optimal transport of raw embeddings (the paper's)",
     ":shift": "preference from unlabelled meta samples: shift of the base's predicted classes",
     ":pseudo": "preference from unlabelled meta samples: the base's predicted classes, counted",
     ":probe": "preference from unlabelled meta samples: a discriminant on the base's embeddings",
     ":auto": "preference from unlabelled meta samples: probe where it can be trusted, else shift, else ot",
     ":label": "preference from the labels of the meta samples",
+    ":wrong": "preference for tasks that the environment does not have, given by hand",
     ":search": "preference that does best on the labelled meta samples, found by trials",
     "@matched": "the step from the base is as long as the last task's",
     "@best": "the step's factor does best on held-out training samples of all tasks",
+    "+prior": "the head knows the site prior: how often each class occurs, by the row's own preference",
+    "+prior:auto": "the same by a preference from unlabelled meta samples, which the model itself does not use",
+    "+prior:label": "the same by a preference from labels of the meta samples, which the model itself does not use",
 }
 
 
@@ -108,23 +184,25 @@ def meanings(rows: Iterable[str]) -> dict[str, str]:
     parts: set[str] = set()
     numbers: dict[str, str] = {}
     for row in rows:
-        base, preference, scale, _ = row_parts(row)
-        parts |= {base, f":{preference}", f"@{scale}"}
+        base, preference, scale, options = row_parts(row)
+        parts |= {base, f":{preference}", f"@{scale}", options[options.find("+") :] if "+" in options else ""}
         if scale and f"@{scale}" not in _MEANINGS:
             numbers[f"@{scale}"] = f"the step from the base is multiplied by {scale}"
     return {name: text for name, text in _MEANINGS.items() if name in parts} | numbers
 
 
 def row_parts(row: str) -> tuple[str, str, str, str]:
-    """Splits a row's name into its base, preference, scale and changed options.
+    """Splits a row's name into its base, preference, scale, and changed options with the prior.
 
     >>> row_parts("tunable:label@matched,compare=active")
     ('tunable', 'label', 'matched', 'compare=active')
+    >>> row_parts("magmax@best+prior:auto")
+    ('magmax', '', 'best', '+prior:auto')
     """
-    name, _, options = row.partition(",")
-    name, _, scale = name.partition("@")
+    end = min((row.find(mark) for mark in ",+" if mark in row), default=len(row))
+    name, _, scale = row[:end].partition("@")
     base, _, preference = name.partition(":")
-    return base, preference, scale, options
+    return base, preference, scale, row[end:].removeprefix(",")
 
 
 def row_order(row: str) -> tuple[int, bool, int, int, str]:

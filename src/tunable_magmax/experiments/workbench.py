@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.data.benchmark import Benchmark
+from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, label_benchmark, label_samples
 from tunable_magmax.experiments.environments import Environment
+from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.state_dicts import MergeSession
 from tunable_magmax.models.encoder import load_encoder
@@ -27,6 +30,7 @@ from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.preference.search import Search, search
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
@@ -58,7 +62,10 @@ class Workbench:
         *,
         seed: int = 0,
         device: str | None = None,
+        joint: Path | None = None,
     ) -> None:
+        """`joint`: the run directory of the model that was trained on all tasks together."""
+        self._joint = joint
         self.benchmark, self.environments, self.seed = benchmark, tuple(environments), seed
         self.run = Run.open(run)
         self.profiles = self.run.require_profiles("an experiment")
@@ -67,7 +74,7 @@ class Workbench:
         self.head = load_head(self.run.head)
         self.seconds: dict[str, float] = {}
         everything = label_benchmark(self.benchmark, self.head.classes)
-        self._evaluator = Evaluator(self.encoder, self.head, everything, batch=BATCH)
+        self._evaluator = Evaluator(self.encoder, self.head, everything, batch=BATCH, precise=False)
         self._row = {position: k for k, position in enumerate(self._evaluator.prepared.positions)}
         self._parts: dict[str, Evaluator] = {}
         with self.timed("read"):
@@ -101,15 +108,35 @@ class Workbench:
 
     # -- measurements ----------------------------------------------------------------------------------------------
 
-    def count(self, state: State, environments: Sequence[Environment]) -> list[Count]:
-        """Measures one model on the rest of each environment."""
+    def logits(self, state: State, environments: Sequence[Environment]) -> list[Tensor]:
+        """Returns what the head gives for the rest of each environment [samples, classes], without a prior."""
         with self.timed("evaluate"):
             self._evaluator.fill(state)
             if len(environments) > 1:
-                return self._from_all(environments)
-            accuracy = self._part(environments[0].name, environments[0].rest).measure()
-            assert accuracy.known is not None
-            return [Count(accuracy.overall.right, accuracy.overall.samples, accuracy.known.right)]
+                everything = self._evaluator.logits()
+                return [everything[self._rows(environment.rest)] for environment in environments]
+            return [self._part(environments[0].name, environments[0].rest).logits()]
+
+    def count(self, logits: Tensor, environment: Environment, prior: SitePrior | None = None) -> Count:
+        """Counts what is right in the rest of an environment, with a prior if there is one."""
+        labelled = self._evaluator.labelled.take(self._rows(environment.rest))
+        assert labelled.sample_tasks is not None
+        if prior is not None:
+            logits = logits + torch.from_numpy(prior.bias(self.head.classes)).to(logits.device)
+        predicted, known = predict(logits, labelled.sample_tasks, list(labelled.tasks.values()))
+        right, among = (int((classes == labelled.truth).sum()) for classes in (predicted, known))
+        return Count(right, len(labelled), among)
+
+    @cached_property
+    def joint(self) -> State:
+        """The model that was trained on all tasks together."""
+        assert self._joint is not None
+        return _moved(read_tensors(Run.open(self._joint).tasks[-1]), self.encoder.device)
+
+    @property
+    def tables(self) -> list[dict[str, int]]:
+        """How many samples of each class every task has."""
+        return [profile.label_table for profile in self.profiles]
 
     def task_accuracies(self, state: State) -> tuple[float, ...]:
         """Returns the accuracy on each task's test samples, among all classes."""
@@ -157,17 +184,7 @@ class Workbench:
                 "or leave 'best' out of the scales"
             )
         labelled = label_samples(self.benchmark.train, self.head.classes, None, positions)
-        return Evaluator(self.encoder, self.head, labelled, batch=BATCH)
-
-    def _from_all(self, environments: Sequence[Environment]) -> list[Count]:
-        predicted, known = self._evaluator.predict()
-        truth = self._evaluator.truth
-        counts = []
-        for environment in environments:
-            rows = self._rows(environment.rest)
-            right, among = (classes[rows] == truth[rows] for classes in (predicted, known))
-            counts.append(Count(int(right.sum()), len(rows), int(among.sum())))
-        return counts
+        return Evaluator(self.encoder, self.head, labelled, batch=BATCH, precise=False)
 
     def _part(self, name: str, positions: Sequence[int]) -> Evaluator:
         """Returns an evaluator of some test samples, kept for the next model; it shares the encoder."""
@@ -178,7 +195,7 @@ class Workbench:
     def _on(self, rows: Sequence[int]) -> Evaluator:
         everything = self._evaluator
         labelled, prepared = everything.labelled.take(rows), everything.prepared.subset(rows)
-        return Evaluator(self.encoder, self.head, labelled, batch=BATCH, prepared=prepared)
+        return Evaluator(self.encoder, self.head, labelled, batch=BATCH, prepared=prepared, precise=False)
 
     def _rows(self, positions: Sequence[int]) -> list[int]:
         return [self._row[position] for position in positions if position in self._row]
@@ -246,7 +263,7 @@ class Workbench:
         return self._embedded(self.base)
 
     def _embedded(self, state: State) -> NDArray[np.float32]:
-        with self.timed("embed"), full_float32(self.encoder.device):
+        with self.timed("embed"), full_float32(self.encoder.device, precise=False):
             self._evaluator.fill(state)
             features: NDArray[np.float32] = embed_prepared(self.encoder, self._meta, BATCH).cpu().numpy()
         return features
@@ -267,6 +284,8 @@ def preference_for(
     """Finds a preference by a source, from the environment's meta samples or from those at `meta`."""
     if source == "search":
         return _searched(bench, environment, trials)
+    if source == "wrong":
+        return _wrong(bench, environment)
     with bench.timed("prefer"):
         return _estimated(bench, source, environment.meta if meta is None else meta)
 
@@ -284,13 +303,32 @@ def _searched(bench: Workbench, environment: Environment, trials: int) -> Prefer
     return Preference(best.weights, "search", {"value": best.value, "trials": trials})
 
 
+def _wrong(bench: Workbench, environment: Environment) -> Preference:
+    """Returns equal weights, as if given by hand, for tasks that the environment does not have.
+
+    As many as it has, or all others if these are fewer; all tasks if there is no other.
+    """
+    tasks = len(bench.states)
+    others = [t for t in range(tasks) if t not in environment.tasks] or list(range(tasks))
+    drawn = shuffled(len(others), derived_seed(environment.variant, environment.mixture, "wrong"))
+    chosen = {others[k] for k in drawn[: len(environment.tasks)]}
+    return Preference.from_weights([float(t in chosen) for t in range(tasks)])
+
+
+def with_prior(bench: Workbench, preference: Preference, meta: Sequence[int], eps: float | None = None) -> Preference:
+    """Adds the site prior, refined by the meta samples' labels if the preference comes from labels."""
+    labels = bench.labels(meta) if preference.method == "label" else None
+    return preference.with_prior(bench.tables, labels, eps=eps)
+
+
 def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference:
     labels = [profile.label_table for profile in bench.profiles]
     if source == "label":
         return Preference.from_labels(labels, bench.labels(meta), resampling=PLAIN)
-    if source in ("ot", "cosine", "mmd"):
-        method: Any = source
-        return Preference.from_features(**_features(bench, meta), method=method, resampling=PLAIN)
+    if source in ("ot", "ot-raw", "cosine", "mmd"):
+        method: Any = source.removesuffix("-raw")
+        raw = source == "ot-raw"
+        return Preference.from_features(**_features(bench, meta), method=method, raw=raw, resampling=PLAIN)
     if source == "shift":
         return Preference.from_predictions(**_predictions(bench, meta), resampling=PLAIN)
     if source == "pseudo":

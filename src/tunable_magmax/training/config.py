@@ -59,10 +59,14 @@ class HeadOptions:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's."""
+    """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's.
+
+    `steps`: of each task, instead of whole epochs.
+    """
 
     __pydantic_config__ = STRICT
     epochs: PositiveInt = 10
+    steps: PositiveInt | None = None
     batch: PositiveInt = 128
     lr: Positive = 1e-5
     weight_decay: NotNegative = 0.1
@@ -218,13 +222,13 @@ def warmup_steps(warmup: float, steps: int) -> int:
     return int(warmup) if warmup >= 1 else round(warmup * steps)
 
 
-def task_steps(samples: int, epochs: int, batch: int) -> int:
+def task_steps(samples: int, options: Optimisation) -> int:
     """Returns how many steps a task takes; the last batch of an epoch may be smaller.
 
-    >>> task_steps(10, 3, 4)
+    >>> task_steps(10, Optimisation(epochs=3, batch=4))
     9
     """
-    return epochs * -(-samples // batch)
+    return options.steps or options.epochs * -(-samples // options.batch)
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ def plan_training(config: TrainConfig) -> TrainingPlan:
             len(task.classes),
             len(task.train),
             len(task.test),
-            task_steps(len(task.train), options.epochs, options.batch),
+            task_steps(len(task.train), options),
         )
         for task in benchmark.tasks
     )

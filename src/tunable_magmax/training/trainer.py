@@ -113,8 +113,8 @@ class Trainer:
     ) -> TaskResult:
         options, seed = self._config.train, self._config.seed
         targets, weight = self.targets(task, inputs), self._rows(task.classes)
-        steps = task_steps(len(inputs), options.epochs, options.batch)
-        per_epoch = steps // options.epochs
+        steps = task_steps(len(inputs), options)
+        per_epoch = -(-len(inputs) // options.batch)
         warmup = warmup_steps(options.warmup, steps)
         self._begin(t)
         self._step.reset()

@@ -30,6 +30,8 @@ OPTIONS = {
     "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --prior --split "
     "--text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task --weights "
     "--budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
+    "compare": "RUN_DIR --preference --data --head --split --text-column --label-column --limit --batch --device "
+    "--scales --prior --seed --plot --dry-run --quiet -q --json",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
@@ -99,7 +101,7 @@ def test_errors_are_json_where_json_is_asked_for(tmx, tmp_path, command):
     nowhere = {"UsageError": ["--bogus"]}
     if command != "demo":  # which takes nothing that could be missing
         nowhere["InputError"] = [tmp_path / "nowhere.json", "-o", tmp_path / "out"]
-        if command in ("inspect", "verify", "eval"):
+        if command in ("inspect", "verify", "eval", "compare"):
             del nowhere["InputError"][1:]
     for kind, arguments in nowhere.items():
         plain, told = tmx(command, *arguments), tmx(command, *arguments, "--json")

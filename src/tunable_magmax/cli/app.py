@@ -24,6 +24,7 @@ COMMANDS = (
     "profile",
     "train",
     "eval",
+    "compare",
     "reproduce",
     "inspect",
     "verify",

@@ -92,13 +92,18 @@ def read_preference(file: Path, recipe: Recipe, warn: Notify) -> Preference:
     from tunable_magmax.preference.preference import Preference
 
     preference = Preference.load(file)
-    if recipe.names is not None and preference.tasks is not None and preference.tasks != recipe.names:
-        raise InputError(
-            f"{file} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
-            f"the run has {', '.join(recipe.names)}"
-        )
+    require_tasks(preference, recipe.names, str(file))
     if recipe.names is None and preference.tasks is not None:
         by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
         order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
         warn(f"checkpoints given by --task have no names, so the weights go by position: {order}")
     return preference
+
+
+def require_tasks(preference: Preference, names: Sequence[str] | None, file: str) -> None:
+    """Refuses a preference that names other tasks than a run does; `file` is what errors call it."""
+    if names is not None and preference.tasks is not None and preference.tasks != tuple(names):
+        raise InputError(
+            f"{file} is about other tasks than the run: it has {', '.join(preference.tasks)}; "
+            f"the run has {', '.join(names)}; make one for this run with `tmx prefer`"
+        )

@@ -1,0 +1,359 @@
+"""`compare`: which model of a run is best for a site, measured on labelled samples of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import LEVEL, Share
+from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
+from tunable_magmax.files import Progress
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers, tunable, usual_candidates
+from tunable_magmax.workflows.merge import require_tasks
+from tunable_magmax.workflows.scoring import (
+    AppliedPrior,
+    Data,
+    Prior,
+    Reading,
+    applied_prior,
+    find_head,
+    open_evaluator,
+    open_head,
+    open_labelled,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tunable_magmax.models.head import Head
+
+SCALES: tuple[float | str, ...] = (0.5, 1.0, "matched")
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """What is compared: Tunable MAGMAX at `scales`, with the site prior ("auto") or without ("none")."""
+
+    scales: Sequence[float | str] = SCALES
+    prior: Literal["auto", "none"] = "auto"
+    seed: int = 0
+    """Of the merges' lottery."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model with or without the site prior. `pair`: against the tailored model, None for itself."""
+
+    candidate: Candidate
+    prior: bool
+    share: Share
+    pair: Paired | None
+    p_value: float | None
+    """Corrected for the number of comparisons."""
+    verdict: Verdict | None
+
+    def to_dict(self, level: float) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        return {
+            "model": self.candidate.title,
+            **asdict(self.candidate),
+            "prior": self.prior,
+            "right": self.share.right,
+            "accuracy": self.share.value,
+            "interval": list(self.share.interval(level)),
+            "won": None if self.pair is None else self.pair.won,
+            "lost": None if self.pair is None else self.pair.lost,
+            "difference": None if self.pair is None else self.pair.difference,
+            "p_value": self.p_value,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models of a run on a site's samples, best first; `rows[k].pair` is None for the tailored model."""
+
+    run: str
+    data: str
+    head: str
+    samples: int
+    unreadable: int
+    rows: tuple[Row, ...]
+    prior: AppliedPrior | None
+    scales: dict[str, float]
+    """The number that each merge's scale was, by the title of its candidate."""
+    level: float = LEVEL
+
+    @cached_property
+    def tailored(self) -> Row:
+        """The model that `tmx tailor` or `tmx merge` makes of the preference, with the prior if there is one."""
+        return next(row for row in self.rows if row.pair is None)
+
+    @property
+    def best(self) -> Row:
+        """The row with the most right answers; of equal ones the tailored model, else the simplest."""
+        return self.rows[0]
+
+    def by_model(self) -> dict[Candidate, dict[bool, Row]]:
+        """Returns each model's rows, with (True) and without the prior; best first, with the prior if there is one."""
+        models: dict[Candidate, dict[bool, Row]] = {}
+        for row in self.rows:
+            models.setdefault(row.candidate, {})[row.prior] = row
+        first = self.prior is not None
+        return dict(sorted(models.items(), key=lambda item: -item[1][first].share.right))
+
+    def sentences(self) -> list[str]:
+        """Returns who wins, and whether a checkpoint would do without any merge, in plain words."""
+        mine, best = self.tailored, self.best
+        count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
+        others = [row for row in self.rows if row.pair is not None]
+        beaten = sum(row.verdict == "clearly worse" for row in others)
+        if best is mine:
+            told = (
+                f"clearly better than {beaten} of the {len(others)} others"
+                if beaten
+                else "though not clearly better than any other"
+            )
+            lines = [f"The tailored model is the best here: {_percent(mine)}, {told}."]
+        elif best.verdict == "clearly better":
+            lines = [f"{self._name(best)} is clearly better than the tailored model: {_against(best, mine)}."]
+        else:
+            lines = [
+                f"{self._name(best)} has the most right answers ({_against(best, mine)}), but {count} cannot tell it "
+                f"from the tailored model{self._would(best)}."
+            ]
+            if beaten:
+                lines.append(f"The tailored model is clearly better than {beaten} of the {len(others)} others.")
+        plain = next((row for row in others if row.candidate.checkpoint is not None), None)
+        if plain is None or plain.verdict == "clearly worse":
+            return lines
+        if plain.verdict == "clearly better":
+            more = "So" if plain is best else f"{self._name(plain)} alone is, too: {_against(plain, mine)};"
+            return [*lines, f"{more} this site needs no tailored merge."]
+        if plain.share.right >= mine.share.right:
+            return [*lines, f"{self._name(plain)} alone is as good: {_against(plain, mine)}, without any merge."]
+        return [
+            *lines,
+            f"{count[0].upper() + count[1:]} cannot tell {self._name(plain)} alone from it ({_against(plain, mine)})"
+            f"{self._would(plain)}.",
+        ]
+
+    def _name(self, row: Row) -> str:
+        suffix = "" if self.prior is None else f" with{'' if row.prior else 'out'} the prior"
+        return f"`{row.candidate.title}`{suffix}"
+
+    def _would(self, row: Row) -> str:
+        """Returns how many samples would tell the difference, as the end of a sentence."""
+        comparisons = len(self.rows) - 1
+        needed = None if row.pair is None else row.pair.needed(ALPHA / comparisons)
+        if needed is None:
+            return ""
+        most = max(needed, least_samples(comparisons))
+        return f"; about {most:,} samples would tell, if the difference is real"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "data": self.data,
+            "head": self.head,
+            "samples": self.samples,
+            "unreadable": self.unreadable,
+            "prior": None if self.prior is None else asdict(self.prior),
+            "level": self.level,
+            "tailored": self.rows.index(self.tailored),
+            "rows": [
+                {**row.to_dict(self.level), "scale_used": self.scales.get(row.candidate.title)} for row in self.rows
+            ],
+            "definitions": {
+                "difference": "accuracy less that of the tailored model, on the same samples",
+                "p_value": "exact two-sided sign test (McNemar) on samples that one of the two alone gets right, "
+                "corrected by Holm's method for all rows",
+                "verdict": f"against the tailored model: clear if p_value <= {ALPHA:g}",
+            },
+            "summary": self.sentences(),
+        }
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """What a comparison would do, known without the values of any checkpoint."""
+
+    run: str
+    data: str
+    head: str
+    samples: int
+    candidates: tuple[Candidate, ...]
+    tailored: Candidate
+    prior: AppliedPrior | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        record = asdict(self)
+        models = [candidate.title for candidate in self.candidates]
+        return {**record, "candidates": models, "tailored": self.tailored.title}
+
+
+def compare(
+    run: Run | str | Path,
+    preference: Preference | str | Path,
+    data: Data = None,
+    *,
+    head: str | Path | None = None,
+    rivals: Rivals = Rivals(),  # noqa: B008  (frozen)
+    reading: Reading | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measures base, every task's checkpoint, other merges and the tailored one on the same labelled samples.
+
+    Each is measured with and without the site prior of the preference, and compared with the tailored model by an
+    exact sign test, corrected for the number of comparisons. `data` and `head` are as for `evaluate`.
+
+    >>> compare("run", "site.json", "site/test").sentences()  # doctest: +SKIP
+    ['The tailored model is the best here: 71.2 %, clearly better than 9 of the 15 others.']
+    """
+    reading = reading or Reading()
+    opened = _open(run, preference, head, rivals)
+    evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress)
+    samples, unreadable = len(evaluator), evaluator.unreadable
+    biases: dict[bool, Any] = {False: None} if opened.prior is None else {True: opened.head.bias, False: None}
+    fewest = least_samples(len(biases) * len(opened.candidates) - 1)
+    if samples < fewest:
+        warnings.warn(
+            f"{samples} sample{'' if samples == 1 else 's'} cannot show any difference between so many models, however "
+            f"large it is: give at least {fewest}, better some hundred",
+            stacklevel=2,
+        )
+    right: dict[tuple[Candidate, bool], NDArray[np.bool_]] = {}
+    with Candidates(opened.run, evaluator, seed=rivals.seed, progress=progress) as candidates:
+        for done, candidate in enumerate(opened.candidates, 1):
+            logits = candidates.logits(candidate, opened.preference.weights)
+            for prior, bias in biases.items():
+                right[candidate, prior] = right_answers(logits, evaluator.truth, bias)
+            if progress is not None:
+                progress("comparing", done, len(opened.candidates))
+        scales = {candidate.title: float(report.scale) for candidate, report in candidates.reports.items()}
+    rows = _rows(right, (opened.tailored, opened.prior is not None))
+    return Comparison(
+        str(opened.run.path),
+        origin,
+        str(opened.head_file),
+        samples,
+        unreadable,
+        rows,
+        opened.prior,
+        scales,
+        reading.level,
+    )
+
+
+def plan_comparison(
+    run: Run | str | Path,
+    preference: Preference | str | Path,
+    data: Data = None,
+    *,
+    head: str | Path | None = None,
+    rivals: Rivals = Rivals(),  # noqa: B008  (frozen)
+    reading: Reading | None = None,
+) -> ComparisonPlan:
+    """Returns what `compare` would do; of checkpoints it reads the headers only."""
+    from tunable_magmax.checkpoints.source import open_checkpoint
+
+    opened = _open(run, preference, head, rivals)
+    labelled, origin = open_labelled(data, opened.head, opened.run, reading or Reading())
+    for path in (opened.run.base, *opened.run.tasks):
+        with open_checkpoint(path):
+            pass
+    return ComparisonPlan(
+        str(opened.run.path),
+        origin,
+        str(opened.head_file),
+        len(labelled),
+        opened.candidates,
+        opened.tailored,
+        opened.prior,
+    )
+
+
+def least_samples(comparisons: int, alpha: float = ALPHA) -> int:
+    """Returns how many samples a sign test needs before any difference can be clear among so many comparisons.
+
+    >>> least_samples(1), least_samples(20)
+    (6, 10)
+    """
+    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
+
+
+@dataclass(frozen=True)
+class _Opened:
+    run: Run
+    preference: Preference
+    head_file: Path
+    head: Head
+    """With the prior as its bias, if there is one."""
+    prior: AppliedPrior | None
+    candidates: tuple[Candidate, ...]
+    tailored: Candidate
+
+
+def _open(
+    run: Run | str | Path, preference: Preference | str | Path, head: str | Path | None, rivals: Rivals
+) -> _Opened:
+    trained = run if isinstance(run, Run) else Run.open(run)
+    file = "the preference" if isinstance(preference, Preference) else str(preference)
+    chosen = preference if isinstance(preference, Preference) else Preference.load(preference)
+    require_tasks(chosen, trained.names, file)
+    if len(chosen.weights) != len(trained.tasks):
+        raise InputError(
+            f"{file} has {len(chosen.weights)} weights, and {trained.path} has {len(trained.tasks)} tasks: make a "
+            f"preference for this run with `tmx prefer {trained.path}`"
+        )
+    head_file, _ = find_head(trained.base, head, trained)
+    asked: Prior = "none" if rivals.prior == "none" else chosen.prior or "auto"
+    opened = open_head(head_file, asked)
+    own = chosen.scale or "matched"
+    scales = [*rivals.scales, own]
+    return _Opened(
+        trained,
+        chosen,
+        head_file,
+        opened,
+        applied_prior(opened, asked),
+        usual_candidates(trained, scales),
+        tunable(own),
+    )
+
+
+def _rows(right: dict[tuple[Candidate, bool], NDArray[np.bool_]], tailored: tuple[Candidate, bool]) -> tuple[Row, ...]:
+    """Compares every model with the tailored one; best first, of equal ones the tailored, then as they were given."""
+    mine = right[tailored]
+    others = {key: paired(answers, mine) for key, answers in right.items() if key != tailored}
+    corrected = dict(zip(others, holm([pair.p_value for pair in others.values()]), strict=True))
+    rows = []
+    for key, answers in right.items():
+        share = Share(int(answers.sum()), len(answers))
+        if key == tailored:
+            rows.append(Row(*key, share, None, None, None))
+        else:
+            p_value = corrected[key]
+            rows.append(Row(*key, share, others[key], p_value, others[key].verdict(p_value)))
+    return tuple(sorted(rows, key=lambda row: (-row.share.right, row.pair is not None)))
+
+
+def _percent(row: Row) -> str:
+    return f"{100 * row.share.value:.1f} %"
+
+
+def _against(row: Row, other: Row) -> str:
+    return f"{_percent(row)} against {_percent(other)}"

@@ -99,10 +99,11 @@ def working_bytes(rows: int, columns: int, width: int) -> int:
     """Returns the memory that merging one matrix takes; values of base and tasks have `width` bytes in it.
 
     Base, task, what is read and the merged vector in their own types; a matrix, its scaled copy and a factor in
-    float64; of the short side, two factors and what the decomposition of a Gram matrix works in.
+    float64, and as much as two of these that the allocator does not give back at once (measured); of the short side,
+    two factors and what the decomposition of a Gram matrix works in.
     """
     short = min(rows, columns)
-    return rows * columns * (4 * width + 3 * 8) + 8 * 8 * short * short
+    return rows * columns * (4 * width + 5 * 8) + 8 * 8 * short * short
 
 
 def kept_bytes(rows: int, columns: int) -> int:

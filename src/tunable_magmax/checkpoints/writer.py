@@ -158,6 +158,11 @@ class Output:
         """The directory of the work in progress."""
         return self._partial.path
 
+    @property
+    def folder(self) -> Path:
+        """The directory of the finished files, out of sight until the commit."""
+        return self._partial.output
+
     def finished(self, shard: Shard) -> str | None:
         """Returns the sha256 of a shard that was completed before, or None if it has to be written (again)."""
         self._check_shard(shard.name)

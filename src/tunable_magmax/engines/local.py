@@ -16,7 +16,7 @@ from tunable_magmax.checkpoints.companions import companion_files, retyped_confi
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.outputs import Job, Log, check_space, expected_shards, write_sidecars, write_weights
-from tunable_magmax.engines.settings import OutputSettings, Resources
+from tunable_magmax.engines.settings import Additions, OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress
@@ -75,6 +75,7 @@ def merge_checkpoints(
     device: str | None = None,
     progress: Progress | None = None,
     notify: Callable[[str], None] | None = None,
+    additions: Additions | None = None,
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
@@ -85,6 +86,7 @@ def merge_checkpoints(
     and model card call the tasks.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
     and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
+    `additions` make more files of an output directory, which appear with it and are in the report.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -114,10 +116,12 @@ def merge_checkpoints(
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
     resources.check_method(method)
-    settings = OutputSettings(shard_size, overwrite, fresh, digest_inputs, base_model, names)
+    settings = OutputSettings(shard_size, overwrite, fresh, digest_inputs, base_model, names, additions)
     target, started = Path(out), time.time()
     settings.task_names(len(tasks))
     bound, shard = resources.memory_bytes, settings.shard_bytes(target)
+    if additions is not None and shard is None:
+        raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
         for name, path in companion_files(inputs.paths[0]):
@@ -132,7 +136,8 @@ def merge_checkpoints(
                 notify(note)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             job = Job(inputs, options, output, shard, bound, progress)
-            log = Log(target.with_name(f"{target.name}.log"), target, started)
+            known_by = None if additions is None else additions.fingerprint
+            log = Log(target.with_name(f"{target.name}.log"), target, started, known_by)
             report = write_output(job, settings, lambda: runs_on.merge(job), log)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
@@ -147,7 +152,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
             if job.shard_size is None:
                 output.check_sidecar("report.json")
             report = completed(merge(), inputs, settings)
-            report = write_sidecars(report, inputs, output, settings.base_model)
+            report = write_sidecars(report, inputs, output, settings.base_model, settings.additions)
         except InputError:
             output.discard()
             raise

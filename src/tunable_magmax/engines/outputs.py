@@ -33,6 +33,7 @@ from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_sha
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.kernels import TensorRange
@@ -215,8 +216,14 @@ def _copied(base: Checkpoint, info: TensorInfo, begin: int) -> Iterator[memoryvi
 # -- files beside the weights -----------------------------------------------------------------------------------------
 
 
-def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_model: str | None) -> MergeReport:
-    """Writes the report, and in a directory also the base's own files, the configuration and a model card."""
+def write_sidecars(
+    report: MergeReport,
+    inputs: Inputs,
+    output: Output,
+    base_model: str | None = None,
+    additions: Additions | None = None,
+) -> MergeReport:
+    """Writes the report, and in a directory also the base's own files, the configuration, additions and a card."""
     if output.out.name.endswith(".safetensors"):
         output.write_file("report.json", report.to_json().encode())
         return report
@@ -228,8 +235,11 @@ def write_sidecars(report: MergeReport, inputs: Inputs, output: Output, base_mod
     config = yaml.safe_dump(_effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
     note = "# Models are named here, not located: put in their paths before merging by this again.\n"
     digests[CONFIG] = output.write_file(CONFIG, (note + config).encode())
+    added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
+    for own, content in sorted(added.files.items()):
+        digests[own] = output.write_file(own, content)
     library = "transformers" if MODEL_CONFIG in digests else None
-    card = _model_card(name, report.method, _shares(report), config, library)
+    card = _model_card(name, report.method, _shares(report), config, library) + added.card
     digests[CARD] = output.write_file(CARD, card.encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())

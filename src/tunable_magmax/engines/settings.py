@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
 from tunable_magmax.merging.methods import METHODS
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.report import MergeReport
 
 ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
@@ -78,6 +81,26 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedFiles:
+    """More files of an output directory, by name, and a section at the end of its model card."""
+
+    files: Mapping[str, bytes]
+    card: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What a caller adds to an output directory before it becomes visible.
+
+    `make` is called with the folder of the finished weights, still out of sight, and their report. `fingerprint` goes
+    to the log beside the output, where the caller can recognise its own work.
+    """
+
+    make: Callable[[Path, MergeReport], AddedFiles]
+    fingerprint: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputSettings:
     """How an output is written. `names` are what its report and model card call the tasks."""
 
@@ -87,6 +110,7 @@ class OutputSettings:
     digest_inputs: bool = False
     base_model: str | None = None
     names: Sequence[str] | None = None
+    additions: Additions | None = None
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> OutputSettings:

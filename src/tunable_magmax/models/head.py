@@ -257,6 +257,11 @@ def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: f
 
 def save_head(head: Head, path: str | Path) -> None:
     """Writes a head file completely or not at all; equal heads give equal bytes."""
+    write_atomic(Path(path), head_bytes(head))
+
+
+def head_bytes(head: Head) -> bytes:
+    """Returns the content of a head's file."""
     weight = np.ascontiguousarray(head.weight, dtype="<f4")
     # Not the safetensors package's own writer, which does not fix the order of several entries of metadata.
     metadata = {"classes": json.dumps(head.classes, ensure_ascii=False), "logit_scale": repr(float(head.logit_scale))}
@@ -265,7 +270,7 @@ def save_head(head: Head, path: str | Path) -> None:
         tensors["bias"] = np.ascontiguousarray(head.bias, dtype="<f4")
     infos = [TensorInfo(name, "F32", values.shape) for name, values in tensors.items()]
     (shard,) = plan_shards(infos, metadata=metadata)
-    write_atomic(Path(path), shard.header + b"".join(values.tobytes() for values in tensors.values()))
+    return shard.header + b"".join(values.tobytes() for values in tensors.values())
 
 
 def _name_rows(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference as Preference
     from tunable_magmax.training.config import TrainConfig as TrainConfig
     from tunable_magmax.training.sequence import train_sequence as train_sequence
+    from tunable_magmax.workflows.classifier import load_classifier as load_classifier
     from tunable_magmax.workflows.convert import convert_checkpoint as convert_checkpoint
     from tunable_magmax.workflows.evaluate import evaluate as evaluate
     from tunable_magmax.workflows.plan import plan_merge as plan_merge
@@ -42,6 +43,7 @@ _HOMES = {
     "RunningMagmax": "tunable_magmax.merging.running",
     "Preference": "tunable_magmax.preference.preference",
     "evaluate": "tunable_magmax.workflows.evaluate",
+    "load_classifier": "tunable_magmax.workflows.classifier",
     "TrainConfig": "tunable_magmax.training.config",
     "train_sequence": "tunable_magmax.training.sequence",
 }

@@ -25,6 +25,7 @@ COMMANDS = (
     "train",
     "eval",
     "compare",
+    "predict",
     "reproduce",
     "inspect",
     "verify",

@@ -49,6 +49,16 @@ def open_image_folder(path: Path) -> Samples:
     return image_samples(path, folders)
 
 
+def open_image_files(files: Sequence[Path], origin: str) -> Samples:
+    """Opens image files, each called by its path, in the order given."""
+    return Samples(origin, "image", len(files), _loader(None, files))
+
+
+def images_below(path: Path) -> list[Path]:
+    """Returns all images in a folder and in the folders inside it, sorted."""
+    return _images(path.rglob("*"))
+
+
 def open_domain_folders(path: Path) -> Samples:
     """Opens DOMAIN/CLASS/images: domains and classes in sorted order, every sample with its domain."""
     folders: list[tuple[str, list[Path]]] = []
@@ -84,14 +94,17 @@ def image_samples(
     return Samples(str(root), "image", len(files), _loader(root, files), tuple(classes), labels, domains)
 
 
-def _loader(root: Path, files: Sequence[Path]) -> Callable[[Sequence[int]], Iterator[Any]]:
-    """Returns `Samples.load` for image files."""
+def _loader(root: Path | None, files: Sequence[Path]) -> Callable[[Sequence[int]], Iterator[Any]]:
+    """Returns `Samples.load` for image files; with a `root`, they are called by their paths from there."""
+
+    def named(file: Path) -> str:
+        return str(file if root is None else file.relative_to(root))
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         probed = [files[position] for position in positions[:_PROBED]]
         size = sum(file.stat().st_size if file.exists() else 0 for file in probed) / max(1, len(probed))
         chosen = (files[position] for position in positions)
-        return in_order(lambda file: read_picture(file, str(file.relative_to(root))), chosen, threads_for(size))
+        return in_order(lambda file: read_picture(file, named(file)), chosen, threads_for(size))
 
     return load
 

@@ -1,0 +1,85 @@
+"""`tmx predict`: a table, files of labels, JSON and errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from tunable_magmax.models.head import Head, load_head, save_head
+
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(image_run, tmp_path_factory):
+    folder = image_run.pairs(tmp_path_factory.mktemp("site") / "photos", {"red": 2, "blue": 2})
+    (folder / "blue" / "1.png").write_text("?")
+    return folder
+
+
+def test_a_table(tmx, image_run, photos):
+    result = tmx("predict", image_run.path / "first", photos, "--top", "2", *CPU)
+    assert result.code == 0
+    assert result.err == (
+        f"warning: 1 of 4 inputs could not be read and got no label: {photos}/blue/1.png (not an image)\n"
+    )
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["label", "probability"] * 2
+    found = json.loads(tmx("predict", image_run.path / "first", photos, "--top", "2", *CPU, "--json").out)
+    for line, one in zip(lines[1:], found["predictions"], strict=True):
+        cells = [cell for pair in one.get("top", []) for cell in (pair["label"], f"{pair['probability']:.1%}")]
+        assert line.split() == [one["input"], *cells]
+
+
+def test_files_of_labels(tmx, image_run, photos, tmp_path):
+    command = ("predict", image_run.path / "first", photos, *CPU)
+    shown = json.loads(tmx(*command, "--json").out)
+    result = tmx(*command, "-o", tmp_path / "new" / "labels.csv")
+    assert "4 inputs classified: " in result.out
+    assert f"written to {tmp_path / 'new' / 'labels.csv'}\n" in result.out
+    with (tmp_path / "new" / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [one["label"] or "" for one in shown["predictions"]]
+    assert tmx(*command, "-q", "-o", tmp_path / "a.json", "--csv", tmp_path / "a.table").out == ""
+    assert json.loads((tmp_path / "a.json").read_text()) == shown
+    assert (tmp_path / "a.table").read_bytes() == (tmp_path / "new" / "labels.csv").read_bytes()
+    assert tmx(*command, "-o", tmp_path / "a.jsonl").code == 0
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == shown["predictions"]
+
+
+def test_nothing_is_written_if_something_is_refused(tmx, image_run, photos, tmp_path):
+    command = ("predict", image_run.path / "first", photos, *CPU)
+    result = tmx(*command, "--strict", "-o", tmp_path / "a.csv")
+    assert (result.code, result.out) == (2, "")
+    assert "cannot be read: " in result.err
+    assert "1.png (not an image); take them out, or repair them" in result.err
+    result = tmx(*command, "-o", tmp_path / "a.xlsx")
+    assert (
+        result.err == f"error: {tmp_path}/a.xlsx: the name of a file of labels must end in one of .csv, .json, .jsonl\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_with_a_prior(tmx, text_run, tmp_path):
+    model = shutil.copytree(text_run.path / "base", tmp_path / "model")
+    head = load_head(text_run.path / "head.safetensors")
+    save_head(
+        Head.of(head.weight, head.classes, head.logit_scale, np.array([0, 0, 100, 0])), model / "head.safetensors"
+    )
+    result = tmx("predict", model, "--text", "hello", "--text", "my  good card " * 9, *CPU)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[1].split() == ["hello", "green", "100.0%"]
+    assert lines[2].startswith("my good card my good")
+    assert lines[3] == "with the site prior in the head's file (--prior none leaves it out)"
+    plain = tmx("predict", model, "--text", "hello", "--prior", "none", *CPU, "--json")
+    assert json.loads(plain.out)["prior"] is False
+    given = tmx("predict", model, "--text", "hello", "--head", text_run.path / "head.safetensors", *CPU, "--json")
+    assert json.loads(given.out)["predictions"] == json.loads(plain.out)["predictions"]

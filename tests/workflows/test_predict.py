@@ -1,0 +1,232 @@
+"""Labels and probabilities are those of encoder and head, from any kind of input, a batch at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+import tunable_magmax
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.workflows.classifier import Prediction, load_classifier
+from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.predict import Predicting, Predictions, predict
+from tunable_magmax.workflows.scoring import Reading
+
+CPU = Predicting(device="cpu")
+BIAS = np.array([0.0, 3.0, -2.0, 100.0])
+
+
+@pytest.fixture(scope="module")
+def model(image_run, tmp_path_factory):
+    """A model directory as a tailored one: encoder, processor, and a head with a bias."""
+    return site_model(image_run, tmp_path_factory.mktemp("images") / "model")
+
+
+@pytest.fixture(scope="module")
+def text_model(text_run, tmp_path_factory):
+    return site_model(text_run, tmp_path_factory.mktemp("texts") / "model")
+
+
+def site_model(run, folder):
+    shutil.copytree(run.path / "base", folder)
+    shutil.copy(run.path / "first" / "model.safetensors", folder)
+    head = load_head(run.path / "head.safetensors")
+    save_head(Head.of(head.weight, head.classes, head.logit_scale, BIAS), folder / "head.safetensors")
+    return folder
+
+
+def expected(model, inputs, bias=True):
+    head = load_head(model / "head.safetensors")
+    return Classifier(load_encoder(model, "cpu"), head if bias else head.with_prior(None)).probabilities(inputs)
+
+
+def test_images_and_their_paths(image_run, model, tmp_path):
+    images = image_run.inputs("red", 3, 0) + image_run.inputs("green", 2, 7)
+    for k, image in enumerate(images):
+        image.save(tmp_path / f"{k}.png")
+    paths = [tmp_path / f"{k}.png" for k in range(5)]
+    loaded = tunable_magmax.load_classifier(model, "cpu")
+    assert (loaded.classes, loaded.kind, loaded.has_prior) == (("red", "blue", "green", "grey"), "image", True)
+    shares = expected(model, images)
+    for inputs in (images, paths, [*map(str, paths)], [images[0], *paths[1:]]):
+        np.testing.assert_allclose(loaded.probabilities(inputs, batch=2), shares, atol=1e-6)
+    found = loaded.predict(paths, top=9)
+    assert [one.label for one in found] == [loaded.classes[k] for k in shares.argmax(axis=1)]
+    for one, row in zip(found, shares, strict=True):
+        assert sum(share for _, share in one.top) == pytest.approx(1, abs=1e-5)
+        assert [share for _, share in one.top] == sorted(row.tolist(), reverse=True) == pytest.approx(sorted(row)[::-1])
+    assert [one.label for one in loaded.predict(images[0])] == [found[0].label]  # one alone
+    assert loaded.probabilities([]).shape == (0, 4)
+
+
+def test_the_bias_can_be_left_out(image_run, model):
+    images = image_run.inputs("red", 3, 0)
+    plain = load_classifier(model, "cpu", prior="none")
+    assert not plain.has_prior
+    np.testing.assert_allclose(plain.probabilities(images), expected(model, images, bias=False), atol=1e-6)
+    assert {one.label for one in load_classifier(model, "cpu").predict(images)} == {"grey"}  # as its bias is 100
+
+
+def test_texts_and_files_of_one_text(text_model, tmp_path):
+    (tmp_path / "letter.md").write_text("my good card")
+    loaded = load_classifier(text_model, "cpu", prior="none")
+    found = loaded.probabilities(["my good card", tmp_path / "letter.md"])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    np.testing.assert_allclose(found[:1], expected(text_model, ["my good card"], bias=False), atol=1e-6)
+
+
+def test_a_short_repr():
+    assert repr(Prediction("cat", 0.98765, (("cat", 0.98765),), "photo.jpg")) == "Prediction('cat', 0.988)"
+    assert repr(Prediction(None, None, error="not an image")) == "Prediction(None, error='not an image')"
+
+
+def test_files_folders_and_order(image_run, model, tmp_path):
+    data = image_run.pairs(tmp_path / "site", {"red": 2, "blue": 1})
+    shutil.copy(data / "red" / "0.png", data / "loose.png")
+    shutil.copy(data / "red" / "0.png", tmp_path / "no_suffix")
+    found = predict(model, [data / "red" / "1.png", data, tmp_path / "no_suffix"], options=CPU)
+    names = [Path(one.input).relative_to(tmp_path).as_posix() for one in found.predictions]
+    assert names == [
+        "site/red/1.png",
+        "site/blue/0.png",
+        "site/loose.png",
+        "site/red/0.png",
+        "site/red/1.png",
+        "no_suffix",
+    ]
+    assert sum(found.counts().values()) == 6
+    by_name = dict(zip(names, found.predictions, strict=True))
+    assert by_name["no_suffix"].probability == by_name["site/red/0.png"].probability
+
+
+def test_labels_are_those_that_eval_counts(image_run, tmp_path):
+    data = image_run.pairs(tmp_path / "site", {"red": 3, "blue": 2, "green": 2})
+    found = predict(image_run.path / "first", [data], options=CPU)  # its head is the run's
+    right = sum(Path(one.input).parent.name == one.label for one in found.predictions)
+    assert right == evaluate(image_run.path / "first", data, reading=Reading(device="cpu")).accuracy.overall.right
+
+
+def test_tables_of_texts(text_model, tmp_path):
+    (tmp_path / "lines.txt").write_text("hello\n\nmy card\n")
+    (tmp_path / "table.csv").write_text("id,query\n7,my card\n")
+    (tmp_path / "rows.jsonl").write_text('{"words": "pay", "text": "hello"}\n')
+    files = [tmp_path / name for name in ("lines.txt", "table.csv", "rows.jsonl")]
+    found = predict(text_model, files, texts=["my card"], options=CPU).predictions
+    assert [one.text for one in found] == ["hello", "my card", "my card", "hello", "my card"]
+    assert [one.input for one in found][1:] == [f"{files[0]}:2", f"{files[1]}:1", f"{files[2]}:1", "--text 1"]
+    other = predict(text_model, files[2:], options=Predicting(device="cpu", text_column="words"))
+    assert other.predictions[0].text == "pay"
+
+
+def test_parquet(image_run, model, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra: train)")
+    images = []
+    for image in image_run.inputs("red", 3, 0):
+        buffer = io.BytesIO()
+        image.save(buffer, "png")
+        images.append({"bytes": buffer.getvalue()})
+    parquet.write_table(pyarrow.table({"image": [*images, {"bytes": b"?"}]}), tmp_path / "site.parquet")
+    with pytest.warns(
+        UserWarning, match=r"1 of 4 inputs could not be read and got no label: .*site\.parquet:4 \(not an"
+    ):
+        found = predict(model, [tmp_path / "site.parquet"], options=CPU).predictions
+    shares = expected(model, image_run.inputs("red", 3, 0)).max(axis=1)
+    assert [one.probability for one in found[:3]] == pytest.approx(shares.tolist())
+
+
+def test_inputs_are_read_a_batch_at_a_time(image_run, model):
+    """Never more images in memory than a batch: decoded ones are counted when a batch is done."""
+    image, read, seen = image_run.inputs("red", 1, 0)[0], [], []
+
+    def load(positions):
+        for position in positions:
+            read.append(position)
+            yield image
+
+    loaded = load_classifier(model, "cpu")
+    samples = Samples("many", "image", 10, load)
+    loaded.predict_samples(samples, str, batch=4, progress=lambda done: seen.append((done, len(read))))
+    assert seen == [(4, 4), (8, 8), (10, 10)]
+
+
+def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
+    data = image_run.pairs(tmp_path / "site", {"red": 2})
+    (data / "red" / "0.png").write_text("?")
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 inputs could not be read and got no label: .*0\.png \(not an image\)"
+    ):
+        found = predict(model, [data], options=CPU)
+    first, second = found.predictions
+    assert (first.label, first.probability, first.top, first.error) == (None, None, (), "not an image")
+    assert second.label is not None
+    assert first.to_dict()["label"] is None
+    with pytest.raises(InputError, match=r"cannot be read: .*0\.png \(not an image\); take them out, or repair them"):
+        predict(model, [data], options=Predicting(device="cpu", strict=True))
+    with pytest.raises(InputError, match=r"0\.png \(not an image\)"):
+        load_classifier(model, "cpu").predict([data / "red" / "0.png"])
+
+
+def test_what_is_written():
+    likely = (("cat", 0.75), ("dog, wet", 0.25))
+    found = Predictions(
+        "model", "head", True, (Prediction("cat", 0.75, likely, "a.csv:1", 'say "hi"\nthere'), Prediction(None, None))
+    )
+    rows = list(csv.reader(io.StringIO(found.to_bytes(".csv").decode(), newline="")))
+    assert rows[0] == ["input", "text", "label", "probability", "label_2", "probability_2"]
+    assert rows[1] == ["a.csv:1", 'say "hi"\nthere', "cat", "0.75", "dog, wet", "0.25"]
+    assert rows[2] == ["", "", "", "", "", ""]
+    lines = [json.loads(line) for line in found.to_bytes(".jsonl").decode().splitlines()]
+    assert lines == json.loads(found.to_bytes(".json"))["predictions"]
+    assert lines[0]["top"][1] == {"label": "dog, wet", "probability": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda model, _: predict(model), r"what should be classified\? Give image files"),
+        (lambda model, new: predict(model, [new / "no.png"]), r"no\.png: no such file or folder"),
+        (lambda model, new: predict(model, [new]), r"holds no images \(.*\) and no parquet files"),
+        (
+            lambda model, _: predict(model, texts=["hi"], options=CPU),
+            r"--text holds texts, but .*model classifies images",
+        ),
+        (lambda _, new: predict(new / "none", [new]), r"none does not exist: give the directory of a model"),
+        (lambda model, _: load_classifier(model, "cpu").predict([3]), r"input 1 is a int, expected a PIL image or the"),
+        (lambda model, _: load_classifier(model, "cpu").predict([], top=0), r"top is 0, expected at least 1"),
+        (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"the batch is 0, expected at least 1"),
+    ],
+)
+def test_refused(model, tmp_path, call, says):
+    with pytest.raises(InputError, match=says):
+        call(model, tmp_path)
+
+
+def test_models_that_are_refused(image_run, model, tmp_path):
+    with pytest.raises(InputError, match=r"run is a run directory with several models: .*tmx tailor"):
+        load_classifier(image_run.path)
+    headless = shutil.copytree(image_run.path / "base", tmp_path / "headless")
+    with pytest.raises(InputError, match=r"which head turns its embeddings into classes\? Give --head FILE"):
+        load_classifier(headless)
+    save_head(Head.of(np.eye(4), ["a", "b", "c", "d"], 1.0), headless / "head.safetensors")
+    with pytest.raises(InputError, match=r"the head has width 4 and the encoder .* do not belong together"):
+        load_classifier(headless, "cpu")
+    broken = shutil.copytree(model, tmp_path / "broken")
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(broken / "model.safetensors")
+    save_file({name: tensor * np.nan for name, tensor in state.items()}, broken / "model.safetensors")
+    with pytest.raises(InputError, match=r"broken: embeddings hold NaN or infinity"):
+        load_classifier(broken, "cpu").predict(image_run.inputs("red", 1, 0))

@@ -53,6 +53,24 @@ def test_a_session_on_the_device_gives_the_bits_of_single_merges() -> None:
 
 
 @needs_gpu
+def test_matrices_that_are_merged_whole_are_the_cpu_s_within_a_tolerance() -> None:
+    here = sequence(SHAPES, 6, kinds=(torch.float32,) * len(SHAPES))
+    near = there(here)
+    with tmx.MergeSession(near[0], near[1:]) as session:
+        for weights in ([1, 0, 2, 0, 0, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1]):
+            theirs = tmx.merge_state_dicts(here[0], here[1:], method="tsv", weights=weights)
+            for ours in (
+                session.merge(method="tsv", weights=weights),
+                tmx.merge_state_dicts(near[0], near[1:], method="tsv", weights=weights),
+            ):
+                assert ours.report.warnings == theirs.report.warnings
+                for name, wanted in theirs.state_dict.items():
+                    found = ours.state_dict[name]
+                    assert found.is_cuda
+                    assert torch.allclose(found.cpu(), wanted, rtol=0, atol=1e-5), name
+
+
+@needs_gpu
 def test_a_large_tensor_with_few_leftovers_and_many() -> None:
     for weights in ([1, 1, 1], [0, 1, 9], [1, 0, 0], [0.001, 0.001, 0.998], [1, 2, 3, 4, 5, 6, 7]):
         base, *tasks = shrinking(len(weights), 3_000_017)

@@ -32,8 +32,8 @@ OPTIONS = {
     "--budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
     "compare": "RUN_DIR --preference --data --head --split --text-column --label-column --limit --batch --device "
     "--scales --prior --seed --plot --dry-run --quiet -q --json",
-    "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column --batch "
-    "--device --strict",
+    "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "
+    "--batch --device --strict",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",

@@ -121,7 +121,7 @@ def test_a_plan_reads_no_tensors(image_run, site, monkeypatch):
 
 def of(mine, **others):
     """A comparison without a prior: which samples the tailored model and others get right."""
-    known = {"base": BASE, "birds": BIRDS, "tsv": Candidate("tsv", "tsv", weighted=True)}
+    known = {"base": BASE, "birds": BIRDS, "tsv": Candidate("tsv", "tsv", weighted=True), "half": tunable(0.5)}
     right = {(known[name], False): np.array(answers, bool) for name, answers in others.items()}
     rows = _rows({**right, (tunable(), False): np.array(mine, bool)}, (tunable(), False))
     return Comparison("run", "site", "head", len(mine), 0, rows, None, {})
@@ -160,8 +160,17 @@ def first(count, samples=100):
             first(50),
             {"base": first(70), "tsv": first(80)},
             [
-                "`tsv` is clearly better than the tailored model: 80.0 % against 50.0 %.",
+                "`tsv` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx merge` makes it with "
+                "--method tsv --scale 1.",
                 "`base` alone is, too: 70.0 % against 50.0 %; this site needs no tailored merge.",
+            ],
+        ),
+        (
+            first(50),
+            {"half": first(80)},
+            [
+                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx merge` "
+                "makes it with --scale 0.5."
             ],
         ),
         (

@@ -126,7 +126,8 @@ class Comparison:
             )
             lines = [f"The tailored model is the best here: {_percent(mine)}, {told}."]
         elif best.verdict == "clearly better":
-            lines = [f"{self._name(best)} is clearly better than the tailored model: {_against(best, mine)}."]
+            how = f"{_against(best, mine)}{self._made(best)}"
+            lines = [f"{self._name(best)} is clearly better than the tailored model: {how}."]
         else:
             lines = [
                 f"{self._name(best)} has the most right answers ({_against(best, mine)}), but {count} cannot tell it "
@@ -151,6 +152,15 @@ class Comparison:
     def _name(self, row: Row) -> str:
         suffix = "" if self.prior is None else f" with{'' if row.prior else 'out'} the prior"
         return f"`{row.candidate.title}`{suffix}"
+
+    def _made(self, row: Row) -> str:
+        """Returns by which options `tmx merge` makes a merge, as the end of a sentence."""
+        candidate = row.candidate
+        if candidate.method is None:
+            return ""
+        scale = candidate.scale or self.scales.get(candidate.title, 1)
+        method = "" if candidate.name == "tunable" else f"--method {candidate.method} "
+        return f"; `tmx merge` makes it with {method}--scale {scale if isinstance(scale, str) else f'{scale:g}'}"
 
     def _would(self, row: Row) -> str:
         """Returns how many samples would tell the difference, as the end of a sentence."""

@@ -13,6 +13,10 @@ import tunable_magmax
 from tunable_magmax.cli.app import COMMANDS, app
 
 OPTIONS = {
+    "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --predictions --pairs --strengths "
+    "--preference --method --scale --choose --check --estimator --temper --prior --seed --classifier "
+    "--classifier-checkpoint --max-samples --split --text-column --label-column --device --memory --shard-size "
+    "--threads --overwrite --fresh --digest-inputs --base-name --dry-run --quiet -q --json",
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
     "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
     "--base-name --engine --workers --ray-address --dry-run --quiet -q --json",
@@ -22,8 +26,8 @@ OPTIONS = {
     "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs --predictions "
     "--pairs --strengths --method --similarity --on-zero --gamma --debias --raw --regularisation --iterations "
-    "--bandwidth --temper --shrink --prior --trials --patience --search-scale --study --seed --classifier "
-    "--classifier-checkpoint --max-samples --split --text-column --label-column --device",
+    "--bandwidth --temper --shrink --prior --choose-scale --trials --patience --search-scale --study --seed "
+    "--classifier --classifier-checkpoint --max-samples --split --text-column --label-column --device",
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device",
     "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",

@@ -85,6 +85,8 @@ class EstimationOptions:
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
     seed: int = 0
+    choose_scale: bool = False
+    """Score about ten scales on --pairs; the preference gets one if that is better in cross-validation."""
     """The seed of the intervals, of the draw from many inputs, and of a search."""
 
 
@@ -175,7 +177,7 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None:
         check_picture(plot)
-    weights, strengths, scale = (_numbers(text, option) for option, text in lists.items())
+    weights, strengths, scale = (read_numbers(text, option) for option, text in lists.items())
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
     known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
@@ -209,7 +211,8 @@ def prefer(
         sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+def read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Reads numbers with commas between them."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -272,9 +275,11 @@ def _summary(result: Preferred) -> Iterator[str]:
         columns.append(["elements", *(f"{share:,}" for share in result.budget)])
     yield from table([*zip(*columns, strict=True)])
     if preference.tempering:
+    if "scale_by_pairs" in preference.provenance:
+        yield _scale_line(preference.provenance["scale_by_pairs"])
         yield f"the weights were moved towards equal ones by {preference.tempering:g} (--temper 0 leaves them)"
     if preference.prior is not None:
-        yield _prior_line(preference.prior)
+        yield prior_line(preference.prior)
     if result.elements is not None:
         yield (
             f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
@@ -282,7 +287,15 @@ def _summary(result: Preferred) -> Iterator[str]:
         )
 
 
-def _prior_line(prior: SitePrior) -> str:
+def _scale_line(found: Any) -> str:
+    low, high = found["not_clearly_worse"]
+    right = f"{found['cross_validated_right']} against {found['default_right']} of {found['samples']} right"
+    chosen = "the default scale stays" if found["chosen"] is None else f"scale {found['chosen']:g} chosen"
+    return f"{chosen}: {right} in cross-validation; scales from {low:g} to {high:g} are not clearly worse than the best"
+
+
+def prior_line(prior: SitePrior) -> str:
+    """Returns a line on the likeliest classes of a prior."""
     likely = sorted(prior.shares, key=lambda name: -prior.shares[name])[:3]
     shown = ", ".join(f"{name} {prior.shares[name]:.1%}" for name in likely)
     refined = ", refined by the site's labels" if prior.source == "labels" else ""

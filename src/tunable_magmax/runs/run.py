@@ -140,6 +140,11 @@ class Run:
         """The data that the run was trained on, as the section `benchmark` of run.yaml."""
         return self._record.benchmark
 
+    @property
+    def profile_files(self) -> tuple[Path, ...]:
+        """The files of the profiles that the run names."""
+        return tuple(self.path / task.profile for task in self._record.tasks if task.profile is not None)
+
     @cached_property
     def profiles(self) -> tuple[Profile | None, ...]:
         """Each task's profile, None for tasks that have none. A profile of another task is refused."""

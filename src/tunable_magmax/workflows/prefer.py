@@ -47,7 +47,7 @@ class Estimation:
 
     `temper`: how far estimated weights are moved towards equal ones, from 0 to 1, or "auto": as far as the bootstrap
     says that their differences are noise. `prior`: "none" leaves the site prior out, a number is its eps. `seed`: of
-    the bootstrap. From `trials` on, the options are those of `search.Search`.
+    the bootstrap. `trials` to `study` are options of `search.Search`. `choose_scale`: score scales on the pairs, too.
     """
 
     method: PreferenceMethod = "auto"
@@ -64,6 +64,7 @@ class Estimation:
     seed: int = 0
     trials: int | None = None
     patience: int | None = None
+    choose_scale: bool = False
     search_scale: tuple[float, float] | None = None
     study: Path | None = None
 
@@ -114,9 +115,18 @@ def prefer(
     ((0.75, 0.25), [15000, 5000])
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    target = TargetSamples(run, sources, reading, estimation.resampling.seed, progress)
+    return prefer_for(TargetSamples(run, sources, reading, estimation.seed, progress), estimation, watch)
+
+
+def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None = None) -> Preferred:
+    """Does what `prefer` does for a target that is opened already, whose embeddings stay for further use."""
+    run = target.run
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        if estimation.choose_scale:
+            from tunable_magmax.workflows.scale import scaled_by_pairs
+
+            preference = scaled_by_pairs(target, preference)
         preference = _with_prior(_find(target, estimation, watch), target, estimation)
         preference = _tempered(preference, target, estimation).named(run.names)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
@@ -149,7 +159,7 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
     sources = target.sources
     files = {name: getattr(sources, name) for name in ("labels", "inputs", "predictions", "pairs")}
     samples = [name for name, file in files.items() if file is not None]
-    preferences = list(_opinions(sources, len(target.run.tasks)))
+    preferences = list(opinions(sources, len(target.run.tasks)))
     if not preferences and not samples:
         raise InputError(
             "what is known of the target? Give --labels, --inputs or --pairs, or --weights, --alpha or --equal if "
@@ -173,7 +183,8 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
     return Preference.combined(preferences, sources.strengths)
 
 
-def _opinions(sources: TargetSources, tasks: int) -> Iterator[Preference]:
+def opinions(sources: TargetSources, tasks: int) -> Iterator[Preference]:
+    """Yields the preference that is given by hand, if one is."""
     names = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]
     if len(names) > 1:
         raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
@@ -204,6 +215,8 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
+    if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
+        raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     if method == "search" and estimation.temper:
         raise InputError("a search cannot be tempered: the weights would no longer be those that were scored")
     for option, methods in USED_BY.items():

@@ -64,7 +64,7 @@ def search_preference(
             "(--method label)"
         )
     head = load_head(target.head_file)
-    known = _known(run, pairs, head)
+    known = labelled_pairs(run, pairs, head)
     left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
     drawn = known.draw(reading.max_samples, settings.seed)
     encoder = load_encoder(run.base, reading.device)
@@ -107,7 +107,7 @@ def search_preference(
 # -- the labelled sample -------------------------------------------------------------------------------------------
 
 
-def _known(run: Run, pairs: Samples, head: Head) -> Labelled:
+def labelled_pairs(run: Run, pairs: Samples, head: Head) -> Labelled:
     """Returns the samples whose class the head knows; warns of the labels of the others."""
     lists = [profile.classes for profile in run.profiles if profile is not None]
     place, unknown = known_labels(pairs, head.classes, lists)

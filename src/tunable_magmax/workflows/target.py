@@ -81,7 +81,7 @@ class TargetSamples:
         if self.sources.predictions is not None:
             return True
         profiled = all(profile is not None and profile.predicted is not None for profile in self.run.profiles)
-        return profiled and self.sources.inputs is not None and not self._embedded and self.head_file is not None
+        return profiled and self.sources.inputs is not None and not self.embedded and self.head_file is not None
 
     @property
     def can_compare(self) -> bool:
@@ -89,13 +89,13 @@ class TargetSamples:
         inputs = self.sources.inputs
         if inputs is None:
             return False
-        return not self._embedded or holds_task_features(inputs, self.run.labels, self._encoders)
+        return not self.embedded or holds_task_features(inputs, self.run.labels, self._encoders)
 
     @property
     def can_probe(self) -> bool:
         """Whether the base's embeddings are available for all tasks and, or can be made, for the target."""
         based = all(profile is not None and profile.base for profile in self.run.profiles)
-        return based and self.sources.inputs is not None and (not self._embedded or self._base_file is not None)
+        return based and self.sources.inputs is not None and (not self.embedded or self._base_file is not None)
 
     @property
     def head_file(self) -> Path | None:
@@ -125,7 +125,7 @@ class TargetSamples:
         classifier = self._classifier()
         for profile in profiles:
             profile.require(classifier=classifier.digest)
-        indices = self._apply(classifier.probabilities, "classifying").argmax(axis=1)
+        indices = self.embed(classifier.probabilities, "classifying").argmax(axis=1)
         return [classes[index] for index in indices.tolist()]
 
     @cached_property
@@ -133,7 +133,7 @@ class TargetSamples:
         """The target's features under each task's encoder."""
         profiles = self.run.require_profiles("comparing inputs")
         assert self.sources.inputs is not None
-        if self._embedded:
+        if self.embedded:
             tables = read_task_features(self.sources.inputs, self.run.labels, [p.encoder for p in profiles])
             for profile, table in zip(profiles, tables, strict=True):
                 profile.require(encoder=table.encoder)
@@ -146,7 +146,7 @@ class TargetSamples:
         for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True)):
             encoder = load_encoder(path, self.reading.device, assets=self.run.base)
             profile.require(encoder=encoder.digest)
-            embedded.append(self._apply(encoder.embed, "embedding", t, len(profiles)))
+            embedded.append(self.embed(encoder.embed, "embedding", t, len(profiles)))
         return embedded
 
     @cached_property
@@ -157,7 +157,7 @@ class TargetSamples:
         inputs = self.sources.inputs
         if inputs is None:
             raise InputError("a probe looks at embeddings: give --inputs, not only --predictions")
-        if self._embedded:
+        if self.embedded:
             table = self._base_file
             if table is None:
                 raise InputError(
@@ -172,10 +172,10 @@ class TargetSamples:
 
         encoder = load_encoder(self.run.base, self.reading.device)
         profiles[0].require(base=encoder.digest)
-        return self._apply(encoder.embed, "embedding")
+        return self.embed(encoder.embed, "embedding")
 
     @property
-    def _embedded(self) -> bool:
+    def embedded(self) -> bool:
         """Whether the inputs are files of features already."""
         return self.sources.inputs is not None and holds_features(self.sources.inputs)
 
@@ -198,7 +198,7 @@ class TargetSamples:
             self.facts["unused_labels"] = True
         return samples, choose_rows(len(samples), reading.max_samples, self.seed)
 
-    def _apply(
+    def embed(
         self, function: Callable[[Sequence[Any]], NDArray[Any]], phase: str, part: int = 0, parts: int = 1
     ) -> NDArray[Any]:
         """Reads the inputs, calls `function` on batches of them, and joins what it returns."""
@@ -224,7 +224,7 @@ class TargetSamples:
                 "label-shift estimation needs the fixed classifier: give its head with --classifier (and its encoder "
                 "with --classifier-checkpoint, by default the run's base), or its predictions with --predictions"
             )
-        if self.sources.inputs is None or self._embedded:
+        if self.sources.inputs is None or self.embedded:
             raise InputError(
                 "the fixed classifier needs the inputs themselves (images or texts), not ready features; give "
                 "--predictions FILE, the classes it predicted for them, or use --method ot"

@@ -1,0 +1,151 @@
+"""The files that tailoring adds to a merged model, and how a model that is complete already is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.target import TargetSources
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.report import MergeReport
+
+HEAD, PREFERENCE, RECORD = "head.safetensors", "preference.json", "tmx-tailor.json"
+VERSION = 1
+LIKELY = 10
+"""How many of the likeliest classes a record and a card name."""
+
+
+def prior_record(prior: SitePrior | None) -> dict[str, Any] | None:
+    """Returns what the record says of a prior; its shares are in the preference."""
+    if prior is None:
+        return None
+    return {"eps": prior.eps, "source": prior.source, "likeliest": likeliest(prior)}
+
+
+def likeliest(prior: SitePrior, count: int = LIKELY) -> dict[str, float]:
+    """Returns the likeliest classes of a prior and their shares.
+
+    >>> likeliest(SitePrior({"cat": 1, "dog": 3}, eps=0.1), 1)
+    {'dog': 0.75}
+    """
+    names = sorted((name for name, share in prior.shares.items() if share > 0), key=lambda name: -prior.shares[name])
+    return {name: prior.shares[name] for name in names[:count]}
+
+
+def record_bytes(record: Mapping[str, Any]) -> bytes:
+    """Returns the content of tmx-tailor.json: equal records are equal bytes."""
+    return (json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def without_paths(text: str, paths: Sequence[Path | None]) -> str:
+    """Returns a text in which paths are only names, so that equal inputs elsewhere give equal bytes.
+
+    >>> without_paths("/data/site/images: 1 of 3 samples", [Path("/data/site/images")])
+    'images: 1 of 3 samples'
+    """
+    for path in paths:
+        if path is not None and path.name:
+            text = text.replace(str(path), path.name)
+    return text
+
+
+# -- the model card ---------------------------------------------------------------------------------------------------
+
+
+def card_section(record: Mapping[str, Any], preference: Preference, labels: Sequence[str]) -> str:
+    """Returns the section of the model card: weights, prior, scale, evidence, and how to use the model."""
+    return "\n" + "\n".join(_card_lines(record, preference, labels)) + "\n"
+
+
+def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Sequence[str]) -> Iterator[str]:
+    found, merge, prior = record["preference"], record["merge"], record["prior"]
+    samples = f" from {found['samples']} samples of the site" if found["samples"] else ""
+    yield from ("## Tailored to a site", "")
+    yield f"Weights by `{found['method']}`{samples}; expected error {found['expected_error']:.2f} (half-L1)."
+    yield from ("", "| task | weight | interval |", "| --- | ---: | --- |")
+    ends = preference.intervals or [None] * len(labels)
+    for label, weight, pair in zip(labels, preference.weights, ends, strict=True):
+        shown = "" if pair is None else f"{pair[0]:.3f} to {pair[1]:.3f}"
+        yield f"| {_cell(label)} | {weight:.4f} | {shown} |"
+    yield ""
+    if prior is None:
+        yield "The head has no site prior: all classes count alike."
+    else:
+        likely = ", ".join(f"{_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
+        yield f"Site prior, added to the head's logits: {likely}; {prior['eps']:.1%} is spread over all classes."
+    yield f"Merged by `{merge['method']}` ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})."
+    yield from (f"{line[0].upper()}{line[1:]}." for line in evidence_lines(record))
+    yield from (f"Warning: {text}." for text in record["warnings"])
+    yield from ("", "To use it:", "", "```", "tmx predict THIS_FOLDER photo.jpg", "```", "")
+    yield from ("```python", "import tunable_magmax as tmx", "")
+    yield from ('site = tmx.load_classifier("THIS_FOLDER")', "site.predict(inputs)", "```")
+
+
+def evidence_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what labels, or a probe, say about the model."""
+    for part in ("choice", "scale_by_pairs", "check"):
+        if record[part] is not None:
+            yield from (record[part][key] for key in ("sentence", "simpler") if record[part].get(key))
+
+
+def _cell(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)
+
+
+# -- a model that is complete -----------------------------------------------------------------------------------------
+
+
+def fingerprint(run: Run, sources: TargetSources, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
+    known = {name: value for name, value in vars(sources).items() if value not in (None, False)}
+    files = {name: value for name, value in known.items() if isinstance(value, Path)}
+    inputs = [run.path / "run.json", run.base, *run.tasks, *filter(None, [run.head]), *run.profile_files]
+    return {
+        "tailor": VERSION,
+        "options": {key: str(value) for key, value in options.items()},
+        "sources": {name: str(value) for name, value in known.items() if name not in files},
+        "samples": {name: _identity(path) for name, path in files.items()},
+        "run": _digest([_identity(path) for path in inputs]),
+    }
+
+
+def _identity(path: Path) -> str:
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    entries = []
+    for file in files:
+        if file.is_file():
+            status = file.stat()
+            entries.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
+    return _digest([str(path.resolve()), entries])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def is_complete(out: Path, wanted: Mapping[str, Any]) -> bool:
+    """Says whether a directory holds the model of this fingerprint, by the log beside it, whose files are all there."""
+    try:
+        report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+        lines = out.with_name(f"{out.name}.log").read_text(encoding="utf-8").splitlines()
+        entry = json.loads(lines[-1])
+        same: bool = entry["fingerprint"] == json.loads(json.dumps(wanted)) and entry["files"] == report["files"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return False
+    return same and all((out / name).is_file() for name in report["files"])
+
+
+def read_finished(out: Path) -> tuple[dict[str, Any], Preference, MergeReport]:
+    """Reads record, preference and report of a tailored model."""
+    from tunable_magmax.workflows.inspect import read_report
+
+    record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    return record, Preference.load(out / PREFERENCE), read_report(out)

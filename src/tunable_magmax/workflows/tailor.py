@@ -1,0 +1,374 @@
+"""`tailor`: from what is known of a site to the model it needs, with its head, preference and evidence."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.engines.settings import AddedFiles, Additions
+from tunable_magmax.files import Progress
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.uncertainty import Resampling
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.candidates import Candidate
+from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose
+from tunable_magmax.workflows.merge import merge_recipe
+from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
+from tunable_magmax.workflows.prefer import class_tables, prefer_for
+from tunable_magmax.workflows.scale import LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
+from tunable_magmax.workflows.site_model import (
+    HEAD,
+    PREFERENCE,
+    RECORD,
+    VERSION,
+    card_section,
+    fingerprint,
+    is_complete,
+    prior_record,
+    read_finished,
+    record_bytes,
+    without_paths,
+)
+from tunable_magmax.workflows.tailoring import (
+    MANY_TASKS,
+    Tailoring,
+    check_place,
+    check_sources,
+    default_method,
+    effective_tasks,
+    prior_warnings,
+    read_scale,
+    require_head,
+)
+from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.models.head import Head
+
+FEW = 20
+"""Samples below which weights say little without their intervals."""
+
+
+@dataclass(frozen=True)
+class Tailored:
+    """A tailored model. `record` is what tmx-tailor.json holds; `seconds` by phase are in no file.
+
+    `complete`: the model was there already, made from the same inputs with the same options.
+    """
+
+    out: Path
+    record: Mapping[str, Any]
+    preference: Preference
+    labels: tuple[str, ...]
+    report: MergeReport
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    complete: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        record = {key: value for key, value in self.record.items() if key != "warnings"}
+        files = dict(self.report.files)
+        about = {"complete": self.complete, "elements": self.report.elements, "files": files}
+        warned = {"warnings": list(self.warnings), "notes": list(self.notes)}
+        return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds), **warned}
+
+
+@dataclass(frozen=True)
+class MergeChoice:
+    """The merge that is made: its method, weights and scale, and why."""
+
+    method: str
+    weights: tuple[float, ...] | None
+    scale: float | str | None
+    why: str
+    scale_from: str
+
+
+def tailor(
+    run: Run | str | os.PathLike[str],
+    sources: TargetSources,
+    out: str | os.PathLike[str],
+    tailoring: Tailoring = Tailoring(),  # noqa: B008  (frozen)
+    reading: TargetReading = TargetReading(),  # noqa: B008
+    *,
+    preference: Preference | None = None,
+    progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Tailored:
+    """Makes the model that a site needs, from what is known of it, as a directory that is all the site needs.
+
+    `preference`: one that was found before; then `sources` may only hold pairs, to choose by. Called again after a
+    kill, it continues; the output appears whole or not at all.
+
+    >>> tailored = tailor("run", TargetSources(inputs=Path("site/images")), "site-model")  # doctest: +SKIP
+    >>> tailored.record["merge"]["method"]  # doctest: +SKIP
+    'tunable_magmax'
+    """
+    run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
+    check_sources(sources, preference)
+    known_by = fingerprint(run, sources, _options(tailoring, reading, preference))
+    overwrite = bool(tailoring.output.get("overwrite", False))
+    if not overwrite and is_complete(place, known_by):
+        record, found, report = read_finished(place)
+        texts = (*record["warnings"], *report.warnings)
+        return Tailored(place, record, found, run.labels, report, texts, complete=True)
+    check_place(place, overwrite)
+    target = TargetSamples(run, sources, reading, tailoring.estimation.seed, progress)
+    work = _Work(target, require_head(target), tailoring, preference)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        work.prefer()
+        work.choose()
+        notes = work.merge(place, Additions(work.files, known_by), lambda: _texts(caught), notify)
+    texts = tuple(dict.fromkeys([*work.record["warnings"], *work.report.warnings]))
+    shown = {phase: round(seconds, 3) for phase, seconds in work.seconds.items()}
+    return Tailored(place, work.record, work.preference, run.labels, work.report, texts, notes, shown)
+
+
+class _Work:
+    """The steps of one tailoring, and what each of them found."""
+
+    def __init__(self, target: TargetSamples, head: Head, tailoring: Tailoring, given: Preference | None) -> None:
+        self.target, self.head, self.tailoring, self.given = target, head, tailoring, given
+        self.seconds: dict[str, float] = {}
+        self.warnings: list[str] = []
+        self.choice: Choice | None = None
+        self.scale: ScaleChoice | None = None
+        self.agreement: Agreement | None = None
+        self.record: dict[str, Any] = {}
+        self._texts: Callable[[], list[str]] = list
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began, inside = time.perf_counter(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            # A phase inside another one counts for itself only.
+            nested = sum(self.seconds.values()) - inside
+            spent = time.perf_counter() - began - nested
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    # -- the preference ----------------------------------------------------------------------------------------------
+
+    def prefer(self) -> None:
+        """Finds the preference, and the head with its prior."""
+        target, estimation = self.target, self.tailoring.estimation
+        if self.given is None and target.can_probe and estimation.method in ("auto", "probe"):
+            with self._phase("embedding"):
+                target.base_features  # noqa: B018  (it is kept, for the estimate and for the check)
+        with self._phase("estimating"):
+            if self.given is None:
+                found = prefer_for(target, estimation)
+                self.warnings += found.warnings
+                self.preference = found.preference
+            else:
+                self.preference = self._with_prior(self.given)
+            if estimation.prior == "none":
+                self.preference = replace(self.preference, prior=None)
+            self.head = self.head.with_prior(self.preference.prior)
+        samples = self.preference.provenance.get("samples")
+        if isinstance(samples, int) and samples < FEW:
+            self.warnings.append(f"{samples} samples are few: the weights are rough; look at their intervals")
+        self.warnings += prior_warnings(target.run, self.preference, self.head.classes, estimation.prior == "none")
+
+    def _with_prior(self, given: Preference) -> Preference:
+        tables, eps = class_tables(self.target.run), self.tailoring.estimation.prior
+        if tables is None or eps == "none" or (given.prior is not None and eps == "auto"):
+            return given
+        return given.with_prior(tables, eps=None if eps == "auto" else eps)
+
+    # -- the merge that suits it -------------------------------------------------------------------------------------
+
+    def choose(self) -> None:
+        """Chooses model and scale: by pairs where there are any, else by rule."""
+        tailoring, weights = self.tailoring, self.preference.weights
+        auto = tailoring.method == "auto"
+        method = default_method(weights) if auto else tailoring.method
+        tasks = f"{effective_tasks(weights):.3g} tasks in effect, "
+        tasks += f"{'more than' if method == 'tsv' else 'at most'} {MANY_TASKS:g}"
+        self.merged = self._usual(method, tasks if auto else "asked for")
+        by_pairs = self.target.sources.pairs is not None
+        if not by_pairs or (tailoring.choose == "none" and tailoring.check == "none"):
+            return
+        with self._phase("choosing"), open_pairs(self.target, self.head, tailoring.seed) as candidates:
+            name = {"tunable_magmax": "tunable"}.get(method, method)
+            takes = METHODS[method].weights != "refused"
+            fixed = self.merged.scale if isinstance(self.merged.scale, float) else None
+            default = Candidate(name, method, None, self.merged.scale, weighted=takes)
+            pairs, progress = len(candidates.truth), self.target.progress
+            if pairs < LEAST_PAIRS:
+                self.warnings.append(
+                    f"{pairs} pairs are too few to choose a model or a scale by; {LEAST_PAIRS} are needed"
+                )
+                return
+            if auto and tailoring.choose == "auto":
+                self.choice = choose(candidates, default, self._refit(), progress)
+                assert self.choice is not None
+                self.merged = self._chosen(self.choice.chosen.name)
+            if self.merged.method != method or self.merged.weights not in (None, weights) or self._unmerged:
+                return
+            free = tailoring.choose == "auto" and tailoring.scale is None and self.preference.scale is None
+            self.scale = choose_scale(
+                candidates, replace(default, scale=None), self.preference, fixed=fixed, free=free, progress=progress
+            )
+        self._use_scale()
+
+    @property
+    def _unmerged(self) -> bool:
+        return self.choice is not None and self.choice.chosen.name in UNMERGED
+
+    def _use_scale(self) -> None:
+        found = self.scale
+        assert found is not None
+        if found.scale is not None:
+            self.merged = replace(self.merged, scale=found.scale, scale_from="chosen by pairs")
+        if self.tailoring.choose == "auto" and self.tailoring.scale is None:
+            self.preference = with_scale(self.preference, found) if self.preference.scale is None else self.preference
+        if found.better is not None and self.tailoring.check == "auto":
+            name, right = found.better
+            used = found.scales.index(found.used)
+            own, other = (count / found.samples for count in (found.right[used], right))
+            self.warnings.append(
+                f"the merged step has the wrong length: {own:.0%} of {found.samples} pairs are right at the scale "
+                f"{found.scales[used]:g}, and {other:.0%} with {name}; try --scale {found.best:g}"
+            )
+
+    def _usual(self, method: str, why: str) -> MergeChoice:
+        given, own = self.tailoring.scale, self.preference.scale
+        whence = "given" if given is not None else "the preference's" if own is not None else f"the default of {method}"
+        scale = given if given is not None else own
+        if scale is not None and scale != "matched":
+            scale = read_scale(scale)
+        weights = None if METHODS[method].weights == "refused" else self.preference.weights
+        return MergeChoice(method, weights, scale, why, whence)
+
+    def _chosen(self, name: str) -> MergeChoice:
+        """Returns the merge that gives a model of the choice; a checkpoint is a merge of one task at scale 1 or 0."""
+        why, weights = f"chosen by pairs: {TITLES.get(name, name)}", self.preference.weights
+        if name == LIKELIEST:
+            best = weights.index(max(weights))
+            alone = tuple(float(t == best) for t in range(len(weights)))
+            return MergeChoice("tunable_magmax", alone, 1.0, why, f"1: {self.target.run.labels[best]} as it is")
+        if name in UNMERGED:
+            scale = 1.0 if name == "last" else 0.0
+            return MergeChoice("last_task", None, scale, why, f"{scale:g}: the checkpoint as it is")
+        if name == "average":
+            return MergeChoice("average", weights, 1.0, why, "as it was tried")
+        return self._usual({"tunable": "tunable_magmax"}.get(name, name), why)
+
+    def _refit(self) -> Refit:
+        """Returns what estimates a preference from the labels of some folds, as the whole one was estimated."""
+        estimation, whole = self.tailoring.estimation, self.preference
+        tables, sources = class_tables(self.target.run), self.target.sources
+        opinions = sources.weights is not None or sources.alpha is not None or sources.equal
+        by_labels = (
+            self.given is None and not opinions and estimation.method in ("auto", "label") and tables is not None
+        )
+        eps = estimation.prior if isinstance(estimation.prior, float) else None
+        quiet = Resampling(replicates=0)
+
+        def refit(labels: Sequence[str]) -> Preference:
+            found = whole
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if by_labels:
+                    assert tables is not None
+                    options: dict[str, Any] = {"similarity": estimation.similarity, "on_zero": "equal"}
+                    found = Preference.from_labels(tables, labels, resampling=quiet, **options)
+                if whole.prior is not None and tables is not None:
+                    kept = whole.prior.eps if self.given is not None else eps
+                    found = found.with_prior(tables, labels, eps=kept)
+            return found.tempered(whole.tempering or 0.0) if by_labels else found
+
+        return refit
+
+    # -- the files ---------------------------------------------------------------------------------------------------
+
+    def merge(
+        self,
+        out: Path,
+        additions: Additions,
+        texts: Callable[[], list[str]],
+        notify: Callable[[str], None] | None,
+    ) -> tuple[str, ...]:
+        """Merges into the output; returns notes that name paths. `texts` gives the warnings that came up meanwhile."""
+        run, chosen, self._texts = self.target.run, self.merged, texts
+        options: dict[str, Any] = {"method": chosen.method, "scale": chosen.scale, "seed": self.tailoring.seed}
+        if chosen.weights is not None:
+            options["weights"] = list(chosen.weights)
+        recipe = Recipe(run.base, run.tasks, options, run.names)
+        settings = {**self.tailoring.output, "additions": additions, "progress": self.target.progress}
+        with self._phase("merging"):
+            result = merge_recipe(recipe, out, notify or (lambda note: None), **settings)
+        self.report = result.report
+        return (*result.notes, *result.lacking)
+
+    def files(self, folder: Path, report: MergeReport) -> AddedFiles:
+        """Makes the files beside the weights; the merged model is checked first, while it is still out of sight."""
+        from tunable_magmax.models.head import head_bytes
+
+        unasked = self.tailoring.check == "none" or self.given is not None or self._unmerged
+        if not unasked and why_not(self.target) is None:
+            with self._phase("checking"):
+                self.agreement = check_agreement(self.target, self.head, self.preference, folder)
+            self.warnings += filter(None, [self.agreement.warning])
+        self.record = self._record(report)
+        content = {
+            HEAD: head_bytes(self.head),
+            PREFERENCE: self.preference.to_json().encode(),
+            RECORD: record_bytes(self.record),
+        }
+        return AddedFiles(content, card_section(self.record, self.preference, self.target.run.labels))
+
+    def _record(self, report: MergeReport) -> dict[str, Any]:
+        preference, sources, merged = self.preference, self.target.sources, self.merged
+        named = {key: value for key, value in vars(sources).items() if value not in (None, False)}
+        paths = [value for value in named.values() if isinstance(value, Path)]
+        texts = dict.fromkeys([*self.warnings, *self._texts()])
+        scale = None if self.scale is None else {**self.scale.to_dict(), "sentence": self.scale.sentence}
+        choice, check = self.choice, self.agreement
+        return {
+            "version": VERSION,
+            "sources": {key: value.name if isinstance(value, Path) else value for key, value in named.items()},
+            "preference": {
+                "method": preference.method,
+                "samples": preference.provenance.get("samples"),
+                "expected_error": preference.expected_error,
+                "weights": dict(zip(self.target.run.labels, preference.weights, strict=True)),
+                "tempering": preference.tempering,
+            },
+            "prior": prior_record(preference.prior),
+            "merge": {
+                "method": merged.method,
+                "why": merged.why,
+                "scale": report.scale,
+                "scale_from": merged.scale_from,
+                "seed": report.seed,
+            },
+            "choice": choice and {**choice.to_dict(), "sentence": choice.sentence, "simpler": choice.simpler},
+            "scale_by_pairs": scale,
+            "check": check and {**check.to_dict(), "sentence": check.sentence},
+            "warnings": [without_paths(text, [*paths, self.target.run.path]) for text in texts],
+        }
+
+
+def _options(tailoring: Tailoring, reading: TargetReading, preference: Preference | None) -> dict[str, Any]:
+    output = {name: value for name, value in tailoring.output.items() if name in ("shard_size", "base_model")}
+    own = {**asdict(tailoring), **asdict(reading), "output": output}
+    return own | ({} if preference is None else {"preference": preference.to_json()})
+
+
+def _texts(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    return [str(warning.message) for warning in caught if warning.category is UserWarning]

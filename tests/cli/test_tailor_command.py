@@ -1,0 +1,130 @@
+"""`tmx tailor`: what it prints, what it leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from tunable_magmax.preference.preference import Preference
+
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture
+def labels(tmp_path):
+    file = tmp_path / "labels.txt"
+    file.write_text("red\n" * 15 + "blue\n" * 9 + "green\n" * 8)
+    return file
+
+
+def test_a_model_from_labels(tmx, image_run, labels, tmp_path):
+    out = tmp_path / "site-model"
+    result = tmx("tailor", image_run.path, "--labels", labels, "-o", out, *CPU)
+    assert (result.code, result.err) == (0, "")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["weights", "by", "label,", "from", "32", "samples;", "expected"] in [line[:7] for line in lines]
+    assert 0.7 < float(next(line for line in lines if line[0] == "first")[1]) <= 0.75  # tempered a little
+    for part in (
+        "site prior: red",
+        "merged by tunable_magmax (1.",
+        " tasks in effect, at most ",
+        "where the time went: ",
+    ):
+        assert part in result.out
+    assert f"  tmx predict {out} INPUTS\n" in result.out
+    assert tmx("verify", out, "-q").code == 0
+    again = tmx("tailor", image_run.path, "--labels", labels, "-o", out, *CPU)
+    assert (again.code, again.out.startswith(f"{out} is complete, made from the same inputs")) == (0, True)
+    other = tmx("tailor", image_run.path, "--labels", labels, "--scale", 0.5, "-o", out, *CPU)
+    assert (other.code, "already exists: choose another output" in other.err) == (2, True)
+    assert tmx("tailor", image_run.path, "--labels", labels, "--scale", 0.5, "-o", out, "--overwrite", "-q").code == 0
+
+
+def test_it_is_used_by_the_other_commands(tmx, image_run, labels, tmp_path):
+    out, pairs = tmp_path / "site-model", image_run.pairs(tmp_path / "test", {"red": 4, "green": 2})
+    assert tmx("tailor", image_run.path, "--labels", labels, "-o", out, "-q").out == ""
+    measured = tmx("eval", out, "--data", pairs, "--json", *CPU)
+    assert json.loads(measured.out)["head"] == str(out / "head.safetensors")
+    assert tmx("predict", out, pairs, *CPU).code == 0
+    assert "first" in tmx("inspect", out).out
+
+
+def test_json(tmx, text_run, tmp_path):
+    pairs, out = text_run.pairs(tmp_path / "pairs", {"red": 6, "blue": 3, "green": 3, "grey": 3}), tmp_path / "out"
+    result = tmx("tailor", text_run.path, "--pairs", pairs, "-o", out, "--json", *CPU)
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told["sources"] == {"pairs": "pairs.csv"}
+    assert told["choice"]["folds"] == 3
+    assert set(told["seconds"]) == {"estimating", "choosing", "merging"}
+    stored = json.loads((out / "tmx-tailor.json").read_text())
+    assert "seconds" not in stored
+    assert {key: told[key] for key in stored if key != "warnings"} == {
+        k: v for k, v in stored.items() if k != "warnings"
+    }
+    assert told["warnings"][: len(stored["warnings"])] == stored["warnings"]
+    assert set(told["files"]) == {file.name for file in out.iterdir()} - {"tmx-report.json"}
+    again = json.loads(tmx("tailor", text_run.path, "--pairs", pairs, "-o", out, "--json", *CPU).out)
+    assert (again["complete"], again["choice"]) == (True, told["choice"])
+
+
+def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
+    stored, out = tmp_path / "site.json", tmp_path / "out"
+    assert tmx("prefer", image_run.path, "--weights", "3,1", "-o", stored).code == 0
+    result = tmx("tailor", image_run.path, "--preference", stored, "--prior", "none", "-o", out)
+    assert (result.code, "weights by weights" in result.out) == (0, True)
+    assert Preference.load(out / "preference.json").prior is None
+    strangers = {"two": (1, 2), "three": (1, 2, 3)}
+    for name, weights in strangers.items():
+        Preference(weights, tasks=None if name == "three" else ("a", "b")).save(tmp_path / f"{name}.json")
+    texts = {"two": "is about other tasks than the run", "three": "it is a preference of another run"}
+    for name, text in texts.items():
+        result = tmx("tailor", image_run.path, "--preference", tmp_path / f"{name}.json", "-o", tmp_path / "new")
+        assert (result.code, text in result.err) == (2, True)
+    result = tmx("tailor", image_run.path, "--preference", stored, "--equal", "-o", tmp_path / "new")
+    assert "--preference holds weights already: leave out --equal" in result.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = tmx("tailor", image_run.path, "--labels", labels, "-o", tmp_path / "out", "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert "weights      label, 32 samples\n" in result.out
+    assert "head         4 classes" in result.out
+    told = json.loads(tmx("tailor", image_run.path, "--dry-run", "--json").out)
+    assert told["problems"][0].startswith("what is known of the site? Give --inputs")
+    assert tmx("tailor", image_run.path, "--dry-run").code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("", "where should the model go? Give -o OUT"),
+        ("-o OUT", "what is known of the target?"),
+        ("--equal --method best -o OUT", "unknown method 'best'"),
+        ("--equal --scale far -o OUT", "scale is 'far'; expected a finite number or 'matched'"),
+        ("--weights 3 1 -o OUT", "no spaces, as --weights 3,1,0"),
+        ("--weights 1,2,3 -o OUT", "3 weights for 2 tasks"),
+        ("--inputs nowhere -o OUT", "nowhere"),
+        ("--equal --prior much -o OUT", "--prior is 'much'"),
+        ("--equal -o out.safetensors", "is one file, but a tailored model is a directory"),
+    ],
+)
+def test_what_is_refused(tmx, image_run, tmp_path, monkeypatch, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    result = tmx("tailor", image_run.path, *arguments.split())
+    assert (result.code, result.out) == (2, "")
+    assert text in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_moved_still_works(tmx, image_run, labels, tmp_path):
+    shutil.copytree(image_run.path, tmp_path / "moved")
+    assert tmx("tailor", tmp_path / "moved", "--labels", labels, "-o", tmp_path / "out", "-q").code == 0

@@ -1,0 +1,431 @@
+"""Tailoring: one directory with all that a site needs, whole or not at all, and honest about what chose it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from labelled_run import TASKS, LabelledRun
+from models import tiny
+from safetensors.torch import load_file, save_file
+
+from tunable_magmax import METHODS, Preference, verify_checkpoint
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.head import load_head
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows import choice as choosing
+from tunable_magmax.workflows import tailor as tailoring_
+from tunable_magmax.workflows.choice import LIKELIEST, resolved, rivals
+from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.profile import make_profile
+from tunable_magmax.workflows.scale import deal
+from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.tailoring import MANY_TASKS, Tailoring, default_method, effective_tasks, plan_tailor
+from tunable_magmax.workflows.target import TargetReading, TargetSources
+
+CPU = TargetReading(device="cpu")
+FAR = 1e5
+"""A scale that spoils the model, whose tasks moved only a little."""
+COUNTS = {"red": 9, "blue": 5, "green": 6, "grey": 4}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """A run whose base already tells the classes apart, with profiles that hold its embeddings; tasks move a little."""
+    path = tmp_path_factory.mktemp("probed") / "run"
+    run, base = LabelledRun(path, "vit"), tiny.build("vit")
+    tiny.save(base, path / "base")
+    encoder = load_encoder(path / "base", "cpu")
+    rows = {}
+    for t, (task, classes) in enumerate(TASKS.items(), 1):
+        tiny.changed(copy.deepcopy(base), 1e-4, seed=t).save_pretrained(path / task)
+        for name in classes:
+            embedded = encoder.embed(run.inputs(name, 8, 0))
+            rows[name] = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
+    tasks = [{"name": task, "checkpoint": task} for task in TASKS]
+    (path / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
+    weight = torch.from_numpy(np.stack([row / np.linalg.norm(row) for row in rows.values()]))
+    save_file({"weight": weight}, path / "head.safetensors", {"classes": json.dumps(list(rows)), "logit_scale": "500"})
+    trained, profiles = Run.open(path), {}
+    for t, (task, classes) in enumerate(TASKS.items()):
+        samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 12), seed=0))
+        profiles[t] = trained.profile_path(task)
+        make_profile(task, samples, load_encoder(path / task, "cpu", assets=path / "base"), base=encoder).save(
+            profiles[t]
+        )
+    trained.register_profiles(profiles, path / "head.safetensors", path / "base")
+    return run
+
+
+@pytest.fixture(scope="module")
+def site(probed, tmp_path_factory):
+    """Labelled pictures of a site, and the same without labels."""
+    folder = tmp_path_factory.mktemp("site")
+    pairs = probed.pairs(folder / "pairs", COUNTS)
+    (folder / "inputs").mkdir()
+    for file in sorted(pairs.rglob("*.png")):
+        shutil.copy(file, folder / "inputs" / f"{file.parent.name}{file.name}")
+    return TargetSources(inputs=folder / "inputs"), TargetSources(pairs=pairs)
+
+
+def made(run, sources, out, reading=CPU, **options):
+    return tailor(run.path, sources, out, Tailoring(**options), reading)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# -- the directory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_inputs(probed, site, tmp_path_factory):
+    out = tmp_path_factory.mktemp("made") / "site-model"
+    return made(probed, site[0], out), out
+
+
+def test_everything_that_a_site_needs_is_there(by_inputs, probed):
+    found, out = by_inputs
+    expected = {"model.safetensors", "config.json", "preprocessor_config.json", "head.safetensors", "preference.json"}
+    assert set(contents(out)) == expected | {"tmx-report.json", "tmx-config.yaml", "tmx-tailor.json", "README.md"}
+    preference = Preference.load(out / "preference.json")
+    assert preference == found.preference
+    assert preference.weights == pytest.approx((14 / 24, 10 / 24), abs=0.1)
+    head = load_head(out / "head.safetensors")
+    np.testing.assert_array_equal(head.bias, preference.prior.bias(head.classes))
+    assert load_head(probed.path / "head.safetensors").bias is None
+    assert found.record == json.loads((out / "tmx-tailor.json").read_text())
+    assert set(found.report.files) == set(contents(out)) - {"tmx-report.json"}
+    assert verify_checkpoint(out).ok
+    card = (out / "README.md").read_text()
+    assert "## Tailored to a site" in card
+    assert f"| first | {preference.weights[0]:.4f} |" in card
+    assert "tmx predict THIS_FOLDER" in card
+
+
+def test_the_merge_is_that_of_the_parts(by_inputs, probed, tmp_path):
+    from tunable_magmax import merge_checkpoints
+
+    run = Run.open(probed.path)
+    merge_checkpoints(run.base, run.tasks, tmp_path / "parts", weights=by_inputs[0].preference.weights, names=run.names)
+    assert (tmp_path / "parts/model.safetensors").read_bytes() == (by_inputs[1] / "model.safetensors").read_bytes()
+
+
+def test_equal_inputs_give_equal_bytes_wherever_they_are(by_inputs, probed, site, tmp_path):
+    shutil.copytree(probed.path, tmp_path / "elsewhere")
+    shutil.copytree(site[0].inputs, tmp_path / "inputs")
+    sources = TargetSources(inputs=tmp_path / "inputs")
+    again = made(LabelledRun(tmp_path / "elsewhere", "vit"), sources, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(by_inputs[1])
+    assert set(again.seconds) == {"embedding", "estimating", "merging", "checking"}
+    assert not any(str(tmp_path).encode() in content for content in contents(tmp_path / "again").values())
+
+
+def test_a_second_call_says_that_it_is_complete_and_another_is_refused(by_inputs, probed, site):
+    found, out = by_inputs
+    before = contents(out)
+    again = made(probed, site[0], out)
+    assert again.complete
+    assert (again.record, again.preference, again.seconds) == (found.record, found.preference, {})
+    with pytest.raises(InputError, match="already exists: choose another output, or pass overwrite"):
+        made(probed, site[0], out, scale=0.5)
+    assert contents(out) == before
+    replaced = made(probed, site[0], out, output={"overwrite": True})
+    assert not replaced.complete
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("moment", ["_Work.files", "prior_warnings"])
+def test_killed_and_started_again_it_gives_the_same_bytes(by_inputs, probed, site, tmp_path, moment):
+    out = tmp_path / "site-model"
+    code = f"""
+import os, torch
+from pathlib import Path
+from tunable_magmax.workflows import tailor
+from tunable_magmax.workflows.target import TargetReading, TargetSources
+torch.set_num_threads(1)
+tailor.{moment} = lambda *given: os._exit(9)
+tailor.tailor({str(probed.path)!r}, TargetSources(inputs=Path({str(site[0].inputs)!r})), {str(out)!r},
+    reading=TargetReading(device="cpu"))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=100).returncode == 9
+    assert not out.exists()
+    assert (tmp_path / "site-model.partial").exists() == (moment == "_Work.files")
+    made(probed, site[0], out)
+    assert contents(out) == contents(by_inputs[1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["site-model", "site-model.log"]
+
+
+def test_without_the_prior_the_head_has_no_bias(probed, site, tmp_path):
+    sources = TargetSources(labels=site[1].pairs)
+    found = made(probed, sources, tmp_path / "out", estimation=Estimation(prior="none"))
+    assert load_head(tmp_path / "out/head.safetensors").bias is None
+    assert (found.preference.prior, found.record["prior"], found.record["warnings"]) == (None, None, [])
+    assert "The head has no site prior" in (tmp_path / "out/README.md").read_text()
+
+
+# -- method and scale ------------------------------------------------------------------------------------------------
+
+
+def test_the_rule_for_the_method():
+    assert effective_tasks([2, 2, 0]) == 2
+    few, many = int(MANY_TASKS), int(MANY_TASKS) + 1
+    assert default_method([1 / few] * few) == "tunable_magmax"
+    assert default_method([1 / many] * many) == "tsv"
+    with pytest.raises(InputError, match=r"unknown method 'tvs' .did you mean 'tsv'"):
+        Tailoring(method="tvs")
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "tunable_magmax"])
+def test_every_method_can_be_asked_for(probed, tmp_path, method):
+    found = made(probed, TargetSources(weights=(3, 1)), tmp_path / "out", method=method)
+    assert (found.report.method, found.record["merge"]["why"]) == (method, "asked for")
+
+
+def test_the_scale_is_given_or_the_preferences_or_the_methods(probed, tmp_path):
+    preference = Preference((3, 1), scale=0.25)
+    cases = {"given": 0.5, "the preference's": None}
+    for whence, scale in cases.items():
+        out = tmp_path / f"{scale}"
+        found = tailor(probed.path, TargetSources(), out, Tailoring(scale=scale), CPU, preference=preference)
+        assert (found.record["merge"]["scale"], found.record["merge"]["scale_from"]) == (scale or 0.25, whence)
+    usual = made(probed, TargetSources(weights=(3, 1)), tmp_path / "usual")
+    assert usual.record["merge"]["scale_from"] == "the default of tunable_magmax"
+    assert usual.report.options["scale"] == "matched"
+
+
+def test_a_stored_preference_is_used_as_it_is(by_inputs, probed, tmp_path):
+    stored = by_inputs[0].preference
+    tailor(probed.path, TargetSources(), tmp_path / "out", Tailoring(), CPU, preference=stored)
+    for name in ("model.safetensors", "head.safetensors", "preference.json"):
+        assert contents(tmp_path / "out")[name] == contents(by_inputs[1])[name]
+    sources = TargetSources(inputs=tmp_path)
+    with pytest.raises(InputError, match="--preference holds weights already: leave out --inputs"):
+        tailor(probed.path, sources, tmp_path / "more", Tailoring(), CPU, preference=stored)
+
+
+# -- the check without labels ----------------------------------------------------------------------------------------
+
+
+def test_a_step_that_overshoots_is_warned_of(by_inputs, probed, site, tmp_path):
+    fine = by_inputs[0].record["check"]
+    assert (fine["overshoots"], fine["samples"]) == (False, 24)
+    assert fine["base"] > 12
+    found = made(probed, site[0], tmp_path / "far", scale=FAR)
+    check = found.record["check"]
+    assert check["overshoots"]
+    assert check["tailored"] < check["base"] == fine["base"]
+    [warning] = [text for text in found.warnings if "overshoots" in text]
+    assert "try --scale 0.5, or give --pairs" in warning
+    assert f"on {check['tailored'] / 24:.0%} of 24 samples, the base itself on {check['base'] / 24:.0%}" in warning
+    assert made(probed, site[0], tmp_path / "unchecked", scale=FAR, check="none").record["check"] is None
+
+
+# -- the choice by pairs ---------------------------------------------------------------------------------------------
+
+
+def test_folds_are_even_in_size_and_class():
+    labels = np.repeat(np.arange(10), [3, 1, 1, 1, 1, 7, 1, 1, 1, 13])
+    folds = deal(labels, seed=3)
+    assert sorted(np.bincount(folds)) == [6] * 5
+    assert (np.bincount(folds[labels == 9], minlength=5) >= 2).all()
+    assert (deal(labels, seed=3) == folds).all()
+    assert deal(labels[:8], seed=0).max() == 1
+
+
+def test_the_likeliest_task_and_the_last_are_resolved():
+    models = {model.name: model for model in rivals(choosing.Candidate("tsv", "tsv", weighted=True))}
+    assert [*models] == ["tsv", "tunable", "magmax", "average", LIKELIEST, "last", "base"]
+    places = [resolved(models[name], [0.1, 0.7, 0.2]).checkpoint for name in (LIKELIEST, "last", "base")]
+    assert places == [2, 3, 0]
+
+
+def test_the_highest_count_wins_and_the_procedure_is_scored_on_other_folds():
+    folds = np.repeat([0, 1], 10)
+    right = np.zeros((3, 20), dtype=bool)
+    right[0, :10] = True  # best on fold 0, useless on fold 1
+    right[1, 10:] = True
+    right[2, ::2] = True
+    found = choosing._decided(["tunable", "average", "base"], right, folds)
+    assert found.chosen.name == "tunable"  # all have 10: the first
+    assert found.procedure.right == 0  # each fold's model is the best of the other fold
+    assert found.as_good.name == "base"
+    assert (
+        found.simpler
+        == "the base is as good on these 20 pairs (50% against 50%, cannot be told apart); it needs no merge"
+    )
+
+
+@pytest.fixture(scope="module")
+def by_pairs(probed, site, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pairs") / "site-model"
+    return made(probed, site[1], out), out
+
+
+def test_pairs_choose_by_cross_validation(by_pairs, probed):
+    found, out = by_pairs
+    choice = found.record["choice"]
+    assert choice["tried"][0]["name"] == "tunable"
+    assert {model["samples"] for model in choice["tried"]} == {24}
+    counts = {model["name"]: model["right"] for model in choice["tried"]}
+    assert counts[choice["chosen"]] == max(counts.values())
+    assert found.record["merge"]["why"].startswith("chosen by pairs")
+    assert found.record["check"] is None
+    assert verify_checkpoint(out, Run.open(probed.path).base, Run.open(probed.path).tasks).ok
+    assert choice["sentence"][1:] in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [LIKELIEST, "last", "base"])
+def test_a_checkpoint_that_wins_is_written_as_it_is(probed, site, tmp_path, monkeypatch, name):
+    def won(*_, **__):
+        best = choosing.Tried(name, 24, 24)
+        return choosing.Choice(5, (best,), best, best)
+
+    monkeypatch.setattr(tailoring_, "choose", won)
+    found = made(probed, site[1], tmp_path / "out")
+    run = Run.open(probed.path)
+    path = {LIKELIEST: run.tasks[0], "last": run.tasks[-1], "base": run.base}[name]
+    own, written = load_file(path / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    for tensor, value in own.items():
+        torch.testing.assert_close(written[tensor], value, atol=1e-6, rtol=1e-5)
+    assert name != "base" or all(torch.equal(written[tensor], value) for tensor, value in own.items())
+    assert found.record["scale_by_pairs"] is None
+    assert verify_checkpoint(tmp_path / "out").ok
+
+
+def test_pairs_that_nothing_may_choose_by(probed, site, tmp_path):
+    found = made(probed, site[1], tmp_path / "kept", choose="none")
+    assert (found.record["choice"], found.record["merge"]["method"]) == (None, "tunable_magmax")
+    assert found.preference.scale is None
+    assert found.record["scale_by_pairs"]["chosen"] is None
+    far = made(probed, site[1], tmp_path / "far", choose="none", scale=FAR)
+    assert far.record["scale_by_pairs"]["used"] == FAR
+    assert any("the merged step has the wrong length" in text for text in far.warnings)
+    few = TargetSources(pairs=probed.pairs(tmp_path / "few", {"red": 2, "green": 1}))
+    found = made(probed, few, tmp_path / "rough")
+    assert "3 samples are few: the weights are rough; look at their intervals" in found.warnings
+    assert "3 pairs are too few to choose a model or a scale by; 8 are needed" in found.warnings
+
+
+def test_the_scale_by_pairs_is_that_of_prefer(probed, site):
+    found = prefer(probed.path, site[1], Estimation(choose_scale=True), CPU).preference
+    facts = found.provenance["scale_by_pairs"]
+    assert found.scale == facts["chosen"]
+    assert 9 <= len(facts["scales"]) <= 12
+    assert {1.0, facts["default"]} <= set(facts["scales"])
+    low, high = facts["not_clearly_worse"]
+    assert low <= facts["scales"][int(np.argmax(facts["right"]))] <= high
+    with pytest.raises(InputError, match="--choose-scale scores scales on inputs with labels: give --pairs"):
+        prefer(probed.path, site[0], Estimation(choose_scale=True), CPU)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def changed_run(probed, folder, change):
+    shutil.copytree(probed.path, folder)
+    record = json.loads((folder / "run.json").read_text())
+    change(record)
+    (folder / "run.json").write_text(json.dumps(record))
+    return LabelledRun(folder, "vit")
+
+
+def refused(run, sources, tmp_path, match, **options):
+    with pytest.raises(InputError, match=match):
+        made(run, sources, tmp_path / "out", **options)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("out")]
+
+
+def test_a_run_without_a_head(probed, site, tmp_path):
+    run = changed_run(probed, tmp_path / "run", lambda record: record.pop("classifier"))
+    refused(
+        run, site[0], tmp_path, "needs a classifier head, and the run names none: give one with --classifier, or enter"
+    )
+    head = dataclasses.replace(CPU, classifier=probed.path / "head.safetensors")
+    assert made(run, TargetSources(equal=True), tmp_path / "out", head).report.elements
+
+
+def test_a_head_of_another_width(probed, tmp_path):
+    run = changed_run(probed, tmp_path / "run", lambda record: record)
+    head = {"classes": json.dumps(["red", "blue"])}
+    save_file({"weight": torch.eye(2, 5)}, run.path / "head.safetensors", head)
+    refused(run, TargetSources(equal=True), tmp_path, "the head has width 5, and the run's encoders have width 16")
+
+
+def test_classes_that_no_profile_knows(probed, tmp_path):
+    run = changed_run(probed, tmp_path / "run", lambda record: record)
+    weight = load_file(run.path / "head.safetensors")["weight"]
+    classes = {"classes": json.dumps(["red", "blue", "pink", "grey"])}
+    save_file({"weight": weight}, run.path / "head.safetensors", classes)
+    found = made(run, TargetSources(equal=True), tmp_path / "out")
+    assert "1 classes of the head belong to no task, and the prior makes them unlikely: 'pink'" in " ".join(
+        found.warnings
+    )
+    assert "which cannot predict them: 'green'" in " ".join(found.warnings)
+    strangers = {"classes": json.dumps(["a", "b", "c", "d"])}
+    save_file({"weight": weight}, run.path / "head.safetensors", strangers)
+    with pytest.raises(InputError, match=r"no class of the prior .* is a class of the head"):
+        made(run, TargetSources(equal=True), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_without_profiles(probed, site, tmp_path):
+    run = changed_run(probed, tmp_path / "run", lambda record: [task.pop("profile") for task in record["tasks"]])
+    refused(run, site[0], tmp_path, "needs the tasks' profiles; missing: 'first', 'second'")
+    found = made(run, TargetSources(equal=True), tmp_path / "out")
+    assert "there is no site prior, because the classes of the tasks are not known" in " ".join(found.warnings)
+    assert load_head(tmp_path / "out/head.safetensors").bias is None
+
+
+def test_labels_of_no_task_an_empty_folder_and_pictures_that_cannot_be_read(probed, site, tmp_path):
+    (tmp_path / "labels.txt").write_text("zebra\nlion\n")
+    refused(probed, TargetSources(labels=tmp_path / "labels.txt"), tmp_path, "zebra")
+    (tmp_path / "empty").mkdir()
+    refused(probed, TargetSources(inputs=tmp_path / "empty"), tmp_path, "empty")
+    shutil.copytree(site[0].inputs, tmp_path / "broken")
+    for k, file in enumerate(sorted((tmp_path / "broken").iterdir())):
+        if k < 2:
+            file.write_bytes(b"no picture")
+    found = made(probed, TargetSources(inputs=tmp_path / "broken"), tmp_path / "out")
+    [text] = [text for text in found.record["warnings"] if "could not be read" in text]
+    assert text.startswith("broken: 2 of 24 samples could not be read and were left out")
+    for file in (tmp_path / "broken").iterdir():
+        file.write_bytes(b"no picture")
+    with pytest.raises(InputError, match="24 of 24 samples cannot be read"):
+        made(probed, TargetSources(inputs=tmp_path / "broken"), tmp_path / "none")
+
+
+def test_an_output_that_is_one_file(probed, tmp_path):
+    with pytest.raises(InputError, match="is one file, but a tailored model is a directory"):
+        made(probed, TargetSources(equal=True), tmp_path / "out.safetensors")
+
+
+def test_a_plan_says_what_would_be_done_and_every_problem(probed, site, tmp_path):
+    run = Run.open(probed.path)
+    plan = plan_tailor(run, site[0], tmp_path / "out", Tailoring(), CPU)
+    assert (plan.preference, plan.samples, plan.problems) == ("probe", 24, ())
+    assert plan.method.startswith("tunable_magmax, or tsv if more than")
+    assert plan.merge.bytes_to_write > 0
+    assert plan_tailor(run, TargetSources(equal=True), None, Tailoring(), CPU).method == "tunable_magmax"
+    assert plan_tailor(run, site[1], None, Tailoring(), CPU).method.startswith("chosen by cross-validation")
+    bare = changed_run(probed, tmp_path / "run", lambda record: record.pop("classifier"))
+    (tmp_path / "taken").mkdir()
+    empty = tmp_path / "nothing"
+    plan = plan_tailor(Run.open(bare.path), TargetSources(inputs=empty), tmp_path / "taken", Tailoring(), CPU)
+    for part in ("names none", "already exists", "nothing does not exist"):
+        assert any(part in problem for problem in plan.problems), part
+    assert not (tmp_path / "out").exists()

@@ -84,9 +84,9 @@ class EstimationOptions:
     """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto. The default is 0.2."""
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
-    seed: int = 0
     choose_scale: bool = False
     """Score about ten scales on --pairs; the preference gets one if that is better in cross-validation."""
+    seed: int = 0
     """The seed of the intervals, of the draw from many inputs, and of a search."""
 
 
@@ -274,9 +274,9 @@ def _summary(result: Preferred) -> Iterator[str]:
     if result.budget is not None:
         columns.append(["elements", *(f"{share:,}" for share in result.budget)])
     yield from table([*zip(*columns, strict=True)])
-    if preference.tempering:
     if "scale_by_pairs" in preference.provenance:
         yield _scale_line(preference.provenance["scale_by_pairs"])
+    if preference.tempering:
         yield f"the weights were moved towards equal ones by {preference.tempering:g} (--temper 0 leaves them)"
     if preference.prior is not None:
         yield prior_line(preference.prior)

@@ -73,7 +73,7 @@ def check_agreement(target: TargetSamples, head: Head, preference: Preference, m
     before = target.base_features
     encoder = load_encoder(model, target.reading.device, assets=target.run.base)
     after = target.embed(encoder.embed, "checking")
-    expected = probe_classes(profiles, before, preference, head.classes)
+    expected = probe_classes(target.probe, profiles, before, preference, head.classes)
     agrees = [
         head.probabilities(np.asarray(features)).argmax(axis=1) == expected for features in (after, np.asarray(before))
     ]
@@ -82,15 +82,13 @@ def check_agreement(target: TargetSamples, head: Head, preference: Preference, m
 
 
 def probe_classes(
-    profiles: Sequence[Profile], features: Any, preference: Preference, classes: Sequence[str]
+    fitted: TaskProbe, profiles: Sequence[Profile], features: Any, preference: Preference, classes: Sequence[str]
 ) -> NDArray[np.int64]:
     """Returns the class that a probe of the tasks' rows sees in each embedding by the base, as an index into `classes`.
 
     A preference with a prior weighs tasks by its weights; -1 stands for classes that `classes` lacks.
     """
-    rows = [np.asarray(profile.base_features) for profile in profiles]
     labels = [np.asarray(profile.row_labels).tolist() for profile in profiles]
-    fitted = TaskProbe.fit(rows, labels)
     posterior = fitted.probe.posterior(features)
     if preference.prior is not None:
         present = np.bincount(fitted.members, minlength=fitted.tasks) / len(fitted.members)

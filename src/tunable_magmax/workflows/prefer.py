@@ -64,9 +64,9 @@ class Estimation:
     seed: int = 0
     trials: int | None = None
     patience: int | None = None
-    choose_scale: bool = False
     search_scale: tuple[float, float] | None = None
     study: Path | None = None
+    choose_scale: bool = False
 
     @property
     def resampling(self) -> Resampling:
@@ -123,12 +123,12 @@ def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch
     run = target.run
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        preference = _with_prior(_find(target, estimation, watch), target, estimation)
+        preference = _tempered(preference, target, estimation).named(run.names)
         if estimation.choose_scale:
             from tunable_magmax.workflows.scale import scaled_by_pairs
 
             preference = scaled_by_pairs(target, preference)
-        preference = _with_prior(_find(target, estimation, watch), target, estimation)
-        preference = _tempered(preference, target, estimation).named(run.names)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     try:
         elements = _count_elements(run)
@@ -215,10 +215,10 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
-        raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     if method == "search" and estimation.temper:
         raise InputError("a search cannot be tempered: the weights would no longer be those that were scored")
+    if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
+        raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     for option, methods in USED_BY.items():
         if getattr(estimation, option) not in (None, False) and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
@@ -334,7 +334,8 @@ def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
 
 def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
     features = target.base_features  # first, because it checks that the profiles hold the base's embeddings
-    return Preference.from_base_features(*_base_rows(target), features, resampling=estimation.resampling)
+    options: dict[str, Any] = {"fitted": target.probe, "resampling": estimation.resampling}
+    return Preference.from_base_features(*_base_rows(target), features, **options)
 
 
 def _base_rows(target: TargetSamples) -> tuple[list[Any], list[Any]]:
@@ -371,6 +372,7 @@ def _by_rule(target: TargetSamples, estimation: Estimation, joint: bool) -> Pref
     if target.can_probe:
         evidence["task_base_features"], evidence["task_base_labels"] = _base_rows(target)
         evidence["target_base_features"] = lambda: target.base_features
+        evidence["fitted"] = target.probe
     if target.can_compare or (target.sources.inputs is not None and not target.can_predict and not target.can_probe):
         evidence["task_features"] = [profile.features for profile in profiles]
         evidence["target_features"] = lambda: target.features

@@ -23,7 +23,8 @@ from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.arrays import choose_rows
+from tunable_magmax.preference.arrays import choose_rows, task_matrices
+from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.profile import Profile, require_one
 from tunable_magmax.runs.run import Run
 
@@ -173,6 +174,13 @@ class TargetSamples:
         encoder = load_encoder(self.run.base, self.reading.device)
         profiles[0].require(base=encoder.digest)
         return self.embed(encoder.embed, "embedding")
+
+    @cached_property
+    def probe(self) -> TaskProbe:
+        """The probe of the tasks' rows under the base, fitted once."""
+        profiles = self.run.require_profiles("a probe")
+        rows = task_matrices([profile.base_features for profile in profiles], "base features")
+        return TaskProbe.fit(rows, [np.asarray(profile.row_labels).tolist() for profile in profiles], self.seed)
 
     @property
     def embedded(self) -> bool:

@@ -11,6 +11,7 @@ from tunable_magmax.experiments import demo as demonstration
 from tunable_magmax.experiments.demo import CONFIG, SHOWN, SITES, SOURCES, TASKS, run_demo
 from tunable_magmax.experiments.table import slug
 from tunable_magmax.models import glyph_encoder
+from tunable_magmax.preference.preference import Preference
 
 PICTURES = {"TRAIN": 6, "TEST": 3}
 SMALL = {"KNOWN": 40, "UNSEEN": 60}
@@ -48,7 +49,8 @@ def test_every_model_is_measured_on_every_task_and_site(demo):
         own = [row for row in rows if row.own == site]
         assert [row.model for row in own] == ["best single task", *(f"from {source}" for source in SOURCES.values())]
         assert [row.tailored for row in own] == [False, *(True for _ in SOURCES)]
-    assert {(len(row.tasks), len(row.sites), len(row.half)) for row in rows} == {(len(TASKS), len(SITES), len(SITES))}
+    assert {(len(row.tasks), len(row.sites), len(row.prior)) for row in rows} == {(len(TASKS), len(SITES), len(SITES))}
+    assert [row.model for row in rows if row.half is None] == ["from its labelled pictures"] * len(SITES)
 
 
 def test_the_label_preference_is_the_share_of_the_labels(demo):
@@ -60,8 +62,11 @@ def test_the_label_preference_is_the_share_of_the_labels(demo):
         labels = (out / "sites" / slug(site) / "labels.txt").read_text().splitlines()
         assert len(labels) == SMALL["KNOWN"]
         shares = [sum(names[label] == task for label in labels) / len(labels) for task in TASKS]
-        assert found.weights[site]["labels"] == pytest.approx(shares)
+        kept = 1 - Preference.load(out / "models" / f"{slug(site)}-labels" / "preference.json").tempering
+        tempered = [kept * share + (1 - kept) / len(TASKS) for share in shares]
+        assert found.weights[site]["labels"] == pytest.approx(tempered)
         assert {task for task, share in zip(TASKS, shares, strict=True) if share} == set(SITES[site])
+        assert len([*(out / "sites" / slug(site) / "pairs").rglob("*.png")]) == len(labels)
 
 
 def test_a_site_is_measured_on_pictures_that_its_preference_did_not_see(demo):
@@ -78,15 +83,20 @@ def test_the_commands_it_names_give_what_it_measured(demo, tmp_path, capsys):
     out, found = demo
     site = next(iter(SITES))
     folder = out / "sites" / slug(site)
-    assert tmx("prefer", out / "run", "--labels", folder / "labels.txt", "-o", tmp_path / "mine.json") == 0
-    assert tmx("merge", out / "run", "--preference", tmp_path / "mine.json", "-o", tmp_path / "mine") == 0
-    own = out / "models" / f"{slug(site)}-labels" / "model.safetensors"
-    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == own.read_bytes()
+    assert (
+        tmx("tailor", out / "run", "--labels", folder / "labels.txt", "-o", tmp_path / "mine", "--device", "cpu") == 0
+    )
+    own = out / "models" / f"{slug(site)}-labels"
+    for name in ("model.safetensors", "head.safetensors", "preference.json", "tmx-tailor.json"):
+        assert (tmp_path / "mine" / name).read_bytes() == (own / name).read_bytes()
+    assert tmx("predict", tmp_path / "mine", folder / "inputs", "--device", "cpu") == 0
+    preference = tmp_path / "mine" / "preference.json"
+    assert tmx("compare", out / "run", "--preference", preference, "--data", folder / "test", "--device", "cpu") == 0
     capsys.readouterr()
     assert tmx("eval", tmp_path / "mine", "--data", folder / "test", "--json") == 0
     told = json.loads(capsys.readouterr().out)["accuracy"]
     row = next(row for row in found.rows if row.own == site and row.model == "from its labels")
-    assert told["accuracy"] == pytest.approx(row.sites[0])
+    assert told["accuracy"] == pytest.approx(row.prior[0])
 
 
 def test_the_picture_and_the_results_are_there(demo):
@@ -152,3 +162,4 @@ def test_tailored_merges_win_on_their_sites_and_training_forgets(tmp_path):
             row = next(row for row in found.rows if row.own == site and row.model == f"from {SOURCES[source]}")
             assert row.sites[k] > max(rival.sites[k] for rival in rivals)
             assert row.half[k] > max(rival.half[k] for rival in rivals)
+            assert row.prior[k] > row.sites[k]

@@ -16,7 +16,7 @@ from tunable_magmax.cli.terminal import progress_bars
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Scores
 
-NAMES, SITE, WIDTH = 34, 8, 110  # columns of the names, of a site, and of the text
+NAMES, SITE, WIDTH = 33, 7, 110  # columns of the names, of a site, and of the text
 
 
 def demo(
@@ -25,7 +25,7 @@ def demo(
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
-    """The whole story on the CPU, offline, in about two minutes: train, forget, prefer, merge for two sites, compare.
+    """The whole story on the CPU, offline, in about two minutes: train, forget, tailor to two sites, compare.
 
     A small encoder is pre-trained on the spot and learns characters in eight tasks. Needs the extras train and report.
 
@@ -46,8 +46,8 @@ def demo(
 def _table(story: Demonstration) -> str:
     numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(story.tasks) + 1))
     sites = "".join(f"{site.split()[0]:>{SITE}}" for site in story.sites)
-    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("scale matched", "scale 0.5"))
-    lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}  |{sites}  |{sites}"]
+    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("no prior", "site prior", "scale 0.5"))
+    lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}" + 3 * f"  |{sites}"]
     lines += [_line(row, row.model) for row in story.rows if row.own is None]
     for site in story.sites:
         lines.append(f"for the {site}")
@@ -57,8 +57,26 @@ def _table(story: Demonstration) -> str:
 
 def _line(row: Scores, name: str) -> str:
     tasks = "".join(f"{100 * score:4.0f}" for score in row.tasks)
-    matched, half = ("".join(f"{100 * score:{SITE}.1f}" for score in scores) for scores in (row.sites, row.half))
-    return f"{name:<{NAMES}}{tasks}  |{matched}  |{half}"
+    columns = (row.sites, row.prior, row.half or [None] * len(row.sites))
+    shown = ["".join(f"{'-':>{SITE}}" if x is None else f"{100 * x:{SITE}.1f}" for x in scores) for scores in columns]
+    return f"{name:<{NAMES}}{tasks}" + "".join(f"  |{scores}" for scores in shown)
+
+
+def _choices(story: Demonstration) -> list[str]:
+    """Says what labelled pictures chose, and for which models tmx tailor warned."""
+    from tunable_magmax.experiments.demo import SOURCES
+
+    chosen = [
+        f"{made['pairs'].method} at scale {made['pairs'].scale:.2g} for the {site}" for site, made in story.made.items()
+    ]
+    lines = [f"Labelled pictures chose {' and '.join(chosen)}."]
+    warned = [
+        f"{SOURCES[source]} ({site})"
+        for site, models in story.made.items()
+        for source, made in models.items()
+        if any("overshoots" in text for text in made.warnings)
+    ]
+    return [*lines, f"tmx tailor warned that the step overshoots: {', '.join(warned)}."] if warned else lines
 
 
 def _story(story: Demonstration, out: Path) -> str:
@@ -75,18 +93,22 @@ def _story(story: Demonstration, out: Path) -> str:
         f"Just after its training a task has {learnt:.0%} on average; in the end {100 * story.forgetting:.0f} points "
         "of a task's best are forgotten.",
         f"{'. '.join(mixes)}.",
-        f"Lines with 'from' are merges, without training, by weights found from {story.known} pictures of the site "
-        "or from their labels. The columns of the sites are measured on other pictures. The scale 'matched', the "
-        "default, makes every merged step as long as the last task's; 0.5 is the paper's.",
+        f"Lines with 'from' are models that tmx tailor made, without training, from {story.known} pictures of the "
+        "site, from their labels, or from both, which also choose method and scale. The columns of the sites are "
+        "measured on other pictures: without a prior; with the site prior, which a tailored model has in its head; "
+        "and without it at the paper's scale 0.5. The default scale makes every merged step as long as the last "
+        "task's, for tsv it is 1.",
+        *_choices(story),
         f"Look at {story.picture}, and try:",
     )
     site = out / "sites" / slug(next(iter(story.sites)))
     program = "tmx" if shutil.which("tmx") else sys.argv[0]
     commands = (
         f"eval {out}/run",
-        f"prefer {out}/run --inputs {site}/inputs -o {out}/mine.json",
-        f"merge {out}/run --preference {out}/mine.json -o {out}/mine",
+        f"tailor {out}/run --inputs {site}/inputs -o {out}/mine",
+        f"predict {out}/mine {site}/inputs",
         f"eval {out}/mine --data {site}/test",
+        f"compare {out}/run --preference {out}/mine/preference.json --data {site}/test",
     )
     text = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
     return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

@@ -1,6 +1,6 @@
 """The built-in demonstration: an encoder learns characters task by task and forgets; two sites get merges of their own.
 
-Everything is made on the spot (the benchmark `glyphs`) and stays as files: run, sites, preferences, merged models.
+Everything is made on the spot (the benchmark `glyphs`) and stays as files: run, sites, tailored models.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,6 @@ from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
 from tunable_magmax.experiments.rows import MERGED
@@ -28,12 +27,16 @@ from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
+from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
-from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.candidates import right_answers
+from tunable_magmax.workflows.prefer import Estimation
+from tunable_magmax.workflows.tailor import Tailored, tailor
+from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 # Five characters each, in the order in which the alphabet brings them.
@@ -48,7 +51,13 @@ SITES: dict[str, dict[str, float]] = {
 KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
 SHOWN = ("average", "random_mix", "ties", "magmax")
 """The baselines of the table, as `rows.MERGED` names them, beside the base and the last checkpoint."""
-SOURCES = {"labels": "its labels", "inputs": "its pictures", "inputs-ot": "its pictures, by transport"}
+SOURCES = {
+    "labels": "its labels",
+    "inputs": "its pictures",
+    "inputs-ot": "its pictures, by transport",
+    "pairs": "its labelled pictures",
+}
+"""What is known of a site; the last lets labels choose method and scale, too."""
 HALF = 0.5
 CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
 
@@ -57,22 +66,34 @@ CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
 class Scores:
     """A model's accuracy on the test pictures of each task and of each site.
 
-    Merges have the scale `matched`; `half`: the accuracy on the sites with the paper's 0.5 for the step from the base.
-    `own`: the site it was chosen or made for; `tailored`: whether it is a merge by that site's preference.
+    `prior`: on the sites with the prior of each, found from its pictures; a tailored model has its own. `half`: with
+    the paper's scale 0.5 for the step from the base, without a prior; else merges have their default scale. None where
+    a model's scale was chosen. `own`: the site it was chosen or made for; `tailored`: whether `tailor` made it.
     """
 
     model: str
     tasks: tuple[float, ...]
     sites: tuple[float, ...]
-    half: tuple[float, ...]
+    prior: tuple[float, ...]
+    half: tuple[float, ...] | None
     own: str | None = None
     tailored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a tailored model was merged, and its warnings."""
+
+    method: str
+    scale: float
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Demonstration:
     """What came out. `weights`: by site and source, one weight for each task; `forgetting` as `tmx eval` defines it.
 
+    `made`: by site and source, how the model was merged, and what there was to warn of.
     `characters`: those of each task. `known`: how many pictures of a site its preferences come from. `learnt`: the
     accuracy on each task just after it was trained.
     """
@@ -83,6 +104,7 @@ class Demonstration:
     known: int
     rows: tuple[Scores, ...]
     weights: Mapping[str, Mapping[str, tuple[float, ...]]]
+    made: Mapping[str, Mapping[str, Made]]
     learnt: tuple[float, ...]
     forgetting: float
     picture: str
@@ -93,7 +115,7 @@ class Demonstration:
 
 
 def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demonstration:
-    """Trains, makes two sites, finds their preferences, merges and measures; everything is left in `out`.
+    """Trains, makes two sites, tailors models to them and measures; everything is left in `out`.
 
     Called again, it continues the training where that stopped, and makes the rest anew.
     """
@@ -105,12 +127,12 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
     with one_thread():
         config = _config(place, seed)
         learnt, forgetting = _train(config, place / "run", report)
-        for folder in ("sites", "models", "preferences"):
+        for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
         for k in range(len(SITES)):
             _write_site(place, k, seed, report)
-        weights = _merge(place)
-        rows = _measure(place, config, weights, report)
+        models = _tailor(place)
+        rows = _measure(place, config, models, report)
     drawn = "".join(alphabets()[0].characters)
     demonstration = Demonstration(
         tasks=TASKS,
@@ -118,7 +140,8 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
         sites=SITES,
         known=KNOWN,
         rows=tuple(rows),
-        weights=weights,
+        weights={site: {name: model.preference.weights for name, model in own.items()} for site, own in models.items()},
+        made={site: {name: _made(model) for name, model in own.items()} for site, own in models.items()},
         learnt=learnt,
         forgetting=forgetting,
         picture=str(place / PICTURE),
@@ -174,7 +197,10 @@ def _site_folder(place: Path, site: str) -> Path:
 
 
 def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
-    """Writes a site's pictures: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not."""
+    """Writes a site's pictures: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not.
+
+    `pairs` holds the known pictures once more, in class folders.
+    """
     site, shares = list(SITES.items())[number]
     folder = _site_folder(place, site)
     draw = random.Random(derived_seed(seed, "site", number))
@@ -185,9 +211,10 @@ def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
     names = [pictures.classes[label] for label in labels]
     (folder / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
     for position, picture in enumerate(pictures.load(range(len(labels)))):
-        target = folder / "inputs" if position < KNOWN else folder / "test" / names[position]
-        target.mkdir(parents=True, exist_ok=True)
-        picture.save(target / f"{position:04}.png")
+        known = [folder / "inputs", folder / "pairs" / names[position]]
+        for target in known if position < KNOWN else [folder / "test" / names[position]]:
+            target.mkdir(parents=True, exist_ok=True)
+            picture.save(target / f"{position:04}.png")
         report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
 
 
@@ -198,40 +225,44 @@ def _known_pictures(folder: Path, classes: tuple[str, ...]) -> Samples:
     return Samples(loose.origin, "image", len(loose), loose.load, classes, tuple(map(classes.index, names)))
 
 
-# -- preferences, merges, accuracies ----------------------------------------------------------------------------------
+# -- models and accuracies --------------------------------------------------------------------------------------------
 
 
-def _merge(place: Path) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Finds the preferences of each site, as files, and merges by them; returns the weights by site and source."""
+def _tailor(place: Path) -> dict[str, dict[str, Tailored]]:
+    """Tailors models to each site from what is known of it; returns them by site and source."""
     run = Run.open(place / "run")
-    for folder in ("preferences", "models"):
-        (place / folder).mkdir()
-    weights: dict[str, dict[str, tuple[float, ...]]] = {}
-    for site in SITES:
-        weights[site] = {}
-        for source in SOURCES:
-            preference = _preference(run, _site_folder(place, site), source)
-            preference.save(place / "preferences" / f"{slug(site)}-{source}.json")
-            model = place / "models" / f"{slug(site)}-{source}"
-            merge_checkpoints(run.base, run.tasks, model, weights=preference.weights, names=run.names)
-            weights[site][source] = preference.weights
-    return weights
+    return {
+        site: {
+            source: tailor(
+                run,
+                _sources(_site_folder(place, site), source),
+                place / "models" / f"{slug(site)}-{source}",
+                Tailoring(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
+                TargetReading(device="cpu"),
+            )
+            for source in SOURCES
+        }
+        for site in SITES
+    }
 
 
-def _preference(run: Run, folder: Path, source: str) -> Preference:
-    """Finds a preference as `tmx prefer` does: from labels, from inputs, or from inputs by transport."""
+def _sources(folder: Path, source: str) -> TargetSources:
     if source == "labels":
-        return prefer(run, TargetSources(labels=folder / "labels.txt")).preference
-    estimation = Estimation(method="ot" if source == "inputs-ot" else "auto")
-    return prefer(run, TargetSources(inputs=folder / "inputs"), estimation, TargetReading(device="cpu")).preference
+        return TargetSources(labels=folder / "labels.txt")
+    return TargetSources(pairs=folder / "pairs") if source == "pairs" else TargetSources(inputs=folder / "inputs")
+
+
+def _made(model: Tailored) -> Made:
+    return Made(model.report.method, model.report.scale, tuple(model.record["warnings"]))
 
 
 def _measure(
-    place: Path, config: TrainConfig, weights: Mapping[str, Mapping[str, tuple[float, ...]]], report: Progress
+    place: Path, config: TrainConfig, models: Mapping[str, Mapping[str, Tailored]], report: Progress
 ) -> list[Scores]:
-    """Measures all models on the tasks' test pictures and on both sites'."""
+    """Measures all models on the tasks' test pictures and on both sites', there with and without a prior."""
     total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
     rows: list[Scores] = []
+    usual = [models[site]["inputs"].preference.prior for site in SITES]
     with Workbench(place / "run", open_benchmark(config.benchmark), device="cpu") as bench:
 
         def on(samples: Samples) -> Evaluator:
@@ -242,12 +273,22 @@ def _measure(
         def merged(scale: float | str = "matched", **options: Any) -> State:
             return bench.merge(scale=scale, **options)[0]
 
-        def add(model: str, state: State, half: State, own: str | None = None, tailored: bool = False) -> None:
+        def right(state: State, priors: Sequence[SitePrior | None]) -> list[tuple[float, float]]:
+            """Returns for each site the accuracy without a prior, and with it."""
+            found = []
+            for site, prior in zip(unseen, priors, strict=True):
+                logits = site.logits(state).numpy()
+                bias = None if prior is None else prior.bias(bench.head.classes)
+                plain, informed = (float(right_answers(logits, site.truth, each).mean()) for each in (None, bias))
+                found.append((plain, informed))
+            return found
+
+        def add(model: str, state: State, half: State | None, own: str | None = None, made: Any = None) -> None:
             report("measuring", len(rows) + 1, total)
-            matched, halved = (
-                tuple(site.measure(weights).overall.value for site in unseen) for weights in (state, half)
-            )
-            rows.append(Scores(model, bench.task_accuracies(state), matched, halved, own, tailored))
+            priors = [made.preference.prior if made and own == site else usual[k] for k, site in enumerate(SITES)]
+            plain, informed = zip(*right(state, priors), strict=True)
+            halved = None if half is None else tuple(pair[0] for pair in right(half, [None] * len(SITES)))
+            rows.append(Scores(model, bench.task_accuracies(state), plain, informed, halved, own, made is not None))
 
         add("base", bench.base, bench.base)
         add("last checkpoint", bench.states[-1], merged(HALF, method=MERGED["sequential"]))
@@ -255,13 +296,14 @@ def _measure(
             add(name, merged(method=MERGED[name]), merged(HALF, method=MERGED[name]))
         for site in SITES:
             known = on(_known_pictures(_site_folder(place, site), bench.head.classes))
-            right = [known.measure(state).overall.right for state in bench.states]
-            best = right.index(max(right))
+            counts = [known.measure(state).overall.right for state in bench.states]
+            best = counts.index(max(counts))
             alone = [float(t == best) for t in range(len(TASKS))]
             add("best single task", bench.states[best], merged(HALF, weights=alone), site)
-            for source, shares in weights[site].items():
-                states = merged(weights=shares), merged(HALF, weights=shares)
-                add(f"from {SOURCES[source]}", *states, site, tailored=True)
+            for source, model in models[site].items():
+                own = {"method": model.report.method, "weights": model.preference.weights}
+                half = None if source == "pairs" else merged(HALF, **own)
+                add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, model)
     return rows
 
 
@@ -271,10 +313,10 @@ def _draw(demonstration: Demonstration, path: Path) -> None:
         rows = [row for row in demonstration.rows if row.own in (None, site)]
         lines = {"true shares": [shares.get(task, 0.0) for task in demonstration.tasks]}
         lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in demonstration.weights[site].items()}
-        bars = [Bar(row.model, row.sites[k], row.half[k], row.tailored) for row in rows]
+        bars = [Bar(row.model, row.prior[k], row.sites[k], row.tailored) for row in rows]
         panels.append(SitePanel(site, bars, lines))
     title = (
-        f"One encoder, {len(demonstration.tasks)} tasks, {len(panels)} sites: merges made for a site, from "
+        f"One encoder, {len(demonstration.tasks)} tasks, {len(panels)} sites: models tailored to a site, from "
         f"{demonstration.known} samples of it"
     )
     tasks = [f"{task}\n{drawn}" for task, drawn in zip(demonstration.tasks, demonstration.characters, strict=True)]

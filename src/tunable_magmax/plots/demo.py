@@ -15,11 +15,11 @@ INK, FAINT = "#22282f", "#6b7280"
 
 @dataclass(frozen=True)
 class Bar:
-    """A model's accuracy on a site, from 0 to 1: at the scale `matched`, and `half` at the scale 0.5."""
+    """A model's accuracy on a site, from 0 to 1: with the site's prior, and without it."""
 
     label: str
     value: float
-    half: float
+    plain: float
     tailored: bool
 
 
@@ -37,7 +37,7 @@ def save_demo_picture(title: str, tasks: Sequence[str], sites: Sequence[SitePane
     figure = blank_figure(12, 7.4)
     figure.get_layout_engine().set(wspace=0.06, hspace=0.08)
     grid = figure.subplots(len(sites), 2, squeeze=False, width_ratios=(1, 1.15))
-    most = max(max(bar.value, bar.half) for site in sites for bar in site.bars)
+    most = max(max(bar.value, bar.plain) for site in sites for bar in site.bars)
     for (left, right), site in zip(grid, sites, strict=True):
         _draw_accuracies(left, site, 100 * most)
         _draw_weights(right, site, tasks)
@@ -47,19 +47,21 @@ def save_demo_picture(title: str, tasks: Sequence[str], sites: Sequence[SitePane
 
 def _draw_accuracies(axes: Any, site: SitePanel, most: float) -> None:
     values = [100 * bar.value for bar in site.bars]
-    halves = [100 * bar.half for bar in site.bars]
+    plains = [100 * bar.plain for bar in site.bars]
     colours = [TAILORED if bar.tailored else GREY for bar in site.bars]
     places = range(len(site.bars))
     axes.barh(places, values, height=0.72, color=colours, zorder=2)
-    axes.plot(halves, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
-    for place, value, half, bar in zip(places, values, halves, site.bars, strict=True):
+    axes.plot(plains, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
+    for place, value, plain_value, bar in zip(places, values, plains, site.bars, strict=True):
         weight, ink = ("bold", "white") if bar.tailored else ("normal", INK)
         axes.text(1, place, f"{value:.1f}", va="center", fontsize=8.5, color=ink, fontweight=weight)
-        axes.text(max(value, half) + 1.2, place, f"{half:.1f}", va="center", fontsize=8, color=FAINT)
+        axes.text(max(value, plain_value) + 1.2, place, f"{plain_value:.1f}", va="center", fontsize=8, color=FAINT)
     axes.set_yticks(list(places), [bar.label for bar in site.bars], fontsize=9, color=INK)
     axes.set_ylim(len(site.bars) - 0.4, -0.6)
     axes.set_xlim(0, most * 1.1)
-    title = f"{site.name}: accuracy on samples not seen before (%)\nbars: scale matched; dots with numbers: scale 0.5"
+    title = (
+        f"{site.name}: accuracy on samples not seen before (%)\nbars: with the site prior; dots with numbers: without"
+    )
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, colors=FAINT)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 FEW = 20
 """Samples below which weights say little without their intervals."""
+AS_TRIED = "as it was tried"
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,6 @@ class _Work:
         if not by_pairs or (tailoring.choose == "none" and tailoring.check == "none"):
             return
         with self._phase("choosing"), open_pairs(self.target, self.head, tailoring.seed) as candidates:
-            name = {"tunable_magmax": "tunable"}.get(method, method)
-            takes = METHODS[method].weights != "refused"
-            fixed = self.merged.scale if isinstance(self.merged.scale, float) else None
-            default = Candidate(name, method, None, self.merged.scale, weighted=takes)
             pairs, progress = len(candidates.truth), self.target.progress
             if pairs < LEAST_PAIRS:
                 self.warnings.append(
@@ -214,16 +211,22 @@ class _Work:
                 )
                 return
             if auto and tailoring.choose == "auto":
-                self.choice = choose(candidates, default, self._refit(), progress)
+                self.choice = choose(candidates, self._candidate(), self._refit(), progress)
                 assert self.choice is not None
                 self.merged = self._chosen(self.choice.chosen.name)
-            if self.merged.method != method or self.merged.weights not in (None, weights) or self._unmerged:
+            if self._unmerged or self.merged.scale_from == AS_TRIED:
                 return
+            fixed = self.merged.scale if isinstance(self.merged.scale, float) else None
             free = tailoring.choose == "auto" and tailoring.scale is None and self.preference.scale is None
-            self.scale = choose_scale(
-                candidates, replace(default, scale=None), self.preference, fixed=fixed, free=free, progress=progress
-            )
+            usual = replace(self._candidate(), scale=None)
+            self.scale = choose_scale(candidates, usual, self.preference, fixed=fixed, free=free, progress=progress)
         self._use_scale()
+
+    def _candidate(self) -> Candidate:
+        """The merge as a candidate."""
+        method, scale = self.merged.method, self.merged.scale
+        name = {"tunable_magmax": "tunable"}.get(method, method)
+        return Candidate(name, method, None, scale, weighted=METHODS[method].weights != "refused")
 
     @property
     def _unmerged(self) -> bool:
@@ -265,7 +268,7 @@ class _Work:
             scale = 1.0 if name == "last" else 0.0
             return MergeChoice("last_task", None, scale, why, f"{scale:g}: the checkpoint as it is")
         if name == "average":
-            return MergeChoice("average", weights, 1.0, why, "as it was tried")
+            return MergeChoice("average", weights, 1.0, why, AS_TRIED)
         return self._usual({"tunable": "tunable_magmax"}.get(name, name), why)
 
     def _refit(self) -> Refit:

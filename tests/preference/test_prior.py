@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.prior import LEAST_EPS, MOST_EPS, SitePrior, eps_for, site_prior
+from tunable_magmax.preference.prior import LEAST_EPS, MOST_EPS, SitePrior, doubt, site_prior
 from tunable_magmax.preference.uncertainty import expected_error
 
 TASKS = [{"cat": 6, "dog": 2}, {"car": 5, "bus": 5}, {"cat": 1, "tree": 3}]
@@ -38,10 +38,24 @@ def test_labels_refine_and_five_of_them_make_no_class_impossible() -> None:
     plain = site_prior([1, 0, 0], TASKS, 0.01).shares
     refined = site_prior([1, 0, 0], TASKS, 0.01, ["dog"] * 5)
     assert refined.source == "labels"
-    assert plain["cat"] > refined.shares["cat"] > 0.5  # five labels against twenty imagined ones
-    assert refined.shares["dog"] == pytest.approx((20 * 0.25 + 5) / 25)
+    assert plain["cat"] > refined.shares["cat"] > 0.3
+    assert refined.shares["dog"] == pytest.approx((5 * 0.25 + 5) / 10)  # five imagined labels, the fewest there are
     many = site_prior([1, 0, 0], TASKS, 0.01, ["dog"] * 2000).shares
     assert many["dog"] > 0.98
+
+
+def test_labels_that_are_spread_as_in_the_tasks_change_little() -> None:
+    even = [{str(k): 1 for k in range(40)}]
+    rng = np.random.default_rng(0)
+    as_in_tasks = [str(k) for k in rng.integers(0, 40, size=60)]
+    uneven = [str(k) for k in rng.integers(0, 8, size=60)]
+    half_l1 = [
+        sum(abs(share - 1 / 40) for share in site_prior([1], even, 0.01, labels).shares.values()) / 2
+        for labels in (as_in_tasks, uneven)
+    ]
+    counted = sum(abs(as_in_tasks.count(str(k)) / 60 - 1 / 40) for k in range(40)) / 2
+    assert half_l1[0] < 0.4 * counted  # chance is not taken for a difference
+    assert half_l1[1] > 0.6  # of at most 0.8
 
 
 def test_labels_of_no_task_are_left_out() -> None:
@@ -49,16 +63,17 @@ def test_labels_of_no_task_are_left_out() -> None:
 
 
 def test_eps_follows_the_expected_error() -> None:
-    values = [eps_for(error) for error in np.linspace(0, 1, 50)]
+    values = [doubt(error) for error in np.linspace(0, 1, 50)]
     assert values == sorted(values)
     assert (values[0], values[-1]) == (LEAST_EPS, MOST_EPS)
+    assert doubt(0.0, samples=3) > doubt(0.0, samples=30) > doubt(0.0, samples=300) == LEAST_EPS
     opinion = Preference((1, 0, 0)).with_prior(TASKS)
     labels = Preference.from_labels(TASKS, ["dog"] * 30 + ["car"] * 10).with_prior(TASKS)
     transport = Preference((1, 0, 0), "ot", {"samples": 40}).with_prior(TASKS)
     assert opinion.prior is not None
     assert labels.prior is not None
     assert transport.prior is not None
-    assert labels.prior.eps < transport.prior.eps < opinion.prior.eps
+    assert labels.prior.eps < transport.prior.eps == opinion.prior.eps == pytest.approx(0.36)
 
 
 def test_samples_outside_all_tasks_are_doubts() -> None:

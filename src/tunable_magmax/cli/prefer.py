@@ -81,7 +81,8 @@ class EstimationOptions:
     raw: bool = False
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
     temper: Annotated[str | None, Parameter(name=["--temper", "--shrink"], allow_leading_hyphen=True)] = None
-    """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto. The default is 0.2."""
+    """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto. By default as far as
+    they are in doubt."""
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
     choose_scale: bool = False

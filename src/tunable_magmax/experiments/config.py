@@ -114,6 +114,7 @@ class _Settings:
     grid: Some[Positive] = GRID
     variations: tuple[Annotated[dict[Option, str], Field(min_length=1)], ...] = ()
     rows: tuple[RowName, ...] = ()
+    joint_steps: Count | None = None
     alphas: tuple[NotNegative, ...] = ()
     meta_sizes: tuple[Whole, ...] = ()
     kinds: Some[Kind] = KINDS
@@ -124,7 +125,9 @@ class _Settings:
 class ExperimentFile(_Settings):
     """The YAML of an experiment. `parts`: files of other experiments; then it has no run of its own.
 
-    `kinds` and `only` restrict it to some kinds of jobs and some rows. `extends`: a file that this one changes.
+    `rows`: further rows, by name. `joint_steps`: of the model that is trained on all tasks together, by default as many
+    as the sequence has. `kinds` and `only` restrict it to some kinds of jobs and some rows. `extends`: a file that this
+    one changes.
     """
 
     __pydantic_config__ = STRICT

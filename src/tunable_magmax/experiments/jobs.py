@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -27,13 +28,13 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.preference.uncertainty import half_l1
-from tunable_magmax.training.config import task_steps
+from tunable_magmax.training.config import TrainConfig, task_steps
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.training.tracking import training_seconds
 from tunable_magmax.training.trainer import Watch
-from tunable_magmax.workflows.prefer import TEMPERING
+from tunable_magmax.workflows.tailoring import default_method, default_scale
 
-META_ROWS = ("tunable:label@matched", "tunable:auto@matched", "tunable:ot@matched", "tailor:label+prior", RECOMMENDED)
+META_ROWS = ("tunable:label@matched", "tunable:auto@matched", "tailor:label+prior", RECOMMENDED)
 
 
 @dataclass(frozen=True)
@@ -147,14 +148,21 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
     benchmark = open_benchmark(config.benchmark)
     joint = None
     if any(job.row is not None and job.row.base == "joint" for job in work.jobs):
-        joint = work.place.with_name(f"{work.place.name}-joint")
         steps = sum(task_steps(len(task.train), config.train) for task in benchmark.tasks)
-        train_sequence(work.experiment.joint_training(work.seed, steps), joint, **options)
+        together = work.experiment.joint_training(work.seed, work.experiment.joint_steps or steps)
+        joint = joint_place(work.place, together)
+        train_sequence(together, joint, **options)
     environments = draw_environments(benchmark, work.experiment.environments)
     with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device, joint=joint) as bench:
         runner = _Seed(work, bench)
         for job in work.jobs:
             yield runner.do(job)
+
+
+def joint_place(place: Path, config: TrainConfig) -> Path:
+    """Returns where the model on all tasks together is trained; experiments that differ in tasks alone share it."""
+    digest = hashlib.sha256(json.dumps(config.record(), sort_keys=True).encode()).hexdigest()[:12]
+    return place.parent.parent / f"joint-{digest}" / place.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,10 +302,9 @@ class _Seed:
         if row.base == "likeliest":
             return bench.states[int(np.argmax(preference.weights))], None
         if row.base == "tailor":
-            from tunable_magmax.workflows.tailor import default_method
-
-            weights = preference.tempered(TEMPERING).weights
-            return bench.merge(method=default_method(weights), weights=weights)
+            weights = preference.tempered(preference.doubt).weights
+            method = default_method(weights)
+            return bench.merge(method=method, weights=weights, scale=default_scale(method, prior=True))
         weights = preference.tempered(float(options.pop("temper", 0))).weights
         return bench.merge(method=row.method, weights=weights, scale=row.scale, **options)
 

@@ -37,7 +37,7 @@ _ROWS = (
     "average@0.5",
     "ties@0.5",
     "magmax@0.5",
-    "tunable:ot@0.5",
+    "tunable:ot-raw@0.5",
     "tunable:label@0.5",
 )
 _PRINTED: Mapping[str, tuple[str, ...]] = {
@@ -104,7 +104,7 @@ TABLES: Mapping[str, Mapping[str, PaperRow]] = {
 SIMILARITY: Mapping[str, Mapping[str, float]] = {
     setting: dict(
         zip(
-            ("magmax@0.5", "tunable:cosine@0.5", "tunable:mmd@0.5", "tunable:ot@0.5", "tunable:label@0.5"),
+            ("magmax@0.5", "tunable:cosine@0.5", "tunable:mmd@0.5", "tunable:ot-raw@0.5", "tunable:label@0.5"),
             numbers,
             strict=True,
         )

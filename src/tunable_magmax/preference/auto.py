@@ -1,14 +1,15 @@
 """`auto`: chooses the estimator by a rule that needs no labels of the target, and says why.
 
 The rule: labels if there are any; else `probe` if its expected error is at most `limit`; else `shift` if its is; else
-`ot`. The expected error comes from simulation: draw targets of the estimated mixture, estimate again, and take the mean
+whichever of `probe`, `shift` and `ot` expects the smallest error, which for `ot` was measured. The expected error comes from simulation: draw targets of the estimated mixture, estimate again, and take the mean
 half-L1 distance to the estimate. `probe` draws held-out rows of the tasks; `shift` draws histograms (also the tasks'
 own, since they are samples too).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tunable_magmax.errors import InputError
@@ -17,7 +18,7 @@ from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.features import Comparison, feature_estimate
 from tunable_magmax.preference.labels import label_estimate
 from tunable_magmax.preference.shift import SMOOTHING, shift_estimate, shift_outlook
-from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling
+from tunable_magmax.preference.uncertainty import RESAMPLING, TRANSPORT_ERROR, Resampling
 
 # Transport's half-L1 error on CLINC150 was 0.37 to 0.48. A judgement from few settings, not a tuned constant.
 LIMIT = 0.4
@@ -67,35 +68,55 @@ def auto_estimate(evidence: Evidence) -> WeightEstimate:
             "task_base_features and task_base_labels, or target_features with task_features; without any, use "
             "from_weights, from_alpha or equal"
         )
-    limit, resampling = evidence.limit, evidence.resampling
-    before, facts = "", dict[str, JSON]()
-    if probes:
-        estimate = base_estimate(
-            evidence.task_base_features,
-            evidence.task_base_labels,
-            _value(evidence.target_base_features),
-            fitted=evidence.fitted,
-            resampling=resampling,
-        )
-        reason, good, facts = _judged("probe", estimate.provenance.get("expected_error"), limit)
-        if good or not (predicts or compares):
-            return _because(estimate, reason if good else f"{reason}, but there is nothing else to compare", facts)
-        before, facts = f"{reason}; ", {"probe_expected_error": facts["expected_error"]}
-    if predicts:
-        tasks, smoothing = evidence.task_predictions, evidence.smoothing
-        predictions = list(_value(evidence.predictions))
-        estimate = shift_estimate(tasks, predictions, smoothing=smoothing, resampling=resampling)
-        solver = str(estimate.provenance["solver"])
-        error, fit = shift_outlook(tasks, predictions, estimate.weights, solver, smoothing, resampling)
-        reason, good, more = _judged("shift", error, limit)
-        facts |= {**more, "fit": fit}
-        if good or not compares:
-            shown = reason if good else f"{reason}, but there are no features to compare"
-            return _because(estimate, before + shown, facts)
-        before += f"{reason}: the classifier tells tasks apart too poorly"
-    comparison = Comparison(resampling=resampling)
-    estimate = feature_estimate(evidence.task_features, _value(evidence.target_features), comparison)
-    return _because(estimate, before.removesuffix("; ") or "only features are given", facts)
+    tried: list[_Tried] = []
+    for available, attempt in ((probes, _by_probe), (predicts, _by_shift)):
+        if available:
+            tried.append(attempt(evidence))
+            if tried[-1].error <= evidence.limit:
+                return _because(tried[-1], [one.words(evidence.limit) for one in tried], evidence.limit)
+    if compares and all(one.error > TRANSPORT_ERROR for one in tried):
+        comparison = Comparison(resampling=evidence.resampling)
+        estimate = feature_estimate(evidence.task_features, _value(evidence.target_features), comparison)
+        reasons = [one.words(evidence.limit) for one in tried] or ["only features are given"]
+        return _because(_Tried(estimate, TRANSPORT_ERROR), reasons, None)
+    best = min(tried, key=lambda one: one.error)
+    reasons = [one.words(evidence.limit) for one in tried] + ["nothing expects less"]
+    return _because(best, reasons, evidence.limit)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """An estimate with the error that it expects, and further facts about it."""
+
+    estimate: WeightEstimate
+    error: float
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+
+    def words(self, limit: float) -> str:
+        side = "at most" if self.error <= limit else "above"
+        return f"expected error of {self.estimate.method} {self.error:.2f}, {side} the limit {limit:g}"
+
+
+def _by_probe(evidence: Evidence) -> _Tried:
+    estimate = base_estimate(
+        evidence.task_base_features,
+        evidence.task_base_labels,
+        _value(evidence.target_base_features),
+        fitted=evidence.fitted,
+        resampling=evidence.resampling,
+    )
+    # Features that are all alike have no expected error: nothing can be told from them.
+    error = estimate.provenance.get("expected_error")
+    return _Tried(estimate, float(error) if isinstance(error, (int, float)) else 1.0)
+
+
+def _by_shift(evidence: Evidence) -> _Tried:
+    tasks, smoothing, resampling = evidence.task_predictions, evidence.smoothing, evidence.resampling
+    predictions = list(_value(evidence.predictions))
+    estimate = shift_estimate(tasks, predictions, smoothing=smoothing, resampling=resampling)
+    solver = str(estimate.provenance["solver"])
+    error, fit = shift_outlook(tasks, predictions, estimate.weights, solver, smoothing, resampling)
+    return _Tried(estimate, error, {"fit": fit})
 
 
 def _by_labels(evidence: Evidence, predicts: bool) -> WeightEstimate:
@@ -104,7 +125,7 @@ def _by_labels(evidence: Evidence, predicts: bool) -> WeightEstimate:
         raise InputError("task_label_counts is missing: the tasks' own class counts are needed to read labels")
     if not predicts:
         estimate = label_estimate(counts, labels, similarity="count", resampling=resampling)
-        return _because(estimate, "labels are given, and nothing says more", {})
+        return _because(_Tried(estimate, 0.0), ["labels are given, and nothing says more"], None)
     estimate = shift_estimate(
         evidence.task_predictions,
         _value(evidence.predictions),
@@ -114,21 +135,15 @@ def _by_labels(evidence: Evidence, predicts: bool) -> WeightEstimate:
         smoothing=evidence.smoothing,
         resampling=resampling,
     )
-    return _because(estimate, "labels and predictions are given: one likelihood for both", {})
-
-
-def _judged(method: str, error: JSON, limit: float) -> tuple[str, bool, dict[str, JSON]]:
-    """Compares an expected error with the limit: in words, whether it is good enough, and as facts."""
-    # Features that are all alike have no expected error: nothing can be told from them.
-    number = float(error) if isinstance(error, (int, float)) else 1.0
-    good = number <= limit
-    words = f"expected error of {method} {number:.2f}, {'at most' if good else 'above'} the limit {limit:g}"
-    return words, good, {"expected_error": number, "limit": limit}
+    return _because(_Tried(estimate, 0.0), ["labels and predictions are given: one likelihood for both"], None)
 
 
 def _value(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-def _because(estimate: WeightEstimate, reason: str, facts: dict[str, JSON]) -> WeightEstimate:
-    return estimate.with_facts(auto={"chosen": estimate.method, "reason": reason, **facts})
+def _because(tried: _Tried, reasons: Sequence[str], limit: float | None) -> WeightEstimate:
+    """Adds the choice and its reasons; and the expected error, if it was compared with a limit."""
+    estimate = tried.estimate
+    facts = {} if limit is None else {"expected_error": tried.error, "limit": limit, **tried.facts}
+    return estimate.with_facts(auto={"chosen": estimate.method, "reason": "; ".join(reasons), **facts})

@@ -21,7 +21,7 @@ from tunable_magmax.preference.estimate import (
     checked_weights,
     task_count,
 )
-from tunable_magmax.preference.prior import PriorSource, SitePrior, eps_for, site_prior
+from tunable_magmax.preference.prior import PriorSource, SitePrior, doubt, site_prior
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -172,6 +172,12 @@ class Preference(WeightEstimate):
 
         return expected_error(self)
 
+    @property
+    def doubt(self) -> float:
+        """How much of the preference is spread evenly by default: the prior's eps, and the tempering of estimates."""
+        samples = self.provenance.get("samples")
+        return doubt(self.expected_error, samples if isinstance(samples, int) and samples > 0 else None)
+
     def tempered(self, amount: float) -> Preference:
         """Returns the same preference with its weights moved towards equal ones by `amount`, from 0 to 1.
 
@@ -199,7 +205,7 @@ class Preference(WeightEstimate):
         >>> Preference((3, 1)).with_prior([{"cat": 5}, {"car": 5}], eps=0.1).prior.shares
         {'cat': 0.75, 'car': 0.25}
         """
-        used = eps_for(self.expected_error) if eps is None else eps
+        used = self.doubt if eps is None else eps
         return replace(self, prior=site_prior(self.weights, task_label_counts, used, labels))
 
     # -- sources ---------------------------------------------------------------------------------------------------

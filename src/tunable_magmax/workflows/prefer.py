@@ -37,8 +37,6 @@ USED_BY = {
 }
 """The methods that each option is for."""
 BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
-# Chosen on other seeds, splits and environments than the tables' (docs/results.md).
-TEMPERING = 0.0
 
 
 @dataclass(frozen=True)
@@ -247,7 +245,10 @@ def class_tables(run: Run) -> list[dict[str, int]] | None:
 
 
 def _tempered(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
-    """Tempers weights that were estimated from samples; not those given by hand, or found by a search."""
+    """Tempers weights that were estimated from samples; not those given by hand, or found by a search.
+
+    By default as far as they are in doubt, which for a good estimate is next to nothing.
+    """
     sources = target.sources
     estimated = any(getattr(sources, name) is not None for name in ("labels", "inputs", "predictions", "pairs"))
     if estimation.temper == "auto":
@@ -255,7 +256,7 @@ def _tempered(preference: Preference, target: TargetSamples, estimation: Estimat
         return replace(preference, tempering=float(amount) if isinstance(amount, (int, float)) else None)
     if not estimated or estimation.method == "search":
         return preference
-    return preference.tempered(TEMPERING if estimation.temper is None else estimation.temper)
+    return preference.tempered(preference.doubt if estimation.temper is None else estimation.temper)
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from tunable_magmax.experiments.results import (
     paired,
     partial_rows,
 )
-from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, TRANSPORT, row_parts
+from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_parts
 from tunable_magmax.experiments.table import Cell
-from tunable_magmax.experiments.tables import REFERENCES
+from tunable_magmax.experiments.tables import REFERENCES, RIVALS
 
 
 def findings(results: Results) -> dict[str, list[str]]:
@@ -36,7 +36,8 @@ def findings(results: Results) -> dict[str, list[str]]:
 def headlines(results: Results) -> list[str]:
     """Returns a line for each setting: the best row, and the recommended one, against MAGMAX at its best scale.
 
-    Recommended is Tunable MAGMAX at the chosen scale, with the preference that needs no labels if it was measured.
+    Recommended is what `tmx tailor` makes from unlabelled inputs; else Tunable MAGMAX at the chosen scale, with the
+    preference that needs no labels if it was measured.
     """
     lines = []
     for setting in results.settings:
@@ -45,7 +46,7 @@ def headlines(results: Results) -> list[str]:
         if reference is None or reference not in shares:
             continue
         named = [("best", max(shares, key=lambda row: shares[row]))]
-        named += [("recommended", row) for row in (AUTO, LABEL, TRANSPORT) if row in shares][:1]
+        named += [("recommended", row) for row in (RECOMMENDED, AUTO, LABEL, TRANSPORT) if row in shares][:1]
         texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
@@ -68,7 +69,7 @@ def _shares(by_row: dict[str, list[Measured]]) -> dict[str, float]:
 
 def _overview(results: Results) -> list[str]:
     sentences = []
-    for row in (LABEL, AUTO, TRANSPORT):
+    for row in (RECOMMENDED, LABEL, AUTO, TRANSPORT):
         leads = {}
         for setting in results.settings:
             by_row = results.main_rows(setting)
@@ -103,7 +104,19 @@ def _setting(by_row: dict[str, list[Measured]]) -> list[str]:
     shown += [row for row in by_row if row == "single-best"]  # tailored to the environment as well
     leads = {row: paired(by_row[row], by_row[reference]) for row in shown}
     sentences += _against(reference, {row: lead for row, lead in leads.items() if lead is not None})
-    return sentences + _unlabelled(by_row, reference)
+    return sentences + _unlabelled(by_row, reference) + _with_prior(by_row)
+
+
+def _with_prior(by_row: Mapping[str, list[Measured]]) -> list[str]:
+    """Says what the prior gives, what the merge gives beside it, and how far it is to joint training."""
+    own = by_row.get(RECOMMENDED, [])
+    sentences = []
+    for rival in RIVALS:
+        lead = paired(own, by_row.get(rival, ()))
+        if lead is not None:
+            over = f", {lead.seeds} seed{'s' * (lead.seeds > 1)}"
+            sentences.append(f"`{RECOMMENDED}` minus `{rival}`: {_points(lead)}{over}: {lead.verdict}.")
+    return sentences
 
 
 def _against(reference: str, leads: Mapping[str, Difference]) -> list[str]:
@@ -150,7 +163,7 @@ def _sweep(by_row: Mapping[str, list[Measured]]) -> list[str]:
         return []
     mixtures = sorted({each.mixture for each in by_row[reference]}, key=mixture_parts)
     sentences = []
-    for row in (LABEL, AUTO, TRANSPORT):
+    for row in (RECOMMENDED, LABEL, AUTO, TRANSPORT):
         means = []
         clear: dict[str, list[str]] = {"ahead": [], "behind": []}
         for mixture in mixtures:

@@ -16,7 +16,7 @@ import numpy as np
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.records import Key, Record, find_records, read_records, record_key
-from tunable_magmax.experiments.rows import CHOSEN, row_order
+from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, row_order
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.arrays import Floats
 
@@ -287,7 +287,10 @@ SUMMARY = "summary.json"
 
 
 def summary_of(results: Results) -> dict[str, Any]:
-    """Returns `{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": the recommended scale}`.
+    """Returns `{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": ..., "recommended": ...}`.
+
+    `chosen` is the scale that plain merges are shown at, `recommended` the row that `tmx tailor` makes by default from
+    unlabelled inputs.
 
     Means are over seeds, of means over environments: the paper's mixtures where a setting has them. `std` is the
     deviation over seeds (n - 1), null with one; `environments` how many each seed has.
@@ -306,7 +309,7 @@ def summary_of(results: Results) -> dict[str, Any]:
                 }
         if rows:
             summary[setting] = rows
-    return {**summary, "chosen": CHOSEN}
+    return {**summary, "chosen": CHOSEN, "recommended": RECOMMENDED}
 
 
 def write_summary(results: str | Path, path: str | Path | None = None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tunable_magmax.experiments.results import (
     partial_rows,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, TRANSPORT, row_order, row_parts
+from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_order, row_parts
 from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
 
 REFERENCES = ("magmax@best", "magmax@0.5")
@@ -35,7 +36,7 @@ WORK = ("embed", "prefer", "merge", "evaluate")
 
 def all_tables(results: Results) -> list[Table]:
     """Returns every table that the records allow: all settings side by side, then each setting's own, then the rest."""
-    tables = [leads_table(results), *similarity_tables(results)]
+    tables = [tailor_table(results), wrong_table(results), leads_table(results), *similarity_tables(results)]
     for setting in results.settings:
         for family in results.families(setting):
             tables += [accuracy_table(results, setting, family), differences_table(results, setting, family)]
@@ -212,6 +213,63 @@ def leads_table(results: Results) -> Table:
         tuple(lines),
         (interval_note(seeds),),
         ("", "%", "points", "points", "points", "% of the lead"),
+    )
+
+
+RIVALS = ("magmax@best", "magmax@best+prior:auto", "sequential@1+prior:auto", "average:auto@1+prior", "joint")
+"""What the recommended row is compared with: MAGMAX, rivals with the same prior, and training on all data at once."""
+
+
+def tailor_table(results: Results) -> Table:
+    """Shows what `tmx tailor` makes by default from unlabelled inputs, and its lead over rivals and joint training."""
+    lines = []
+    seeds = 0
+    for setting in results.settings:
+        by_row = results.main_rows(setting)
+        own = by_row.get(RECOMMENDED, [])
+        leads = [paired(own, by_row.get(rival, ())) for rival in RIVALS]
+        if not own or not any(leads):
+            continue
+        seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
+        marks = [f" ({lead.seeds} seed{'s' * (lead.seeds > 1)})" if lead else "" for lead in leads]
+        cells = [replace(points(lead), suffix=mark) for lead, mark in zip(leads, marks, strict=True)]
+        lines.append((Cell(text=setting), percent(averaged(own)), *cells))
+    return Table(
+        "tailor",
+        "The tailored model: accuracy (%), and its lead in points",
+        ("setting", RECOMMENDED, *(f"minus {rival}" for rival in RIVALS)),
+        tuple(lines),
+        (interval_note(seeds), "Each difference is over the seeds for which both rows were measured."),
+    )
+
+
+WRONG = ("magmax@best+prior:wrong", "magmax@best+prior:ot-raw", "tunable:ot-raw@matched+prior")
+"""Rows with a prior from a doubtful preference; each is also measured with a fixed eps of 0.02."""
+
+
+def wrong_table(results: Results) -> Table:
+    """Shows what the prior of a wrong preference costs, with the eps that follows the expected error and with 0.02."""
+    lines = []
+    seeds = 0
+    for setting in results.settings:
+        by_row = results.main_rows(setting)
+        cells: list[Cell] = []
+        for row in WRONG:
+            plain = by_row.get(row.partition("+")[0], ())
+            costs = [paired(by_row.get(name, ()), plain) for name in (row, f"{row}@0.02")]
+            seeds = max([seeds, *(cost.seeds for cost in costs if cost is not None)])
+            cells += map(points, costs)
+        if any(cell.value is not None for cell in cells):
+            lines.append((Cell(text=setting), *cells))
+    return Table(
+        "wrong-preference",
+        "What the prior of a wrong preference costs: with a prior minus without, in points",
+        ("setting", *(name for row in WRONG for name in (row, f"{row}@0.02"))),
+        tuple(lines),
+        (
+            interval_note(seeds),
+            "`wrong`: weights by hand for tasks that the environment does not have. `ot-raw`: raw transport.",
+        ),
     )
 
 

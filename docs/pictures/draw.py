@@ -12,10 +12,11 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 ROWS = {
-    "zero-shot": ("base, before any task", "#cfd6dd"),
-    "sequential@1": ("last checkpoint", "#a3afbb"),
-    "magmax@best": ("MAGMAX, at its best scale", "#6f7f8f"),
-    "tunable:auto@matched": ("Tunable MAGMAX, weights from unlabelled inputs of the site", "#0b5fa5"),
+    "sequential@1": ("last checkpoint", "#cfd6dd"),
+    "magmax@best": ("MAGMAX, at its best scale", "#a3afbb"),
+    "magmax@best+prior:auto": ("MAGMAX with the site prior", "#6f7f8f"),
+    "tailor:auto+prior": ("tailored to the site, from its unlabelled inputs", "#0b5fa5"),
+    "joint": ("trained on all data at once, where measured", "#e0a458"),
 }
 ROOMS = (
     ("cli", "one short file per command: parses options, prints results"),
@@ -36,16 +37,17 @@ ROOMS = (
 
 
 def draw_accuracy() -> None:
-    """Accuracy of four models in each setting, from results/summary.json."""
+    """Accuracy of five models in each setting, from results/summary.json."""
     summary = json.loads((HERE.parents[1] / "results" / "summary.json").read_text(encoding="utf-8"))
     settings = [setting for setting in summary if "/" in setting]
     figure, axes = plt.subplots(figsize=(9, 3.4), layout="constrained")
     width = 0.8 / len(ROWS)
     for k, (row, (label, colour)) in enumerate(ROWS.items()):
-        heights = [100 * summary[setting][row]["mean"] for setting in settings]
-        places = [place + (k - (len(ROWS) - 1) / 2) * width for place in range(len(settings))]
+        measured = [place for place, setting in enumerate(settings) if row in summary[setting]]
+        heights = [100 * summary[settings[place]][row]["mean"] for place in measured]
+        places = [place + (k - (len(ROWS) - 1) / 2) * width for place in measured]
         bars = axes.bar(places, heights, width * 0.94, color=colour, label=label)
-        if row.startswith("tunable"):
+        if row.startswith("tailor"):
             axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=8.5, color=colour, fontweight="bold")
     names = [s.split("/")[1].replace("cifar100", "CIFAR-100").replace("clinc150", "CLINC150") for s in settings]
     axes.set_xticks(range(len(settings)), [f"{n.rsplit('-', 1)[0]}\n{n.rsplit('-', 1)[1]} tasks" for n in names])
@@ -53,7 +55,7 @@ def draw_accuracy() -> None:
     axes.set_ylim(0, 100)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=0)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     save(figure, "accuracy.svg")
 
 

@@ -11,6 +11,7 @@ import pytest
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
 from tunable_magmax.experiments.jobs import missing_jobs
+from tunable_magmax.experiments.reproduce import results_folder
 from tunable_magmax.experiments.results import Measured, grouped, load_results, paired, write_summary
 from tunable_magmax.experiments.table import Cell
 
@@ -36,14 +37,15 @@ def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) ->
     assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
 
 
-def test_readmes_table_is_the_summarys() -> None:
+def test_readmes_table_is_the_records(measured: dict[str, dict[str, list[Measured]]]) -> None:
     summary = json.loads((RESULTS / "summary.json").read_text())
-    assert summary.pop("chosen") == "matched"
+    recommended = summary["recommended"]
     expected = []
-    for setting, rows in summary.items():
-        best = 100 * rows["magmax@best"]["mean"]
-        leads = [100 * rows[f"tunable:{name}@matched"]["mean"] - best for name in ("label", "auto", "ot")]
-        expected.append([setting, f"{best:.1f} %", *(Cell(lead, signed=True).shown for lead in leads)])
+    for setting, rows in measured.items():
+        shares = [f"{100 * summary[setting][row]['mean']:.1f} %" for row in ("magmax@best", recommended)]
+        leads = [paired(rows[recommended], rows.get(row, ())) for row in ("magmax@best+prior:auto", "joint")]
+        cells = ["–" if lead is None else Cell(100 * lead.mean, signed=True).shown for lead in leads]
+        expected.append([setting, *shares, *cells])
     assert lines((ROOT / "README.md").read_text(encoding="utf-8"), "setting") == expected
 
 
@@ -53,10 +55,13 @@ def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str,
     for name, *cells in told:
         first, second = re.findall("`(.*?)`", name)
         for rows, cell in zip(measured.values(), cells, strict=True):
-            found = paired(rows[first], rows[second])
-            assert found is not None
+            found = paired(rows.get(first, ()), rows.get(second, ()))
+            if found is None:
+                assert cell == "–", name
+                continue
             ends = (100 * found.low, 100 * found.high)
-            assert cell == Cell(100 * found.mean, interval=ends, signed=True).shown, name
+            seeds = "" if found.seeds == 3 else f" ({found.seeds} seed{'s' * (found.seeds > 1)})"
+            assert cell == Cell(100 * found.mean, interval=ends, signed=True).shown + seeds, name
 
 
 def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Measured]]]) -> None:
@@ -79,10 +84,28 @@ def test_the_preference_vectors_of_the_reproduction(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
 
 
-def test_records_are_not_taken_for_those_of_other_settings():
-    config = ROOT / "configs" / "mini-clip" / "cifar100-20.yaml"
-    place = RESULTS / "mini-clip" / "cifar100-20"
+@pytest.mark.parametrize("name", ["clinc150-5", "clinc150-15", "clinc150-50", "m-sweep"])
+def test_nothing_is_missing_on_clinc150(name: str) -> None:
+    experiment = read_experiment(ROOT / "configs" / "minilm" / f"{name}.yaml")
+    assert missing_jobs(experiment, results_folder(experiment, RESULTS)) == []
+
+
+def test_what_is_missing_on_cifar100_is_what_the_docs_say() -> None:
+    for name in ("cifar100-5", "cifar100-20", "cifar100-50"):
+        experiment = read_experiment(ROOT / "configs" / "mini-clip" / f"{name}.yaml")
+        missing = missing_jobs(experiment, results_folder(experiment, RESULTS))
+        lacking = {job.seed for job in missing if job.name == "tailor:auto+prior" and job.kind == "row"}
+        assert lacking == ({4} if name == "cifar100-50" else set())
+        with_prior = {job.seed for job in missing if job.name == "magmax@best+prior:auto"}
+        assert with_prior == {3, 4}
+        joint = {job.seed for job in missing if job.name == "joint"}
+        assert joint == ({3, 4} if name == "cifar100-5" else {3, 4, 5})
+
+
+def test_records_are_not_taken_for_those_of_other_settings() -> None:
+    config = ROOT / "configs" / "minilm" / "clinc150-15.yaml"
+    place = RESULTS / "minilm" / "clinc150-15"
     assert missing_jobs(read_experiment(config, ["run.model=elsewhere", "run.benchmark.data=elsewhere"]), place) == []
-    with pytest.raises(InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 3e-05\. Give"):
+    with pytest.raises(InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 0\.0001\. Give"):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

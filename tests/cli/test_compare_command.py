@@ -72,7 +72,7 @@ def test_a_dry_run(tmx, text_run, site):
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     assert ", 9 samples, with the head " in lines[0]
-    assert lines[-2:] == ["  tunable, scale 0.3", "  tunable, matched (the tailored model)"]
+    assert lines[-2:] == ["  tunable, scale 0.3", "  tunable, scale 1 (the tailored model)"]
     record = json.loads(tmx("compare", text_run.path, *given, "--dry-run", "--json").out)
     assert record["candidates"][:3] == ["base", "task first", "last"]
 

@@ -20,9 +20,18 @@ from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import Candidate, tunable
-from tunable_magmax.workflows.compare import Comparison, Rivals, _rows, compare, least_samples, plan_comparison
+from tunable_magmax.workflows.compare import (
+    Comparison,
+    Rivals,
+    _rows,
+    compare,
+    least_samples,
+    plan_comparison,
+    tailored_candidate,
+)
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.scoring import AppliedPrior, Reading
+from tunable_magmax.workflows.tailoring import default_method, default_scale
 
 CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
@@ -63,7 +72,7 @@ def test_every_row_is_what_eval_measures(image_run, site, compared):
 
 
 def test_the_tailored_model_and_the_order(compared):
-    assert compared.tailored.candidate == tunable("matched")
+    assert compared.tailored.candidate == tunable(1.0)
     assert compared.tailored.prior
     rights = [row.share.right for row in compared.rows]
     assert rights == sorted(rights, reverse=True)
@@ -113,7 +122,24 @@ def test_a_plan_reads_no_tensors(image_run, site, monkeypatch):
     plan = plan_comparison(image_run.path, LIKELY, site)
     assert plan.samples == 12
     assert plan.tailored in plan.candidates
-    assert plan.to_dict()["tailored"] == "tunable, matched"
+    assert plan.to_dict()["tailored"] == "tunable, scale 1"
+
+
+@pytest.mark.parametrize(
+    ("preference", "prior", "title"),
+    [
+        (Preference((9, 1)), True, "tunable, scale 1"),
+        (Preference((9, 1)), False, "tunable, matched"),
+        (Preference((9, 1), scale=0.7), True, "tunable, scale 0.7"),
+        (Preference.equal(9), True, "tsv"),
+        (Preference((1,) * 9, scale=0.7), False, "tsv, scale 0.7"),
+    ],
+)
+def test_the_tailored_model_is_what_tailor_makes_by_default(preference, prior, title):
+    tailored = tailored_candidate(preference, prior)
+    assert tailored.title == title
+    assert tailored.method == default_method(preference.weights)
+    assert tailored.scale in (preference.scale, default_scale(tailored.method, prior))
 
 
 # -- words ---------------------------------------------------------------------------------------------------------

@@ -121,7 +121,8 @@ def test_the_merge_is_that_of_the_parts(by_inputs, probed, tmp_path):
     from tunable_magmax import merge_checkpoints
 
     run = Run.open(probed.path)
-    merge_checkpoints(run.base, run.tasks, tmp_path / "parts", weights=by_inputs[0].preference.weights, names=run.names)
+    weights = by_inputs[0].preference.weights
+    merge_checkpoints(run.base, run.tasks, tmp_path / "parts", weights=weights, scale=1, names=run.names)
     assert (tmp_path / "parts/model.safetensors").read_bytes() == (by_inputs[1] / "model.safetensors").read_bytes()
 
 
@@ -196,16 +197,42 @@ def test_every_method_can_be_asked_for(probed, tmp_path, method):
     assert (found.report.method, found.record["merge"]["why"]) == (method, "asked for")
 
 
-def test_the_scale_is_given_or_the_preferences_or_the_methods(probed, tmp_path):
+def test_the_scale_is_given_or_the_preferences_or_the_default(probed, tmp_path):
     preference = Preference((3, 1), scale=0.25)
     cases = {"given": 0.5, "the preference's": None}
     for whence, scale in cases.items():
         out = tmp_path / f"{scale}"
         found = tailor(probed.path, TargetSources(), out, Tailoring(scale=scale), CPU, preference=preference)
         assert (found.record["merge"]["scale"], found.record["merge"]["scale_from"]) == (scale or 0.25, whence)
-    usual = made(probed, TargetSources(weights=(3, 1)), tmp_path / "usual")
-    assert usual.record["merge"]["scale_from"] == "the default of tunable_magmax"
-    assert usual.report.options["scale"] == "matched"
+    by_hand = TargetSources(weights=(3, 1))
+    usual = made(probed, by_hand, tmp_path / "usual")
+    assert usual.record["merge"]["scale_from"] == "the default with a site prior"
+    assert (usual.report.scale, usual.report.options["scale"]) == (1.0, 1.0)
+    plain = made(probed, by_hand, tmp_path / "plain", estimation=Estimation(prior="none"))
+    assert plain.record["merge"]["scale_from"] == "the default of tunable_magmax"
+    assert plain.report.options["scale"] == "matched"
+    assert plain.report.scale != 1.0
+    average = made(probed, by_hand, tmp_path / "average", method="average")
+    assert average.record["merge"]["scale_from"] == "the default of average"
+    assert average.report.options["scale"] == "matched"
+
+
+@pytest.mark.parametrize("prior", ["auto", "none"])
+def test_a_dry_run_says_the_scale_that_is_used(probed, prior):
+    estimation, run = Estimation(prior=prior), Run.open(probed.path)
+
+    def rule(preference=None, sources=TargetSources(weights=(3, 1)), **options):  # noqa: B008
+        plan = plan_tailor(run, sources, None, Tailoring(estimation=estimation, **options), CPU, preference)
+        return plan.scale
+
+    informed = prior == "auto"
+    default = "1, the default with a site prior" if informed else "matched, the default of tunable_magmax"
+    assert rule() == default
+    assert rule(method="tsv") == "1, the default of tsv"
+    assert rule(scale=0.5) == "0.5, as given"
+    assert rule(Preference((3, 1), scale=0.25), TargetSources()) == "0.25, the preference's"
+    unknown = "1, the default with a site prior" if informed else "the method's default: matched, 1 for tsv"
+    assert rule(sources=TargetSources(labels=None, pairs=None, inputs=probed.path)) == unknown
 
 
 def test_a_stored_preference_is_used_as_it_is(by_inputs, probed, tmp_path):
@@ -248,7 +275,9 @@ def test_folds_are_even_in_size_and_class():
 
 
 def test_the_likeliest_task_and_the_last_are_resolved():
-    models = {model.name: model for model in rivals(choosing.Candidate("tsv", "tsv", weighted=True))}
+    scales = {"tunable_magmax": 1.0, "tsv": 1.0, "magmax": "matched"}
+    models = {model.name: model for model in rivals(choosing.Candidate("tsv", "tsv", weighted=True), scales.get)}
+    assert [models[name].scale for name in ("tunable", "magmax", "average")] == [1.0, "matched", 1.0]
     assert [*models] == ["tsv", "tunable", "magmax", "average", LIKELIEST, "last", "base"]
     places = [resolved(models[name], [0.1, 0.7, 0.2]).checkpoint for name in (LIKELIEST, "last", "base")]
     assert places == [2, 3, 0]

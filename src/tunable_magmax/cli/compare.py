@@ -76,7 +76,7 @@ def compare(
     preference
         The site's preference, as tmx prefer writes it.
     scales
-        Scales of the Tunable MAGMAX merge, numbers or matched, with commas. The preference's own is added.
+        Scales of the Tunable MAGMAX merge, numbers or matched, with commas. The tailored model's own is added.
     prior
         auto: measure also with the site prior of the preference (or the bias in the head's file); none: without.
     seed
@@ -158,7 +158,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         rows.append([f"{shown or candidate.title}{mark}", *cells])
     yield from wrapped_table(rows, 1, screen_width())
     notes = (
-        "*: the tailored model, as tmx tailor and tmx merge make it of the preference; points: accuracy less its; "
+        "*: the tailored model, as tmx tailor makes it of the preference by default; points: accuracy less its; "
         f"against *: exact sign tests on the same samples, corrected for {len(comparison.rows) - 1} comparisons "
         f"(Holm); intervals: Wilson, {100 * comparison.level:g}%"
     )

@@ -46,7 +46,8 @@ class TailorOptions:
     method: str = "auto"
     """Merge by this method: tunable_magmax, tsv, average, magmax, ... auto depends on how many tasks matter."""
     scale: Annotated[str | None, SIGNED] = None
-    """Scale the merged step by this number, or matched. By default the preference, pairs or the method decide."""
+    """Scale the merged step by this number, or matched. Default: the preference's, or what pairs choose; else 1 with a
+    site prior, and without one the method's own."""
     choose: Literal["auto", "none"] = "auto"
     """With --pairs: let cross-validation choose model and scale, or keep the defaults."""
     check: Literal["auto", "none"] = "auto"

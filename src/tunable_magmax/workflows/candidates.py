@@ -46,14 +46,14 @@ class Candidate:
     def title(self) -> str:
         """What tables and sentences call it.
 
-        >>> Candidate("birds", checkpoint=1).title, tunable(0.5).title
-        ('task birds', 'tunable, scale 0.5')
+        >>> Candidate("birds", checkpoint=1).title, tunable(0.5).title, Candidate("tsv", "tsv").title
+        ('task birds', 'tunable, scale 0.5', 'tsv')
         """
         if self.checkpoint is not None:
             return self.name if self.name in ("base", "last") else f"task {self.name.removeprefix('task ')}"
-        if self.name != "tunable":
+        if self.name not in ("tunable", "tsv") or self.scale is None:
             return self.name
-        return f"tunable, {self.scale}" if isinstance(self.scale, str) else f"tunable, scale {self.scale or 1:g}"
+        return f"{self.name}, {self.scale if isinstance(self.scale, str) else f'scale {self.scale:g}'}"
 
 
 def tunable(scale: float | str = "matched") -> Candidate:

@@ -113,17 +113,18 @@ def _percent(tried: Tried) -> str:
     return f"{tried.share.value:.0%}"
 
 
-def rivals(default: Candidate) -> list[Candidate]:
-    """Returns what is tried, the default first. The likeliest task is known once there are weights."""
-    from tunable_magmax.merging.methods import METHODS
+def rivals(default: Candidate, scale: Callable[[str], float | str]) -> list[Candidate]:
+    """Returns what is tried, the default first. The likeliest task is known once there are weights.
 
+    `scale` says at which scale a method is tried; the average always has 1.
+    """
     merges = [
-        Candidate("tunable", "tunable_magmax", None, None, weighted=True),
-        Candidate("tsv", "tsv", None, None, weighted=True),
-        Candidate("magmax", "magmax"),
+        Candidate("tunable", "tunable_magmax", None, scale("tunable_magmax"), weighted=True),
+        Candidate("tsv", "tsv", None, scale("tsv"), weighted=True),
+        Candidate("magmax", "magmax", None, scale("magmax")),
         Candidate("average", "average", None, 1.0, weighted=True),
     ]
-    others = [merge for merge in merges if merge.method in METHODS and merge.method != default.method]
+    others = [merge for merge in merges if merge.method != default.method]
     checkpoints = [Candidate(LIKELIEST, checkpoint=0), Candidate("last", checkpoint=0), Candidate("base", checkpoint=0)]
     return [default, *others, *checkpoints]
 
@@ -139,8 +140,10 @@ def resolved(candidate: Candidate, weights: Sequence[float]) -> Candidate:
     return replace(candidate, checkpoint=len(weights)) if candidate.name == "last" else candidate
 
 
-def choose(candidates: Candidates, default: Candidate, refit: Refit, progress: Progress | None = None) -> Choice | None:
-    """Cross-validates all models: weights and prior come from the other folds' labels; None with too few samples."""
+def choose(
+    candidates: Candidates, models: Sequence[Candidate], refit: Refit, progress: Progress | None = None
+) -> Choice | None:
+    """Cross-validates models: weights and prior come from the other folds' labels; None with too few samples."""
     truth = candidates.truth
     if len(truth) < LEAST_PAIRS:
         return None
@@ -149,7 +152,6 @@ def choose(candidates: Candidates, default: Candidate, refit: Refit, progress: P
     count = int(folds.max()) + 1
     names = [classes[index] for index in truth.tolist()]
     parts = [_Part.of(candidates, np.flatnonzero(folds == k), names, refit) for k in range(count)]
-    models = rivals(default)
     right = np.zeros((len(models), len(truth)), dtype=bool)
     for place, model in enumerate(models):
         state = None

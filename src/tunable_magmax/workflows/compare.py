@@ -29,6 +29,7 @@ from tunable_magmax.workflows.scoring import (
     open_head,
     open_labelled,
 )
+from tunable_magmax.workflows.tailoring import default_method, default_scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Rivals:
-    """What is compared: Tunable MAGMAX at `scales`, with the site prior ("auto") or without ("none")."""
+    """What is compared beside the tailored model: Tunable MAGMAX at `scales`. `prior`: the site prior, or "none"."""
 
     scales: Sequence[float | str] = SCALES
     prior: Literal["auto", "none"] = "auto"
@@ -96,7 +97,7 @@ class Comparison:
 
     @cached_property
     def tailored(self) -> Row:
-        """The model that `tmx tailor` or `tmx merge` makes of the preference, with the prior if there is one."""
+        """The model that `tmx tailor` makes of the preference by default, with the prior if there is one."""
         return next(row for row in self.rows if row.pair is None)
 
     @property
@@ -332,17 +333,25 @@ def _open(
     head_file, _ = find_head(trained.base, head, trained)
     asked: Prior = "none" if rivals.prior == "none" else chosen.prior or "auto"
     opened = open_head(head_file, asked)
-    own = chosen.scale or "matched"
-    scales = [*rivals.scales, own]
-    return _Opened(
-        trained,
-        chosen,
-        head_file,
-        opened,
-        applied_prior(opened, asked),
-        usual_candidates(trained, scales),
-        tunable(own),
-    )
+    prior = applied_prior(opened, asked)
+    tailored = tailored_candidate(chosen, prior is not None)
+    scales = [*rivals.scales, *([tailored.scale] if tailored.name == "tunable" else [])]
+    candidates = usual_candidates(trained, [scale for scale in scales if scale is not None])
+    if tailored not in candidates:
+        candidates = (*candidates, tailored)
+    return _Opened(trained, chosen, head_file, opened, prior, candidates, tailored)
+
+
+def tailored_candidate(preference: Preference, prior: bool) -> Candidate:
+    """Returns the merge that `tailor` makes of a preference by default; `prior`: whether its head has a site prior.
+
+    >>> [tailored_candidate(Preference(weights), prior=True).title for weights in ((0.9, 0.1), (1,) * 9)]
+    ['tunable, scale 1', 'tsv']
+    """
+    method = default_method(preference.weights)
+    if method == "tsv":
+        return Candidate("tsv", "tsv", None, preference.scale, weighted=True)
+    return tunable(preference.scale or default_scale(method, prior))
 
 
 def _rows(right: dict[tuple[Candidate, bool], NDArray[np.bool_]], tailored: tuple[Candidate, bool]) -> tuple[Row, ...]:

@@ -154,9 +154,9 @@ def choose_scale(
 ) -> ScaleChoice | None:
     """Scores a merge at about ten scales, with the preference's weights and prior; None with too few samples.
 
-    A scale is chosen if choosing on the other folds gets more held-out samples right than the default scale does; equal
-    counts go to the scale nearest to the default. `fixed`: the scale that is used whatever comes out; not `free`:
-    that is the default, or `fixed`.
+    The default scale is that of `merge`. A scale is chosen if choosing on the other folds gets more held-out samples
+    right than the default scale does; equal counts go to the scale nearest to the default. `fixed`: the scale that is
+    used whatever comes out; not `free`: that is the default, or `fixed`.
 
     >>> choose_scale(candidates, tunable(), preference).scale  # doctest: +SKIP
     0.63
@@ -169,9 +169,8 @@ def choose_scale(
     def score(candidate: Candidate) -> NDArray[np.bool_]:
         return right_answers(candidates.logits(candidate, preference.weights), truth, bias)
 
-    plain = replace(merge, scale=None)
-    at_default = score(plain)
-    default = float(candidates.reports[plain].scale)
+    at_default = score(merge)
+    default = float(candidates.reports[merge].scale)
     extra = {1.0} if fixed is None else {1.0, fixed}
     scales = sorted({default, *(round(factor * default, 6) for factor in FACTORS if factor != 1), *extra})
     scales = [scale for scale in scales if scale > 0]

@@ -19,7 +19,7 @@ from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import Candidate
-from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose
+from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
 from tunable_magmax.workflows.prefer import class_tables, prefer_for
@@ -43,6 +43,8 @@ from tunable_magmax.workflows.tailoring import (
     check_place,
     check_sources,
     default_method,
+    default_scale,
+    default_words,
     effective_tasks,
     prior_warnings,
     read_scale,
@@ -91,7 +93,7 @@ class MergeChoice:
 
     method: str
     weights: tuple[float, ...] | None
-    scale: float | str | None
+    scale: float | str
     why: str
     scale_from: str
 
@@ -211,16 +213,32 @@ class _Work:
                 )
                 return
             if auto and tailoring.choose == "auto":
-                self.choice = choose(candidates, self._candidate(), self._refit(), progress)
+                self.choice = choose(candidates, rivals(self._candidate(), self._scale), self._refit(), progress)
                 assert self.choice is not None
                 self.merged = self._chosen(self.choice.chosen.name)
             if self._unmerged or self.merged.scale_from == AS_TRIED:
                 return
-            fixed = self.merged.scale if isinstance(self.merged.scale, float) else None
-            free = tailoring.choose == "auto" and tailoring.scale is None and self.preference.scale is None
-            usual = replace(self._candidate(), scale=None)
-            self.scale = choose_scale(candidates, usual, self.preference, fixed=fixed, free=free, progress=progress)
+            asked = self._asked_scale
+            free, fixed = tailoring.choose == "auto" and asked is None, asked if isinstance(asked, float) else None
+            usual = asked if isinstance(asked, str) else default_scale(self.merged.method, self._informed)
+            merge = replace(self._candidate(), scale=usual)
+            self.scale = choose_scale(candidates, merge, self.preference, fixed=fixed, free=free, progress=progress)
         self._use_scale()
+
+    @property
+    def _informed(self) -> bool:
+        """Whether the head gets a site prior."""
+        return self.preference.prior is not None
+
+    @property
+    def _asked_scale(self) -> float | str | None:
+        """The scale that was asked for, or the preference's; None if neither says one."""
+        asked = self.preference.scale if self.tailoring.scale is None else self.tailoring.scale
+        return asked if asked is None or asked == "matched" else read_scale(asked)
+
+    def _scale(self, method: str) -> float | str:
+        """The scale of a merge by a method, before pairs choose one."""
+        return default_scale(method, self._informed) if self._asked_scale is None else self._asked_scale
 
     def _candidate(self) -> Candidate:
         """The merge as a candidate."""
@@ -249,13 +267,12 @@ class _Work:
             )
 
     def _usual(self, method: str, why: str) -> MergeChoice:
-        given, own = self.tailoring.scale, self.preference.scale
-        whence = "given" if given is not None else "the preference's" if own is not None else f"the default of {method}"
-        scale = given if given is not None else own
-        if scale is not None and scale != "matched":
-            scale = read_scale(scale)
+        if self._asked_scale is None:
+            whence = default_words(method, self._informed)
+        else:
+            whence = "the preference's" if self.tailoring.scale is None else "given"
         weights = None if METHODS[method].weights == "refused" else self.preference.weights
-        return MergeChoice(method, weights, scale, why, whence)
+        return MergeChoice(method, weights, self._scale(method), why, whence)
 
     def _chosen(self, name: str) -> MergeChoice:
         """Returns the merge that gives a model of the choice; a checkpoint is a merge of one task at scale 1 or 0."""

@@ -15,7 +15,7 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
-from tunable_magmax.workflows.prefer import Estimation, opinions
+from tunable_magmax.workflows.prefer import Estimation, class_tables, opinions
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
 if TYPE_CHECKING:
@@ -57,13 +57,22 @@ def default_scale(method: str, prior: bool) -> float | str:
     return 1.0 if prior and method == "tunable_magmax" else METHODS[method].default_scale
 
 
+def default_words(method: str, prior: bool) -> str:
+    """Returns what a default scale is called.
+
+    >>> default_words("tunable_magmax", prior=True), default_words("tsv", prior=True)
+    ('the default with a site prior', 'the default of tsv')
+    """
+    return "the default with a site prior" if prior and method == "tunable_magmax" else f"the default of {method}"
+
+
 @dataclass(frozen=True)
 class Tailoring:
     """How a model is tailored.
 
-    `method`: "auto" follows `default_method`. `scale`: None is the preference's, or what pairs choose, or the method's
-    own. `choose`: "none" lets pairs choose neither the model nor the scale. `check`: "none" leaves out the comparison
-    of the result with a probe, or with other scales. `output`: settings of `merge_checkpoints`.
+    `method`: "auto" follows `default_method`. `scale`: None is the preference's, or what pairs choose, or follows
+    `default_scale`. `choose`: "none" lets pairs choose neither the model nor the scale. `check`: "none" leaves out the
+    comparison of the result with a probe, or with other scales. `output`: settings of `merge_checkpoints`.
     """
 
     method: str = "auto"
@@ -212,8 +221,11 @@ def plan_tailor(
     if sources.pairs is not None and tailoring.method == "auto" and tailoring.choose == "auto":
         rule = f"chosen by cross-validation on the pairs; {rule} if there are too few"
     options: dict[str, Any] = {"method": "tunable_magmax" if method == "auto" else method, "seed": tailoring.seed}
-    if tailoring.scale is not None:
-        options["scale"] = tailoring.scale
+    informed = _gets_prior(run, tailoring, preference)
+    own = None if preference is None else preference.scale
+    options["scale"] = next(
+        scale for scale in (tailoring.scale, own, default_scale(options["method"], informed)) if scale is not None
+    )
     if weights is not None and METHODS[options["method"]].weights != "refused":
         options["weights"] = list(weights)
     kept = {key: value for key, value in tailoring.output.items() if key not in ("engine", "device", "workers")}
@@ -224,7 +236,7 @@ def plan_tailor(
         samples=samples,
         weights=weights,
         method=rule,
-        scale=_scale_rule(tailoring, sources, preference),
+        scale=_scale_rule(tailoring, sources, preference, method, informed),
         head=None if target.head_file is None else str(target.head_file),
         classes=None if head is None else len(head.classes),
         merge=merge,
@@ -269,12 +281,24 @@ def _opinion(sources: TargetSources, tasks: int) -> Preference | None:
     return next(opinions(sources, tasks), None)
 
 
-def _scale_rule(tailoring: Tailoring, sources: TargetSources, preference: Preference | None) -> str:
+def _gets_prior(run: Run, tailoring: Tailoring, preference: Preference | None) -> bool:
+    """Whether the head would get a site prior."""
+    known = preference is not None and preference.prior is not None
+    return tailoring.estimation.prior != "none" and (known or class_tables(run) is not None)
+
+
+def _scale_rule(
+    tailoring: Tailoring, sources: TargetSources, preference: Preference | None, method: str, prior: bool
+) -> str:
     if tailoring.scale is not None:
         return f"{tailoring.scale}, as given"
     if preference is not None and preference.scale is not None:
         return f"{preference.scale:g}, the preference's"
-    usual = "the method's default: matched, 1 for tsv"
+    if method != "auto":
+        scale = default_scale(method, prior)
+        usual = f"{scale if isinstance(scale, str) else f'{scale:g}'}, {default_words(method, prior)}"
+    else:
+        usual = "1, the default with a site prior" if prior else "the method's default: matched, 1 for tsv"
     if sources.pairs is not None and tailoring.choose == "auto":
         return f"chosen by pairs if that is better in cross-validation, else {usual}"
     return usual

@@ -106,6 +106,8 @@ def test_records_are_not_taken_for_those_of_other_settings() -> None:
     config = ROOT / "configs" / "minilm" / "clinc150-15.yaml"
     place = RESULTS / "minilm" / "clinc150-15"
     assert missing_jobs(read_experiment(config, ["run.model=elsewhere", "run.benchmark.data=elsewhere"]), place) == []
-    with pytest.raises(InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 0\.0001\. Give"):
+    with pytest.raises(
+        InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 0\.0001\. Give"
+    ):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

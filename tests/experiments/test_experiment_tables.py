@@ -31,7 +31,9 @@ from tunable_magmax.experiments.tables import (
     meta_table,
     ownership_table,
     scale_table,
+    tailor_table,
     time_table,
+    wrong_table,
 )
 
 SETTING = "mini-clip/cifar100-20"
@@ -253,3 +255,24 @@ def test_markdown_and_html_are_escaped() -> None:
 def test_rows_of_a_table_are_equally_wide() -> None:
     with pytest.raises(ValueError, match="unequal width"):
         Table("t", "t", ("a", "b"), ((Cell(),),))
+
+
+def test_the_tailored_model_is_compared_over_the_seeds_that_both_rows_have() -> None:
+    above = {"tailor:auto+prior": 0.2, "magmax@best": 0.0, "magmax@best+prior:auto": 0.15}
+    records = [row_record(row, seed, above=above) for row in above for seed in (3, 4, 5)]
+    records = [each for each in records if (each["row"], each["seed"]) != ("magmax@best+prior:auto", 4)]
+    (line,) = tailor_table(results_of(records)).rows
+    _, own, plain, with_prior, *others = line
+    assert own.value == pytest.approx(90, abs=2)
+    assert plain.value == pytest.approx(20, abs=1)
+    assert with_prior.value == pytest.approx(5, abs=1)
+    assert (plain.suffix, with_prior.suffix) == (" (3 seeds)", " (2 seeds)")
+    assert [cell.value for cell in others] == [None] * 3  # rivals that were not measured
+
+
+def test_what_a_wrong_preference_costs() -> None:
+    above = {"magmax@best": 0.0, "magmax@best+prior:wrong": -0.1, "magmax@best+prior:wrong@0.02": -0.3}
+    (line,) = wrong_table(results_of([row_record(row, seed, above=above) for row in above for seed in (3, 4)])).rows
+    assert [cell.value for cell in line[1:3]] == pytest.approx([-10, -30], abs=1)
+    assert all(cell.value is None for cell in line[3:])
+    assert wrong_table(results_of([row_record("magmax@best", 3)])).rows == ()

@@ -54,6 +54,7 @@ FULL = {
     "head": {"source": "file", "file": "head.safetensors", "logit_scale": 5, "templates": ["a {}.", "the {}."]},
     "train": {
         "epochs": 3,
+        "steps": 40,
         "batch": 7,
         "lr": "3e-4",
         "weight_decay": 0,

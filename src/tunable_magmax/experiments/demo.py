@@ -27,9 +27,10 @@ from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
+from tunable_magmax.models.calibration import site_head
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
-from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
@@ -262,7 +263,7 @@ def _measure(
     """Measures all models on the tasks' test pictures and on both sites', there with and without a prior."""
     total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
     rows: list[Scores] = []
-    usual = [models[site]["inputs"].preference.prior for site in SITES]
+    usual = [models[site]["inputs"].preference for site in SITES]
     with Workbench(place / "run", open_benchmark(config.benchmark), device="cpu") as bench:
 
         def on(samples: Samples) -> Evaluator:
@@ -273,21 +274,21 @@ def _measure(
         def merged(scale: float | str = "matched", **options: Any) -> State:
             return bench.merge(scale=scale, **options)[0]
 
-        def right(state: State, priors: Sequence[SitePrior | None]) -> list[tuple[float, float]]:
+        def right(state: State, preferences: Sequence[Preference]) -> list[tuple[float, float]]:
             """Returns for each site the accuracy without a prior, and with it."""
             found = []
-            for site, prior in zip(unseen, priors, strict=True):
-                logits = site.logits(state).numpy()
-                bias = None if prior is None else prior.bias(bench.head.classes)
-                plain, informed = (float(right_answers(logits, site.truth, each).mean()) for each in (None, bias))
+            for site, preference in zip(unseen, preferences, strict=True):
+                head, logits = site_head(bench.head, preference, bench.profiles), site.logits(state).numpy()
+                sharper = head.logit_scale / bench.head.logit_scale * logits
+                plain, informed = (float(right_answers(sharper, site.truth, bias).mean()) for bias in (None, head.bias))
                 found.append((plain, informed))
             return found
 
         def add(model: str, state: State, half: State | None, own: str | None = None, made: Any = None) -> None:
             report("measuring", len(rows) + 1, total)
-            priors = [made.preference.prior if made and own == site else usual[k] for k, site in enumerate(SITES)]
-            plain, informed = zip(*right(state, priors), strict=True)
-            halved = None if half is None else tuple(pair[0] for pair in right(half, [None] * len(SITES)))
+            preferences = [made.preference if made and own == site else usual[k] for k, site in enumerate(SITES)]
+            plain, informed = zip(*right(state, preferences), strict=True)
+            halved = None if half is None else tuple(pair[0] for pair in right(half, usual))
             rows.append(Scores(model, bench.task_accuracies(state), plain, informed, halved, own, made is not None))
 
         add("base", bench.base, bench.base)

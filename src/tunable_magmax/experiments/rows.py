@@ -97,6 +97,8 @@ class Row:
                 raise InputError(f"{name!r}: unknown preference {source!r}{closest(source, SOURCES)}")
         if (base in ("tunable", "tsv", "tailor", "likeliest")) and preference is None:
             raise InputError(f"{name!r}: which preference? For example {base}:auto")
+        if base == "tailor" and (prior != preference or match["eps"]):
+            raise InputError(f"{name!r}: tailor sets a prior: tailor:{preference}+prior")
         method = TAILORED.get(base) if preference is not None else MERGED.get(base)
         options = dict(part.split("=") for part in match["options"].split(",") if part)
         number = scale if scale in (None, "matched", "best") else float(scale)

@@ -1,9 +1,10 @@
 """`auto`: chooses the estimator by a rule that needs no labels of the target, and says why.
 
 The rule: labels if there are any; else `probe` if its expected error is at most `limit`; else `shift` if its is; else
-whichever of `probe`, `shift` and `ot` expects the smallest error, which for `ot` was measured. The expected error comes from simulation: draw targets of the estimated mixture, estimate again, and take the mean
-half-L1 distance to the estimate. `probe` draws held-out rows of the tasks; `shift` draws histograms (also the tasks'
-own, since they are samples too).
+whichever of `probe`, `shift` and `ot` expects the smallest error, which for `ot` was measured. The expected error comes
+from simulation: draw targets of the estimated mixture, estimate again, and take the mean half-L1 distance to the
+estimate. `probe` draws held-out rows of the tasks; `shift` draws histograms (also the tasks' own, since they are
+samples too).
 """
 
 from __future__ import annotations

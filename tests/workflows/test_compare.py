@@ -56,7 +56,7 @@ def test_every_row_is_what_eval_measures(image_run, site, compared):
     assert (compared.samples, compared.prior) == (12, AppliedPrior("preference", 0.001))
     checkpoints = {
         prior: evaluate_run(run.path, site, prior=asked, reading=CPU).accuracies
-        for prior, asked in ((True, LIKELY.prior), (False, "none"))
+        for prior, asked in ((True, LIKELY), (False, "none"))
     }
     for row in compared.rows:
         candidate = row.candidate
@@ -65,7 +65,7 @@ def test_every_row_is_what_eval_measures(image_run, site, compared):
             assert row.share == checkpoints[row.prior][name].overall
         elif candidate.method in ("average", "tunable_magmax"):
             options = {"method": candidate.method, "scale": candidate.scale, "weights": list(LIKELY.weights)}
-            asked = LIKELY.prior if row.prior else "none"
+            asked = LIKELY if row.prior else "none"
             found = evaluate(Recipe(run.base, run.tasks, options), site, run=run.path, prior=asked, reading=CPU)
             assert row.share == found.accuracy.overall
             assert compared.scales[candidate.title] == found.merge.scale

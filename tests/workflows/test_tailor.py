@@ -24,14 +24,18 @@ from tunable_magmax import METHODS, Preference, verify_checkpoint
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import load_head
+from tunable_magmax.models.head import load_head, save_head
+from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import choice as choosing
 from tunable_magmax.workflows import tailor as tailoring_
 from tunable_magmax.workflows.choice import LIKELIEST, resolved, rivals
+from tunable_magmax.workflows.compare import compare
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.prefer import Estimation, prefer
 from tunable_magmax.workflows.profile import make_profile
 from tunable_magmax.workflows.scale import deal
+from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import MANY_TASKS, Tailoring, default_method, effective_tasks, plan_tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
@@ -243,6 +247,37 @@ def test_a_stored_preference_is_used_as_it_is(by_inputs, probed, tmp_path):
     sources = TargetSources(inputs=tmp_path)
     with pytest.raises(InputError, match="--preference holds weights already: leave out --inputs"):
         tailor(probed.path, sources, tmp_path / "more", Tailoring(), CPU, preference=stored)
+
+
+def test_a_head_that_is_too_flat_is_sharpened_for_the_prior_everywhere_alike(probed, site, tmp_path):
+    flat = LabelledRun(shutil.copytree(probed.path, tmp_path / "run"), "vit")
+    head = load_head(flat.path / "head.safetensors")
+    save_head(dataclasses.replace(head, logit_scale=head.logit_scale / 100), flat.path / "head.safetensors")
+    found = made(flat, site[0], tmp_path / "out")
+    factor = found.record["prior"]["logit_factor"]
+    assert factor > 2
+    sharper = load_head(tmp_path / "out/head.safetensors")
+    assert sharper.logit_scale == pytest.approx(factor * head.logit_scale / 100)
+    np.testing.assert_array_equal(sharper.bias, found.preference.prior.bias(head.classes))
+    words = f"its logit scale is {factor:g} times as large"
+    assert words in (tmp_path / "out/README.md").read_text()
+    # What tailor wrote, what eval merges and what compare calls the tailored model are one and the same.
+    compared = compare(flat.path, found.preference, site[1].pairs, reading=Reading(device="cpu"))
+    assert (compared.prior.source, compared.prior.logit_factor) == ("preference", factor)
+    written = evaluate(tmp_path / "out", site[1].pairs, reading=Reading(device="cpu"))
+    run = Run.open(flat.path)
+    recipe = Recipe(run.base, run.tasks, {"weights": list(found.preference.weights), "scale": 1.0}, run.names)
+    merged = evaluate(recipe, site[1].pairs, run=run.path, prior=found.preference, reading=Reading(device="cpu"))
+    assert written.accuracy.overall == merged.accuracy.overall == compared.tailored.share
+    plain = made(flat, site[0], tmp_path / "plain", estimation=Estimation(prior="none"))
+    assert plain.record["prior"] is None
+    assert load_head(tmp_path / "plain/head.safetensors").logit_scale == head.logit_scale / 100
+
+
+def test_a_head_that_is_sharp_enough_is_left_alone(by_inputs, probed):
+    assert by_inputs[0].record["prior"]["logit_factor"] == 1.0
+    scales = [load_head(path / "head.safetensors").logit_scale for path in (probed.path, by_inputs[1])]
+    assert scales[0] == scales[1]
 
 
 # -- the check without labels ----------------------------------------------------------------------------------------

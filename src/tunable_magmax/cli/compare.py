@@ -179,8 +179,7 @@ def plan_lines(plan: ComparisonPlan) -> Iterator[str]:
 def _prior_line(found: Comparison | ComparisonPlan) -> str:
     if found.prior is None:
         return "without a site prior: neither preference nor head has one, or --prior none was given"
-    whence = "in the head's file" if found.prior.source == "head" else f"of the preference, eps {found.prior.eps:.3g}"
-    return f"with and without the site prior {whence}"
+    return f"with and without the site prior {found.prior.words}"
 
 
 def _cells(row: Row, level: float) -> list[str]:

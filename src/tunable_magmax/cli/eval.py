@@ -180,8 +180,7 @@ def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool) -
 def prior_lines(prior: AppliedPrior | None) -> Iterator[str]:
     """Yields a line about the prior, if one was applied."""
     if prior is not None:
-        whence = "in the head's file" if prior.source == "head" else f"of the preference, eps {prior.eps:.3g}"
-        yield f"  with the site prior {whence} (--prior none leaves it out)"
+        yield f"  with the site prior {prior.words} (--prior none leaves it out)"
 
 
 def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool) -> Iterator[str]:

@@ -67,10 +67,13 @@ class Head:
             tensors["bias"] = torch.from_numpy(own)
         return cls(rows, names, float(logit_scale), tensors_digest(tensors), own)
 
-    def with_prior(self, prior: SitePrior | None) -> Head:
-        """Returns the head with a site's prior as its bias, in place of any that it had; None: without a bias."""
+    def with_prior(self, prior: SitePrior | None, factor: float = 1.0) -> Head:
+        """Returns the head with a site's prior as its bias, in place of any that it had; None: without a bias.
+
+        `factor`: by what its logit scale is multiplied; see `calibration.logit_factor`.
+        """
         bias = None if prior is None else prior.bias(self.classes)
-        return Head.of(self.weight, self.classes, self.logit_scale, bias)
+        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias)
 
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.
@@ -92,17 +95,23 @@ class Head:
         kept = [rows[name] for name in names]
         return Head.of(self.weight[kept], names, self.logit_scale, None if self.bias is None else self.bias[kept])
 
-    def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scaled scores.
+    def logits(self, features: NDArray[Any]) -> NDArray[np.float64]:
+        """Returns the scaled scores [n, classes] of raw embeddings [n, dim], without the bias.
 
         The embeddings are L2-normalised first; the rows of `weight` are taken as they are.
         """
+        unit = _normalised(features.astype(np.float64))
+        scores: NDArray[np.float64] = self.logit_scale * unit @ self.weight.astype(np.float64).T
+        return scores
+
+    def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        """Returns class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scores with bias."""
         if features.shape[1] != self.weight.shape[1]:
             raise InputError(
                 f"the head has width {self.weight.shape[1]} and the encoder {features.shape[1]}: they do not belong "
                 "together; give the head's own encoder with --classifier-checkpoint"
             )
-        logits = self.logit_scale * _normalised(features.astype(np.float64)) @ self.weight.astype(np.float64).T
+        logits = self.logits(features)
         if self.bias is not None:
             logits += self.bias
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -213,7 +213,7 @@ def load_classifier(
         )
     head_file, owner = find_head(model, head)
     encoder = load_encoder(model, device, assets=None if owner is None else owner.base)
-    return LoadedClassifier(Classifier(encoder, open_head(head_file, prior)), head_file)
+    return LoadedClassifier(Classifier(encoder, open_head(head_file, prior)[0]), head_file)
 
 
 def _read_text(path: Path) -> str | Unreadable:

@@ -23,7 +23,6 @@ from tunable_magmax.workflows.scoring import (
     Data,
     Prior,
     Reading,
-    applied_prior,
     find_head,
     open_evaluator,
     open_head,
@@ -331,9 +330,8 @@ def _open(
             f"preference for this run with `tmx prefer {trained.path}`"
         )
     head_file, _ = find_head(trained.base, head, trained)
-    asked: Prior = "none" if rivals.prior == "none" else chosen.prior or "auto"
-    opened = open_head(head_file, asked)
-    prior = applied_prior(opened, asked)
+    asked: Prior = "none" if rivals.prior == "none" else chosen
+    opened, prior = open_head(head_file, asked, trained)
     tailored = tailored_candidate(chosen, prior is not None)
     scales = [*rivals.scales, *([tailored.scale] if tailored.name == "tunable" else [])]
     candidates = usual_candidates(trained, [scale for scale in scales if scale is not None])

@@ -22,7 +22,6 @@ from tunable_magmax.workflows.scoring import (
     Data,
     Prior,
     Reading,
-    applied_prior,
     find_head,
     open_evaluator,
     open_head,
@@ -99,7 +98,7 @@ def evaluate(
     """Measures the accuracy of a checkpoint, or of a `Recipe` that is merged in memory, on labelled data.
 
     Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes; its bias or a
-    site's `prior` is added. The head is
+    preference's `prior` is added. The head is
     `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are (or were
     merged, by the merge's log). So are the tasks' classes. `data`: samples, a benchmark, or the path of either (a
     benchmark's is a YAML with its section); by default the test data of the run's benchmark.
@@ -111,12 +110,11 @@ def evaluate(
     subject = model if isinstance(model, Recipe) else Path(model)
     head_file, owner = find_head(subject, head, None if run is None else Run.open(run))
     base = subject.base if isinstance(subject, Recipe) else subject
-    used = open_head(head_file, prior)
+    used, applied = open_head(head_file, prior, owner)
     evaluator, origin = open_evaluator(base, data, used, owner, reading, progress)
     state, report = _merged(subject, progress) if isinstance(subject, Recipe) else (None, None)
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
-    applied = applied_prior(used, prior)
     return Evaluation(name, origin, str(head_file), accuracy, evaluator.unreadable, report, applied)
 
 
@@ -145,7 +143,7 @@ def evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    used = open_head(head_file, prior)
+    used, applied = open_head(head_file, prior, trained)
     evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress)
     with open_checkpoint(trained.base) as base:
         needed = list(base.tensors)
@@ -164,7 +162,7 @@ def evaluate_run(
         evaluator.unreadable,
         unknown,
         known,
-        applied_prior(used, prior),
+        applied,
     )
 
 

@@ -107,6 +107,7 @@ def _against(one: Share, other: Share) -> str:
 
 def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference:
     """Returns the preference with the scale that the target's pairs choose for a Tunable MAGMAX merge, if they do."""
+    from tunable_magmax.models.calibration import site_head
     from tunable_magmax.models.head import load_head
 
     if target.head_file is None:
@@ -114,7 +115,8 @@ def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference
             f"{target.run.path}: scoring scales needs a frozen classifier head, and the run names none: give it with "
             "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`"
         )
-    with open_pairs(target, load_head(target.head_file)) as candidates:
+    head = site_head(load_head(target.head_file), preference, target.run.profiles)
+    with open_pairs(target, head) as candidates:
         found = choose_scale(candidates, tunable(), preference, progress=target.progress)
         samples = len(candidates.truth)
     if found is None:

@@ -14,7 +14,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import LEVEL
 from tunable_magmax.evaluation.evaluator import EVALUATION_BATCH, Evaluator, Labelled, label_benchmark, label_samples
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Data: TypeAlias = str | Path | Samples | Benchmark | None
 """Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
-Prior: TypeAlias = SitePrior | Literal["auto", "none"]
-"""A site prior for the head; "auto": the bias that the head's file holds, if any; "none": no prior."""
+Prior: TypeAlias = Preference | Literal["auto", "none"]
+"""A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
 
@@ -47,10 +47,26 @@ class Reading:
 
 @dataclass(frozen=True)
 class AppliedPrior:
-    """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds."""
+    """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds.
+
+    `logit_factor`: by what the head's logit scale was multiplied, because its logits were too flat for a prior.
+    """
 
     source: Literal["preference", "head"]
     eps: float | None = None
+    logit_factor: float = 1.0
+
+    @property
+    def words(self) -> str:
+        """Where it came from.
+
+        >>> AppliedPrior("preference", 0.01, 3.4).words
+        'of the preference, eps 0.01, on logits that are 3.4 times as large'
+        """
+        if self.source == "head":
+            return "in the head's file"
+        sharper = "" if self.logit_factor == 1 else f", on logits that are {self.logit_factor:g} times as large"
+        return f"of the preference, eps {self.eps:.3g}{sharper}"
 
 
 # -- the head --------------------------------------------------------------------------------------------------------
@@ -85,30 +101,26 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
     )
 
 
-def open_head(file: Path, prior: Prior = "auto") -> Head:
-    """Reads a head, with the bias that `prior` asks for."""
+def open_head(file: Path, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:
+    """Reads a head, with the bias that `prior` asks for; also says which prior that is.
+
+    With a preference's prior, `run` holds the profiles that say whether the logits are too flat for it.
+    """
+    from tunable_magmax.models.calibration import site_head
     from tunable_magmax.models.head import load_head
 
     head = load_head(file)
-    if isinstance(prior, SitePrior):
-        return head.with_prior(prior)
-    return head.with_prior(None) if prior == "none" else head
-
-
-def applied_prior(head: Head, prior: Prior) -> AppliedPrior | None:
-    """Returns which prior a head from `open_head` applies."""
-    if head.bias is None:
-        return None
-    return AppliedPrior("preference", prior.eps) if isinstance(prior, SitePrior) else AppliedPrior("head")
+    if prior == "none":
+        return head.with_prior(None), None
+    if isinstance(prior, Preference) and prior.prior is not None:
+        site = site_head(head, prior, () if run is None else run.profiles)
+        return site, AppliedPrior("preference", prior.prior.eps, round(site.logit_scale / head.logit_scale, 6))
+    return head, None if head.bias is None else AppliedPrior("head")
 
 
 def preferred_prior(preference: str | Path | None, asked: Literal["auto", "none"]) -> Prior:
-    """Returns the prior that a preference file carries, unless "none" is asked for."""
-    from tunable_magmax.preference.preference import Preference
-
-    if preference is None or asked == "none":
-        return asked
-    return Preference.load(preference).prior or "auto"
+    """Returns the preference of a file, whose prior is used, unless "none" is asked for."""
+    return asked if preference is None or asked == "none" else Preference.load(preference)
 
 
 def _run_of(model: Path | Recipe) -> Run | None:

@@ -23,11 +23,21 @@ LIKELY = 10
 """How many of the likeliest classes a record and a card name."""
 
 
-def prior_record(prior: SitePrior | None) -> dict[str, Any] | None:
-    """Returns what the record says of a prior; its shares are in the preference."""
+def prior_record(prior: SitePrior | None, logit_factor: float) -> dict[str, Any] | None:
+    """Returns what the record says of a prior, whose shares are in the preference, and of the head that it is for."""
     if prior is None:
         return None
-    return {"eps": prior.eps, "source": prior.source, "likeliest": likeliest(prior)}
+    return {"eps": prior.eps, "source": prior.source, "logit_factor": logit_factor, "likeliest": likeliest(prior)}
+
+
+def factor_sentence(factor: float) -> str | None:
+    """Says that a head was sharpened; None if it was not.
+
+    >>> factor_sentence(3.4)
+    "the head's logits were too flat for a prior, by the profiles' labelled rows: its logit scale is 3.4 times as large"
+    """
+    why = "the head's logits were too flat for a prior, by the profiles' labelled rows"
+    return None if factor == 1 else f"{why}: its logit scale is {factor:g} times as large"
 
 
 def likeliest(prior: SitePrior, count: int = LIKELY) -> dict[str, float]:
@@ -90,7 +100,9 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
 
 
 def evidence_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what labels, or a probe, say about the model."""
+    """Yields what profiles say about the head, and labels, or a probe, about the model."""
+    if record["prior"] is not None:
+        yield from filter(None, [factor_sentence(record["prior"].get("logit_factor", 1))])
     for part in ("choice", "scale_by_pairs", "check"):
         if record[part] is not None:
             yield from (record[part][key] for key in ("sentence", "simpler") if record[part].get(key))

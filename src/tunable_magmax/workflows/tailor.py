@@ -167,6 +167,8 @@ class _Work:
 
     def prefer(self) -> None:
         """Finds the preference, and the head with its prior."""
+        from tunable_magmax.models.calibration import site_head
+
         target, estimation = self.target, self.tailoring.estimation
         if self.given is None and target.can_probe and estimation.method in ("auto", "probe"):
             with self._phase("embedding"):
@@ -180,7 +182,8 @@ class _Work:
                 self.preference = self._with_prior(self.given)
             if estimation.prior == "none":
                 self.preference = replace(self.preference, prior=None)
-            self.head = self.head.with_prior(self.preference.prior)
+            plain, self.head = self.head, site_head(self.head, self.preference, target.run.profiles)
+            self.logit_factor = round(self.head.logit_scale / plain.logit_scale, 6)
         samples = self.preference.provenance.get("samples")
         if isinstance(samples, int) and samples < FEW:
             self.warnings.append(f"{samples} samples are few: the weights are rough; look at their intervals")
@@ -369,7 +372,7 @@ class _Work:
                 "weights": dict(zip(self.target.run.labels, preference.weights, strict=True)),
                 "tempering": preference.tempering,
             },
-            "prior": prior_record(preference.prior),
+            "prior": prior_record(preference.prior, self.logit_factor),
             "merge": {
                 "method": merged.method,
                 "why": merged.why,

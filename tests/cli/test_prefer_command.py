@@ -11,6 +11,7 @@ from safetensors.numpy import save_file as save_arrays
 
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
+from tunable_magmax.preference.uncertainty import TRANSPORT_ERROR
 
 NAMES = ("birds", "cars", "flowers")
 CLASSES = ("crow", "owl", "bus", "van", "rose", "lily")
@@ -126,13 +127,26 @@ def test_the_table(tmx, run):
 @pytest.mark.parametrize("similarity", ["inner", "count"])
 def test_labels(tmx, run, site, tmp_path, name, similarity):
     out = tmp_path / "site.json"
-    result = tmx("prefer", run, "--labels", site / name, "--similarity", similarity, "-o", out)
+    given = ("--labels", site / name, "--similarity", similarity, "--temper", "0")
+    result = tmx("prefer", run, *given, "-o", out)
     assert result.code == 0, result.err
     found = Preference.load(out)
     assert found.weights == pytest.approx((0, 0.75, 0.25))
     assert found.provenance["samples"] == 40
     assert found.intervals[1][0] < 0.75 < found.intervals[1][1]
     assert "90% interval" in result.out
+
+
+def test_estimated_weights_are_tempered_by_their_doubt_and_those_by_hand_are_not(tmx, run, site, tmp_path):
+    out = tmp_path / "site.json"
+    assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", out).code == 0
+    found = Preference.load(out)
+    doubt = 1 / 82  # the share that 40 samples may well have missed
+    assert found.tempering == found.prior.eps == pytest.approx(doubt)
+    assert found.weights == pytest.approx([doubt / 3, 0.75 * (1 - doubt) + doubt / 3, 0.25 * (1 - doubt) + doubt / 3])
+    assert tmx("prefer", run, "--weights", "3,1,0", "-o", out).code == 0
+    by_hand = Preference.load(out)
+    assert (by_hand.weights, by_hand.tempering) == ((0.75, 0.25, 0.0), None)
 
 
 @pytest.mark.parametrize("method", ["ot", "cosine", "mmd", "auto"])
@@ -182,23 +196,32 @@ def test_ready_features_under_the_base(tmx, based, site, tmp_path, method, kind)
     assert found["provenance"]["read"] == {"inputs": given.name}
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_probe_that_cannot_be_trusted_gives_way_if_there_is_more(tmx, based, site, alone):
+@pytest.mark.parametrize(
+    ("alone", "samples", "method"),
+    [
+        (True, 3, "probe"),
+        (False, 3, "probe"),  # transport expects a larger error
+        (True, 1, "probe"),
+        (False, 1, "ot"),
+    ],
+)
+def test_a_probe_that_cannot_be_trusted_gives_way_to_what_expects_less(tmx, based, site, alone, samples, method):
     rng = np.random.default_rng(0)
     for name in NAMES:
         path = based / "profiles" / f"{name}.safetensors"
         profile = Profile.load(path)
         dataclasses.replace(profile, base_features=rng.normal(size=(40, 4))).save(path)
-    np.save(site / "features" / "base.npy", rng.normal(size=(3, 4)))
+    np.save(site / "features" / "base.npy", rng.normal(size=(samples, 4)))
     given = site / "features" / "base.npy" if alone else site / "features"
     found = json.loads(tmx("prefer", based, "--inputs", given, "--json").out)["preference"]
     facts = found["provenance"]["auto"]
-    if alone:
-        assert found["method"] == "probe"
-        assert facts["reason"].endswith("above the limit 0.4, but there is nothing else to compare")
+    assert found["method"] == facts["chosen"] == method
+    assert facts["reason"].startswith("expected error of probe ")
+    if method == "probe":
+        assert facts["expected_error"] > facts["limit"] == 0.4
+        assert facts["reason"].endswith("above the limit 0.4; nothing expects less")
     else:
-        assert found["method"] == "ot"
-        assert facts["probe_expected_error"] > 0.4
+        assert float(facts["reason"].split()[4].rstrip(",")) > TRANSPORT_ERROR
 
 
 def test_a_probe_and_labels_are_combined(tmx, based, site):
@@ -280,7 +303,8 @@ def test_features_and_labels_are_combined(tmx, run, site):
     assert result.code == 0, result.err
     assert "combined" in result.out
     assert "label, 40 samples (1 / (bias^2 + 1 / samples))" in result.out
-    told = tmx("prefer", run, "--equal", "--labels", site / "labels.txt", "--strengths", "1,1", "--json")
+    given = ("--equal", "--labels", site / "labels.txt", "--strengths", "1,1", "--temper", "0", "--json")
+    told = tmx("prefer", run, *given)
     assert json.loads(told.out)["preference"]["weights"] == pytest.approx([1 / 6, 13 / 24, 7 / 24])
 
 
@@ -302,7 +326,8 @@ def test_a_chart(tmx, run, site, tmp_path):
 
 
 def test_a_preference_merges(tmx, run, site, tmp_path):
-    assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", tmp_path / "s.json", "--quiet").out == ""
+    given = ("--labels", site / "labels.txt", "--temper", "0")
+    assert tmx("prefer", run, *given, "-o", tmp_path / "s.json", "--quiet").out == ""
     result = tmx("merge", run, "--preference", tmp_path / "s.json", "-o", tmp_path / "m.safetensors", "--json")
     assert json.loads(result.out)["counts"] == [0, 90, 29]
 
@@ -397,6 +422,11 @@ def bad_features(folder, change):
         ("--labels {site}/labels.txt --method ot", None, "give --inputs, or --method label"),
         ("--labels {site}/labels.txt --gamma 1", None, "--gamma is for --method ot or cosine or mmd, not auto"),
         ("--labels {site}/labels.txt --temper 2", None, "tempering must lie between 0 and 1"),
+        (
+            "--weights 1,1,1 --temper 0.5",
+            None,
+            "--temper is for weights that are estimated from samples; those given by",
+        ),
         ("--labels {site}/labels.txt --temper x", None, "--temper is 'x'"),
         ("--labels {site}/none.txt", None, "no such file"),
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("zebra\n"), "belong to no task"),

@@ -62,9 +62,11 @@ def test_without_a_scale_the_merge_needs_none(tmx, image_run, site):
 
 @pytest.mark.parametrize("method", ["auto", "label"])
 def test_pairs_give_their_labels(tmx, image_run, site, method):
-    found = json.loads(tmx("prefer", image_run.path, "--pairs", site, "--method", method, "--json").out)
-    assert found == json.loads(tmx("prefer", image_run.path, "--labels", site, "--json").out)
-    assert found["preference"]["method"] == "label"
+    for temper in ((), ("--temper", "0")):
+        given = (*temper, "--json")
+        found = json.loads(tmx("prefer", image_run.path, "--pairs", site, "--method", method, *given).out)
+        assert found == json.loads(tmx("prefer", image_run.path, "--labels", site, *given).out)
+        assert found["preference"]["method"] == "label"
     assert found["preference"]["weights"] == pytest.approx([0.75, 0.25])
 
 

@@ -166,12 +166,15 @@ class TrainConfig:
         )
 
     def record(self) -> dict[str, Any]:
-        """Returns the effective configuration: a run.yaml with every key."""
+        """Returns the effective configuration: a run.yaml with every key but `train.steps` where it is not used."""
+        train = asdict(self.train)
+        if self.train.steps is None:  # runs of version 0.1.0 have no such key, and are continued
+            del train["steps"]
         record = {
             "model": self.model,
             "benchmark": self.benchmark.record(),
             "head": asdict(self.head),
-            "train": asdict(self.train),
+            "train": train,
             "regularise": asdict(self.regularise),
             "profile": {"rows": self.profile_rows},
             "matrix": self.matrix,

@@ -75,12 +75,12 @@ model's own there"
 
 
 def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
-    """Returns a config.json that names the output's type, if one was asked for; None if the file can stay as it is."""
+    """Returns a config.json that names the output's type; None if the file can stay as it is."""
     if name != MODEL_CONFIG or dtype is None:
         return None
     config = read_json(path)
-    keys = [key for key in ("torch_dtype", "dtype") if key in config]
-    if not keys:
+    wrong = [key for key in ("torch_dtype", "dtype") if config.get(key, FLOATS[dtype]) != FLOATS[dtype]]
+    if not wrong:
         return None
-    config |= dict.fromkeys(keys, FLOATS[dtype])
+    config |= dict.fromkeys(wrong, FLOATS[dtype])
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -228,8 +229,13 @@ def write_sidecars(
         output.write_file("report.json", report.to_json().encode())
         return report
     digests = dict(report.files)
+    types = _written_types(report, inputs)
     for name, path in companion_files(inputs.paths[0]):
-        changed = retyped_config(name, path, report.options["out_dtype"])
+        changed = retyped_config(name, path, types[0] if types else None)
+        if name == MODEL_CONFIG and len(types) > 1:
+            mixed, loaded = ", ".join(FLOATS[dtype] for dtype in types), FLOATS[types[0]]
+            text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
+            report = replace(report, warnings=(*report.warnings, text))
         digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
     name = _base_name(inputs.paths[0], base_model)
     config = yaml.safe_dump(_effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
@@ -244,6 +250,19 @@ def write_sidecars(
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report
+
+
+def _written_types(report: MergeReport, inputs: Inputs) -> list[str]:
+    """Returns the types of the output's floating-point tensors, the one with most elements first."""
+    if report.options["out_dtype"] is not None:
+        return [str(report.options["out_dtype"])]
+    layout = inputs.layout
+    elements: Counter[str] = Counter()
+    for tensor in layout.mergeable:
+        merged = report.tensors.get(tensor.name)
+        elements[tensor.infos[0].dtype if merged is None else merged.dtype] += tensor.size
+    elements.update({info.dtype: info.numel for info in layout.copied if info.is_float})
+    return [dtype for dtype, _ in elements.most_common() if dtype in FLOATS]
 
 
 def _shares(report: MergeReport) -> list[tuple[str, str]]:

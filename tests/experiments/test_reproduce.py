@@ -258,7 +258,7 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.start
 def test_every_shipped_configuration_is_planned(path):
     experiment = read_experiment(path)
     jobs = plan_jobs(experiment)
-    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one. Defaults are chosen on others.
+    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one; defaults are chosen on 11.
     seeds = {3} if path in FROM_NOTHING else {11} if path.stem == "choice" else {3, 4, 5}
     assert {job.seed for job in jobs} == seeds
     for part in experiment.parts or (experiment,):

@@ -50,6 +50,16 @@ def test_the_parts_of_a_name() -> None:
         ("magmax@best+prior", "a prior needs a source here, such as +prior:auto"),
         ("tsv@1", "which preference? For example tsv:auto"),
         ("tailor:auto", "tailor sets a prior: tailor:auto+prior"),
+        ("tailor:auto@0.5+prior", "tailor has no scale"),
+        ("tailor:auto,temper=0.5+prior", "tailor has no option 'temper'"),
+        ("magmax@0.5,compare=active", "magmax has no option 'compare'"),
+        ("magmax", "at which scale? For example magmax@matched"),
+        ("magmax:auto@1", "magmax looks at no environment, so it has no preference"),
+        ("zero-shot@2", "zero-shot has no scale"),
+        ("tsv:auto@best", "the best scale is searched for baselines only"),
+        ("tsv:auto@fast", "the scale 'fast' is none"),
+        ("tunable:auto@1,foo=bar", "tunable has no option 'foo'"),
+        ("magmax@1+prior:auto@0", "the eps of a prior must be above 0 and at most 1"),
     ],
 )
 def test_names_that_are_no_rows(name: str, message: str) -> None:
@@ -61,6 +71,7 @@ def test_names_that_are_no_rows(name: str, message: str) -> None:
 def test_names_are_explained_and_ordered() -> None:
     told = meanings(["magmax@best+prior:auto", RECOMMENDED, "joint"])
     assert {"magmax", "tailor", "joint", ":auto", "@best", "+prior", "+prior:auto"} <= set(told)
+    assert {"+prior:wrong"} < set(meanings(["magmax@best+prior:wrong@0.02"]))
     assert row_parts("tunable:label@matched,keep=magnitude+prior")[3] == "keep=magnitude+prior"
     names = ["joint", "tunable:label@matched+prior", "tunable:label@matched", "magmax@best"]
     assert sorted(names, key=row_order) == [

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.config import TrainConfig, task_steps
 from tunable_magmax.training.sequence import train_sequence
@@ -57,8 +57,9 @@ def plan_jobs(experiment: Experiment) -> list[Job]:
     jobs: list[Job] = []
     for seed in experiment.seeds:
         jobs.append(Job("sequence", seed, "sequence"))
-        if "best" in experiment.scales:
-            jobs += [Job("scale", seed, name) for name in experiment.baselines if name in MERGED]
+        searched: list[str] = [name for name in experiment.baselines if name in MERGED and "best" in experiment.scales]
+        searched += [row.base for row in experiment.planned if row.scale == "best"]
+        jobs += [Job("scale", seed, name) for name in dict.fromkeys(searched)]
         jobs += [Job("row", seed, row.name, row) for row in experiment.planned]
         if experiment.alphas:
             jobs += [
@@ -157,6 +158,7 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
         runner = _Seed(work, bench)
         for job in work.jobs:
             yield runner.do(job)
+            runner.forget(job)
 
 
 def joint_place(place: Path, config: TrainConfig) -> Path:
@@ -183,6 +185,7 @@ class _Seed:
         self._records = {record_key(record): record for record in work.known}
         self._preferences: dict[tuple[str, str], Preference] = {}
         self._kept: dict[tuple[str, str], _Answers] = {}
+        self._waiting = Counter(job.row.model.name for job in work.jobs if job.kind == "row" and job.row is not None)
 
     def do(self, job: Job) -> Record:
         """Measures, and returns the record."""
@@ -197,6 +200,15 @@ class _Seed:
         record = {"kind": job.kind, "setting": self._experiment.setting, "seed": self._seed, **make(job)}
         self._records[record_key(record)] = record
         return record
+
+    def forget(self, job: Job) -> None:
+        """Lets go of a model's answers after the last row that needs them: they may be large."""
+        if job.kind != "row" or job.row is None:
+            return
+        name = job.row.model.name
+        self._waiting[name] -= 1
+        if not self._waiting[name]:
+            self._kept = {key: answers for key, answers in self._kept.items() if key[0] != name}
 
     def _sequence(self, job: Job) -> dict[str, Any]:
         import torch
@@ -255,12 +267,12 @@ class _Seed:
     def _measure(self, row: Row, environment: Environment) -> dict[str, Any]:
         """Measures a row in an environment. Rows that differ in the prior alone share the model's answers."""
         answers = self._answers(row.model, environment)
-        prior = None
+        site = None
         if row.prior is not None:
             preference = self._preference(row.prior, environment)
-            prior = with_prior(self._bench, preference, environment.meta, row.eps).prior
-        count = self._bench.count(answers.logits, environment, prior)
-        return {**_measured(environment, count, answers.report), **answers.facts, **_prior_facts(prior)}
+            site = with_prior(self._bench, preference, environment.meta, row.eps)
+        count = self._bench.count(answers.logits, environment, site)
+        return {**_measured(environment, count, answers.report), **answers.facts, **_prior_facts(site)}
 
     def _answers(self, model: Row, environment: Environment) -> _Answers:
         key = (model.name, environment.name)
@@ -353,8 +365,8 @@ class _Seed:
                 meta = sorted(environment.meta[k] for k in order[:size])
                 preference = preference_for(bench, row.preference, environment, meta)
                 state, _ = self._made(row, preference)
-                prior = None if row.prior is None else with_prior(bench, preference, meta).prior
-                count = bench.count(bench.logits(state, [environment])[0], environment, prior)
+                site = None if row.prior is None else with_prior(bench, preference, meta)
+                count = bench.count(bench.logits(state, [environment])[0], environment, site)
                 shares.append(count.right / count.samples)
             if shares:
                 points.append({"size": size, "accuracy": float(np.mean(shares)), "environments": len(shares)})
@@ -400,8 +412,8 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
     }
 
 
-def _prior_facts(prior: SitePrior | None) -> dict[str, Any]:
-    return {} if prior is None else {"eps": prior.eps}
+def _prior_facts(site: Preference | None) -> dict[str, Any]:
+    return {} if site is None or site.prior is None else {"eps": site.prior.eps}
 
 
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:

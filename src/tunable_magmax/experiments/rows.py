@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -40,6 +40,19 @@ _NAME = re.compile(
     r"(?P<base>[a-z_-]+)(:(?P<preference>[a-z-]+))?(@(?P<scale>[a-z0-9.]+))?"
     r"(?P<options>(,[a-z]+=[a-z0-9.]+)*)(?P<prior>\+prior(:(?P<source>[a-z-]+))?(@(?P<eps>[0-9.]+))?)?"
 )
+
+
+_TUNABLE = ("scope", "compare", "keep", "temper")
+_SHAPES: Mapping[str, tuple[bool | None, bool, tuple[str, ...]]] = {
+    **dict.fromkeys(("zero-shot", "single-best", "joint"), (False, False, ())),
+    **dict.fromkeys(("sequential", "random_mix", "ties", "magmax"), (False, True, ())),
+    "average": (None, True, ("temper",)),
+    "tunable": (True, True, _TUNABLE),
+    "tsv": (True, True, ("temper",)),
+    "likeliest": (True, False, ()),
+    "tailor": (True, False, ()),
+}
+"""What a row of each kind has: a preference (None: perhaps), a scale, and which options."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +99,45 @@ class Row:
                 f"{name!r} is no row; rows look like magmax@best, tsv:auto@1 or tunable:label@matched+prior"
             )
         base, preference, scale = match["base"], match["preference"], match["scale"]
-        known = {*BASELINES, *TAILORED, "tailor", "likeliest", "joint"}
-        if base not in known:
-            raise InputError(f"{name!r}: unknown method {base!r}{closest(base, sorted(known))}")
+        if base not in _SHAPES:
+            raise InputError(f"{name!r}: unknown method {base!r}{closest(base, list(_SHAPES))}")
         prior = (match["source"] or preference) if match["prior"] else None
+        options = dict(part.split("=") for part in match["options"].split(",") if part)
+        for problem in cls._problems(base, preference, scale, options):
+            raise InputError(f"{name!r}: {problem}")
         if match["prior"] and prior is None:
             raise InputError(f"{name!r}: a prior needs a source here, such as +prior:auto")
         for source in filter(None, (preference, prior)):
             if source not in SOURCES:
                 raise InputError(f"{name!r}: unknown preference {source!r}{closest(source, SOURCES)}")
-        if (base in ("tunable", "tsv", "tailor", "likeliest")) and preference is None:
-            raise InputError(f"{name!r}: which preference? For example {base}:auto")
         if base == "tailor" and (prior != preference or match["eps"]):
             raise InputError(f"{name!r}: tailor sets a prior: tailor:{preference}+prior")
+        if match["eps"] and not 0 < float(match["eps"]) <= 1:
+            raise InputError(f"{name!r}: the eps of a prior must be above 0 and at most 1")
         method = TAILORED.get(base) if preference is not None else MERGED.get(base)
-        options = dict(part.split("=") for part in match["options"].split(",") if part)
         number = scale if scale in (None, "matched", "best") else float(scale)
         eps = float(match["eps"]) if match["eps"] else None
         return cls(base, method, preference, number, options, prior, eps)
+
+    @staticmethod
+    def _problems(base: str, preference: str | None, scale: str | None, options: Mapping[str, str]) -> Iterator[str]:
+        """Yields what a name says that its row cannot do, or leaves out."""
+        needs, scaled, known = _SHAPES[base]
+        if needs and preference is None:
+            yield f"which preference? For example {base}:auto"
+        if needs is False and preference is not None:
+            yield f"{base} looks at no environment, so it has no preference"
+        if scaled and scale is None:
+            yield f"at which scale? For example {base}@matched"
+        if not scaled and scale is not None:
+            yield f"{base} has no scale"
+        if scale == "best" and preference is not None:
+            yield "the best scale is searched for baselines only, on training data"
+        if scale not in (None, "matched", "best") and re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(scale)) is None:
+            yield f"the scale {scale!r} is none; give matched, best or a number"
+        for option in options:
+            if option not in known or (option == "temper" and preference is None):
+                yield f"{base} has no option {option!r}{closest(option, known)}"
 
     @property
     def model(self) -> Row:
@@ -174,6 +208,8 @@ _MEANINGS: Mapping[str, str] = {
     "+prior": "the head knows the site prior: how often each class occurs, by the row's own preference",
     "+prior:auto": "the same by a preference from unlabelled meta samples, which the model itself does not use",
     "+prior:label": "the same by a preference from labels of the meta samples, which the model itself does not use",
+    "+prior:ot-raw": "the same by raw transport of unlabelled meta samples, which the model itself does not use",
+    "+prior:wrong": "the same by a preference for tasks that the environment does not have",
 }
 
 
@@ -187,7 +223,8 @@ def meanings(rows: Iterable[str]) -> dict[str, str]:
     numbers: dict[str, str] = {}
     for row in rows:
         base, preference, scale, options = row_parts(row)
-        parts |= {base, f":{preference}", f"@{scale}", options[options.find("+") :] if "+" in options else ""}
+        prior = re.search(r"\+prior(:[a-z-]+)?", options)
+        parts |= {base, f":{preference}", f"@{scale}", *([prior[0]] if prior else [])}
         if scale and f"@{scale}" not in _MEANINGS:
             numbers[f"@{scale}"] = f"the step from the base is multiplied by {scale}"
     return {name: text for name, text in _MEANINGS.items() if name in parts} | numbers

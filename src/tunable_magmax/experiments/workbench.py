@@ -24,13 +24,13 @@ from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.state_dicts import MergeSession
+from tunable_magmax.models.calibration import site_head
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.preference.search import Search, search
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
@@ -117,12 +117,15 @@ class Workbench:
                 return [everything[self._rows(environment.rest)] for environment in environments]
             return [self._part(environments[0].name, environments[0].rest).logits()]
 
-    def count(self, logits: Tensor, environment: Environment, prior: SitePrior | None = None) -> Count:
-        """Counts what is right in the rest of an environment, with a prior if there is one."""
+    def count(self, logits: Tensor, environment: Environment, site: Preference | None = None) -> Count:
+        """Counts what is right in the rest of an environment; `site`: a preference whose prior the head gets."""
         labelled = self._evaluator.labelled.take(self._rows(environment.rest))
         assert labelled.sample_tasks is not None
-        if prior is not None:
-            logits = logits + torch.from_numpy(prior.bias(self.head.classes)).to(logits.device)
+        if site is not None:
+            head = site_head(self.head, site, self.profiles)
+            assert head.bias is not None
+            factor = head.logit_scale / self.head.logit_scale
+            logits = factor * logits + torch.from_numpy(head.bias).to(logits.device)
         predicted, known = predict(logits, labelled.sample_tasks, list(labelled.tasks.values()))
         right, among = (int((classes == labelled.truth).sum()) for classes in (predicted, known))
         return Count(right, len(labelled), among)

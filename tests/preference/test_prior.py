@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import LEAST_EPS, MOST_EPS, SitePrior, doubt, site_prior
-from tunable_magmax.preference.uncertainty import expected_error
+from tunable_magmax.preference.uncertainty import Resampling, expected_error
 
 TASKS = [{"cat": 6, "dog": 2}, {"car": 5, "bus": 5}, {"cat": 1, "tree": 3}]
 
@@ -89,6 +90,22 @@ def test_a_combination_expects_the_errors_of_its_parts() -> None:
     assert both.expected_error == pytest.approx(sum(part.expected_error for part in parts) / 2)
 
 
+def test_a_few_samples_of_one_task_are_not_certain() -> None:
+    errors = [expected_error(WeightEstimate((1, 0), "label", {"samples": samples})) for samples in (1, 4, 49)]
+    assert errors == [1 / 4, 1 / 10, 1 / 100]
+    assert expected_error(WeightEstimate((1,), "label", {"samples": 1})) == 0  # there is no other task
+
+
+@pytest.mark.parametrize("amount", [0.0, 0.3, 0.9])
+def test_tempering_does_not_change_the_expected_error(amount: float) -> None:
+    labels = ["dog"] * 10 + ["car"] * 2
+    found = Preference.from_labels(TASKS, labels)
+    assert found.tempered(amount).expected_error == pytest.approx(found.expected_error)
+    shrunk = Preference.from_labels(TASKS, labels, resampling=Resampling(shrink=0.3))
+    assert shrunk.expected_error == pytest.approx(found.expected_error)
+    assert replace(shrunk, tempering=0.3).expected_error == shrunk.expected_error
+
+
 def test_it_goes_through_a_file_with_scale_and_tempering(tmp_path) -> None:  # type: ignore[no-untyped-def]
     found = Preference.from_labels(TASKS, ["dog", "car"]).with_prior(TASKS, ["dog", "car"]).tempered(0.2)
     found.save(tmp_path / "site.json")
@@ -114,6 +131,7 @@ def test_tempering_leaves_the_prior_alone() -> None:
         (lambda: SitePrior({"cat": 1.0}, 0.0), "eps of a prior must be a number above 0 and at most 1, not 0.0"),
         (lambda: SitePrior({"cat": 1.0}, 0.1).bias(["ship"]), "no class of the prior ('cat') is a class of the head"),
         (lambda: site_prior([1, 1], TASKS, 0.1), "2 weights for the classes of 3 tasks"),
+        (lambda: site_prior([1, 0], [{}, {"cat": 1}], 0.1), "all weight is on tasks without a sample"),
         (lambda: Preference((1, 1), scale=-1.0), "scale must be a finite number above 0, not -1.0"),
         (lambda: Preference((1, 1)).tempered(2), "tempering must lie between 0 and 1, not 2"),
     ],

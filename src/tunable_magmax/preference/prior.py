@@ -120,6 +120,12 @@ def site_prior(
     if seen:
         imagined = max(IMAGINED_LABELS, key=lambda m: _evidence(m, shares.tolist(), counts.target.tolist()))
         shares = (imagined * shares + counts.target) / (imagined + seen)
+    if not shares.any():
+        raise InputError(
+            "all weight is on tasks without a sample, so their classes are not known: profile these tasks with samples "
+            "(`tmx profile RUN_DIR --task NAME --data DATA`), give weight to other tasks, or leave the prior out "
+            "(--prior none)"
+        )
     named = dict(zip(map(str, counts.classes), shares.tolist(), strict=True))
     return SitePrior(named, eps, "labels" if seen else "tasks")
 

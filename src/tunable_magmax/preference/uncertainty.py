@@ -159,7 +159,8 @@ MOST_OUTSIDE = 0.1
 def expected_error(estimate: WeightEstimate) -> float:
     """Returns the half-L1 error to be expected of an estimate: its own simulation's, or bias and chance together.
 
-    Samples that lie outside all tasks count as misjudged.
+    Samples that lie outside all tasks count as misjudged. It is at least the share 1 / (2 n + 2) that n samples may
+    well have missed, and it is about the weights as they were estimated: tempering does not change it.
 
     >>> round(expected_error(WeightEstimate((1, 1), "label", {"samples": 50})), 3)
     0.056
@@ -177,13 +178,25 @@ def expected_error(estimate: WeightEstimate) -> float:
         error = float(simulated)
     elif isinstance(samples, (int, float)) and samples > 0:
         # The mean of |estimate - share| of a binomial share, by its normal limit, half of it for each task.
-        chance = sum(math.sqrt(w * (1 - w) / (2 * math.pi * samples)) for w in estimate.weights)
+        chance = sum(math.sqrt(w * (1 - w) / (2 * math.pi * samples)) for w in _estimated(estimate))
         error = TRANSPORT_ERROR if estimate.method == "ot" else BIAS.get(estimate.method, max(BIAS.values())) + chance
     else:
         error = OPINION_ERROR
     if isinstance(outside, (int, float)):
         error += max(0.0, float(outside) - MOST_OUTSIDE)
+    if isinstance(samples, (int, float)) and samples > 0 and len(estimate.weights) > 1:
+        error = max(error, 1 / (2 * samples + 2))
     return min(1.0, error)
+
+
+def _estimated(estimate: WeightEstimate) -> Sequence[float]:
+    """Returns the weights before they were tempered, which a `Preference` says, or shrunk, which its facts say."""
+    tempering = getattr(estimate, "tempering", None)
+    amount = estimate.provenance.get("shrinkage") if tempering is None else tempering
+    if not isinstance(amount, (int, float)) or not 0 < amount < 1:
+        return estimate.weights
+    added = amount / len(estimate.weights)
+    return [min(1.0, max(0.0, (weight - added) / (1 - amount))) for weight in estimate.weights]
 
 
 def _part(record: Mapping[str, Any]) -> WeightEstimate:

@@ -96,8 +96,8 @@ def _story(story: Demonstration, out: Path) -> str:
         f"Lines with 'from' are models that tmx tailor made, without training, from {story.known} pictures of the "
         "site, from their labels, or from both, which also choose method and scale. The columns of the sites are "
         "measured on other pictures: without a prior; with the site prior, which a tailored model has in its head; "
-        "and without it at the paper's scale 0.5. The default scale makes every merged step as long as the last "
-        "task's, for tsv it is 1.",
+        "and without it at the paper's scale 0.5. In the other columns a tailored model has the scale 1, unless "
+        "labels chose another one; the steps of other merges are as long as the last task's.",
         *_choices(story),
         f"Look at {story.picture}, and try:",
     )

@@ -27,15 +27,15 @@ from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.models.calibration import site_head
+from tunable_magmax.models.head import Head, load_head
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.candidates import right_answers
 from tunable_magmax.workflows.prefer import Estimation
+from tunable_magmax.workflows.site_model import HEAD
 from tunable_magmax.workflows.tailor import Tailored, tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetReading, TargetSources
@@ -68,8 +68,9 @@ class Scores:
     """A model's accuracy on the test pictures of each task and of each site.
 
     `prior`: on the sites with the prior of each, found from its pictures; a tailored model has its own. `half`: with
-    the paper's scale 0.5 for the step from the base, without a prior; else merges have their default scale. None where
-    a model's scale was chosen. `own`: the site it was chosen or made for; `tailored`: whether `tailor` made it.
+    the paper's scale 0.5 for the step from the base, without a prior; else merges have their default scale, tailored
+    ones that of `tailor`. None where a model's scale was chosen. `own`: the site it was chosen or made for;
+    `tailored`: whether `tailor` made it.
     """
 
     model: str
@@ -263,7 +264,8 @@ def _measure(
     """Measures all models on the tasks' test pictures and on both sites', there with and without a prior."""
     total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
     rows: list[Scores] = []
-    usual = [models[site]["inputs"].preference for site in SITES]
+    heads = {site: {source: load_head(model.out / HEAD) for source, model in models[site].items()} for site in SITES}
+    usual = [heads[site]["inputs"] for site in SITES]
     with Workbench(place / "run", open_benchmark(config.benchmark), device="cpu") as bench:
 
         def on(samples: Samples) -> Evaluator:
@@ -274,20 +276,19 @@ def _measure(
         def merged(scale: float | str = "matched", **options: Any) -> State:
             return bench.merge(scale=scale, **options)[0]
 
-        def right(state: State, preferences: Sequence[Preference]) -> list[tuple[float, float]]:
-            """Returns for each site the accuracy without a prior, and with it."""
+        def right(state: State, own: Sequence[Head]) -> list[tuple[float, float]]:
+            """Returns for each site the accuracy without a prior, and with that of a head."""
             found = []
-            for site, preference in zip(unseen, preferences, strict=True):
-                head, logits = site_head(bench.head, preference, bench.profiles), site.logits(state).numpy()
-                sharper = head.logit_scale / bench.head.logit_scale * logits
-                plain, informed = (float(right_answers(sharper, site.truth, bias).mean()) for bias in (None, head.bias))
+            for site, head in zip(unseen, own, strict=True):
+                logits = head.logit_scale / bench.head.logit_scale * site.logits(state).numpy()
+                plain, informed = (float(right_answers(logits, site.truth, bias).mean()) for bias in (None, head.bias))
                 found.append((plain, informed))
             return found
 
-        def add(model: str, state: State, half: State | None, own: str | None = None, made: Any = None) -> None:
+        def add(model: str, state: State, half: State | None, own: str | None = None, made: Head | None = None) -> None:
             report("measuring", len(rows) + 1, total)
-            preferences = [made.preference if made and own == site else usual[k] for k, site in enumerate(SITES)]
-            plain, informed = zip(*right(state, preferences), strict=True)
+            used = [made if made and own == site else usual[k] for k, site in enumerate(SITES)]
+            plain, informed = zip(*right(state, used), strict=True)
             halved = None if half is None else tuple(pair[0] for pair in right(half, usual))
             rows.append(Scores(model, bench.task_accuracies(state), plain, informed, halved, own, made is not None))
 
@@ -304,7 +305,7 @@ def _measure(
             for source, model in models[site].items():
                 own = {"method": model.report.method, "weights": model.preference.weights}
                 half = None if source == "pairs" else merged(HALF, **own)
-                add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, model)
+                add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, heads[site][source])
     return rows
 
 

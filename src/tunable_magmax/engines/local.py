@@ -50,7 +50,7 @@ def merge_checkpoints(
     out: PathLike,
     *,
     method: str = "tunable_magmax",
-    weights: Sequence[Any] | None = None,
+    weights: Any = None,
     budget: Sequence[int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",

@@ -46,8 +46,12 @@ def read_decimal(value: Any, what: str) -> Fraction:
     return number
 
 
-def read_weights(weights: Sequence[Any] | None, tasks: int) -> tuple[Fraction, ...] | None:
-    """Checks that there is one finite, non-negative weight for each task and that not all are zero."""
+def read_weights(weights: Any, tasks: int) -> tuple[Fraction, ...] | None:
+    """Checks that there is one finite, non-negative weight for each task and that not all are zero.
+
+    A preference stands for its weights.
+    """
+    weights = getattr(weights, "weights", weights)
     if weights is None:
         return None
     _check_length(weights, "weights", tasks)

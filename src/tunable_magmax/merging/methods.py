@@ -361,6 +361,8 @@ def read_options(tasks: int, **given: Any) -> Options:
     >>> read_options(2, method="average", weights=[1, 3]).weights
     (Fraction(1, 1), Fraction(3, 1))
     """
+    if given.get("scale") is None:
+        given["scale"] = getattr(given.get("weights"), "scale", None)  # that of a preference
     if tasks == 0:
         raise InputError("there are no tasks: a merge needs a base and at least one task checkpoint")
     name = one_of(given.get("method", DEFAULTS["method"]), "method", tuple(METHODS))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
@@ -32,11 +33,11 @@ class Merged:
 
 
 def merge_state_dicts(
-    base: StateDict,
-    tasks: Sequence[StateDict],
+    base: StateDict | Module,
+    tasks: Sequence[StateDict | Module],
     *,
     method: str = "tunable_magmax",
-    weights: Sequence[Any] | None = None,
+    weights: Any = None,
     budget: Sequence[int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",
@@ -49,11 +50,12 @@ def merge_state_dicts(
     exclude: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> Merged:
-    """Merges task checkpoints, given in training order, into the base; all are dicts of tensors.
+    """Merges task checkpoints, given in training order, into the base; all are dicts of tensors, or modules.
 
-    `weights` say how much each task matters (equal if None), `budget` how many elements it gives; `scale` is the
-    paper's lambda, a number or "matched" (None: the method's own default, "matched" for all but tsv).
-    docs/method.md defines every option. The inputs are not modified.
+    `weights` say how much each task matters: a number each, a `Preference`, or None for equal ones; `budget` how many
+    elements it gives; `scale` is the paper's lambda, a number or "matched" (None: the preference's if it has one, else
+    the method's own default, "matched" for all but tsv). docs/method.md defines every option. The inputs are not
+    modified.
 
     >>> import torch
     >>> base = {"w": torch.zeros(4)}
@@ -62,8 +64,9 @@ def merge_state_dicts(
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
+    start, ends = _tensors(base), [_tensors(task) for task in tasks]
     options = read_options(
-        len(tasks),
+        len(ends),
         method=method,
         weights=weights,
         budget=budget,
@@ -77,15 +80,20 @@ def merge_state_dicts(
         include=include,
         exclude=exclude,
     )
-    layout, labels = _layout_of([base, *tasks], options, unused_options(options))
-    with torch.no_grad(), merge_in_memory(layout, base, tasks, options, labels, threads) as merge:
+    layout, labels = _layout_of([start, *ends], options, unused_options(options))
+    with torch.no_grad(), merge_in_memory(layout, start, ends, options, labels, threads) as merge:
         merge.survey()
         merge.decide()
         values = merge.values()
         report = merge.report()
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(assemble(base, layout, values, options), report)
+    return Merged(assemble(start, layout, values, options), report)
+
+
+def _tensors(source: StateDict | Module) -> StateDict:
+    """Returns the tensors of a module by name; a dict of tensors stays as it is."""
+    return source.state_dict() if isinstance(source, Module) else source
 
 
 def _layout_of(sources: Sequence[StateDict], options: Options, notes: Iterable[str] = ()) -> tuple[Layout, list[str]]:
@@ -203,19 +211,20 @@ class MergeSession:
 
     def __init__(
         self,
-        base: StateDict,
-        tasks: Sequence[StateDict],
+        base: StateDict | Module,
+        tasks: Sequence[StateDict | Module],
         *,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        self._base, self._tasks, self._threads = base, tasks, threads
+        start, ends = _tensors(base), [_tensors(task) for task in tasks]
+        self._base, self._tasks, self._threads = start, ends, threads
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
-        options = read_options(len(tasks), **self._patterns)
-        layout, labels = _layout_of([base, *tasks], options)
-        method = METHODS[options.method](options, len(tasks), reusable=True)
-        self._merge = merge_in_memory(layout, base, tasks, options, labels, threads, method)
+        options = read_options(len(ends), **self._patterns)
+        layout, labels = _layout_of([start, *ends], options)
+        method = METHODS[options.method](options, len(ends), reusable=True)
+        self._merge = merge_in_memory(layout, start, ends, options, labels, threads, method)
         self._solver: Merge | None = None
         self._marked: list[tuple[bool, ...]] = []
         with torch.no_grad():

@@ -206,7 +206,7 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         needed = "--pairs" if method == "search" else "--labels or --inputs"
         raise InputError(f"--method {method} needs samples of the target: give {needed}")
     if not samples and estimation.temper is not None:
-        raise InputError("--temper is for weights that are estimated from samples; those given by hand stay as they are")
+        raise InputError("--temper is for weights that are estimated from samples; those given by hand are left alone")
     others = [name for name in samples if name != "pairs"]
     if "pairs" in samples and others:
         raise InputError(

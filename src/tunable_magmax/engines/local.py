@@ -14,9 +14,10 @@ import torch
 
 from tunable_magmax.checkpoints.companions import companion_files, retyped_config
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.outputs import Job, Log, check_space, expected_shards, write_sidecars, write_weights
-from tunable_magmax.engines.settings import Additions, OutputSettings, Resources
+from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress

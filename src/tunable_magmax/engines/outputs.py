@@ -33,8 +33,8 @@ from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import Inputs
-from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.merging.kernels import TensorRange

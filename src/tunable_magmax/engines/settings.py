@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.writer import is_one_file
+from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
 from tunable_magmax.merging.methods import METHODS
 
 if TYPE_CHECKING:
-    from tunable_magmax.merging.report import MergeReport
+    pass
 
 ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
@@ -78,26 +79,6 @@ class Resources:
                 f"method {name!r} merges matrices whole, which device {self.device!r} does not do for files: leave the "
                 "device out to merge on the CPU, or load the checkpoints to the GPU and call merge_state_dicts"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class AddedFiles:
-    """More files of an output directory, by name, and a section at the end of its model card."""
-
-    files: Mapping[str, bytes]
-    card: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """What a caller adds to an output directory before it becomes visible.
-
-    `make` is called with the folder of the finished weights, still out of sight, and their report. `fingerprint` goes
-    to the log beside the output, where the caller can recognise its own work.
-    """
-
-    make: Callable[[Path, MergeReport], AddedFiles]
-    fingerprint: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.engines.settings import AddedFiles, Additions
+from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference

@@ -14,9 +14,16 @@ class TmxError(Exception):
 
 
 class InputError(TmxError, ValueError):
-    """An input cannot be used: the message names it and says what to do. Nothing was written."""
+    """An input cannot be used: the message names it and says what to do. Nothing was written.
+
+    `problems`: all that is wrong, where the message shows only some of it.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class StorageError(TmxError, OSError):

@@ -396,6 +396,21 @@ def test_every_mismatch_is_named_with_the_closest_name(tmx, sequence, tmp_path):
     assert_refused(result, "lacks 'layers.0.weight' (did you mean 'layers.0.wieght'?)", "[5]", "[3]")
 
 
+def test_json_lists_every_problem_where_the_message_shows_some(tmx, sequence, tmp_path):
+    lacking = {name: tensor for name, tensor in sequence.state_dicts[1].items() if not name.startswith("layers")}
+    save_file(lacking, sequence.tasks[0])
+    result = tmx("merge", *sequence.arguments, "-o", tmp_path / "out", "--json")
+    error = json.loads(result.out)["error"]
+    assert "6 problems" in error["message"]
+    assert " and 1 more" in error["message"]
+    missing = sequence.state_dicts[1].keys() - lacking.keys()
+    assert sorted(error["problems"]) == sorted(f"task 1 ({sequence.tasks[0]}) lacks {name!r}" for name in missing)
+    planned = json.loads(tmx("plan", *sequence.arguments, "--json").out)
+    assert (planned["problems"], planned["mismatches"]) == ([error["message"]], error["problems"])
+    other = tmx("merge", tmp_path / "no-run", "-o", tmp_path / "out", "--json")
+    assert "problems" not in json.loads(other.out)["error"]
+
+
 def test_unknown_and_foreign_keys_of_a_yaml_are_all_named(tmx, sequence, tmp_path):
     config = write_yaml(
         sequence, parameters={"sede": 1, "normalize": True}, tokenizer_source="base", slices=[], merge_metod="ties"

@@ -96,7 +96,7 @@ def test_all_wrong_names_at_once_with_the_closest(place) -> None:
 
 def test_excluded_names_may_be_missing(place) -> None:
     place.put(2, {name: value for name, value in place.models[2].items() if not name.startswith("head")})
-    place.refused("lacks 'head.bias'", "lacks 'head.weight'")
+    place.refused("lacks 'head.bias', 'head.weight'")
     report = place.merge(exclude=["head.*"])
     assert sorted(report.copied) == ["head.bias", "head.weight"]
     kept = {name: place.models[0][name] for name in report.copied}
@@ -560,20 +560,85 @@ def test_an_input_behind_a_link_is_not_replaced(tmp_path) -> None:
     assert (snapshot / "model.safetensors").is_symlink()
 
 
-def test_all_wrong_names_are_listed(tmp_path) -> None:
-    shared = {"shared": torch.zeros(1)}  # so it is no prefix
-    save_file({f"layer.{k}.weight": torch.zeros(1) for k in range(40)} | shared, tmp_path / "base.safetensors")
-    renamed = {f"{k}.kernel": torch.zeros(1) for k in range(30)}
-    for task in ("one", "two"):
-        save_file(renamed | shared, tmp_path / f"{task}.safetensors")
-    tasks = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+def refusal(base: Path, tasks: list[Path]) -> InputError:
     with pytest.raises(InputError) as caught:
-        merge_checkpoints(tmp_path / "base.safetensors", tasks, tmp_path / "out")
-    message = str(caught.value)
-    assert "140 problems" in message
+        merge_checkpoints(base, tasks, base.parent / "out")
+    return caught.value
+
+
+def test_of_many_wrong_names_five_are_shown_and_all_are_listed(tmp_path) -> None:
+    shared = {f"shared.{k}": torch.zeros(1) for k in range(5)}  # so it is no prefix
+    base, tasks = tmp_path / "base.safetensors", [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    save_file({f"layer.{k:02}.weight": torch.zeros(1) for k in range(40)} | shared, base)
+    for path in tasks:
+        save_file({f"{k}.kernel": torch.zeros(1) for k in range(30)} | shared, path)
+    error = refusal(base, tasks)
+    title, *lines = str(error).splitlines()
+    assert title == "these checkpoints can't be merged, 140 problems:"
+    assert len(lines) == 6
+    label = f"task 1 ({tasks[0]})"
+    assert lines[0].startswith(f"  - {label} lacks 'layer.00.weight', 'layer.01.weight', 'layer.02.weight', 'layer.03")
+    assert lines[0].endswith("'layer.04.weight' and 35 more")
+    assert lines[2].startswith(f"  - {label} has '0.kernel'")
+    assert lines[2].endswith(" and 25 more, which the base lacks")
+    assert lines[-1] == "--json lists all of them (`problems` of the error in Python)."
+    assert len(error.problems) == 140
     for label in (f"task {t} ({path})" for t, path in enumerate(tasks, 1)):
-        assert all(f"{label} lacks 'layer.{k}.weight'" in message for k in range(40))
-        assert all(f"{label} has '{k}.kernel', which the base lacks" in message for k in range(30))
+        lacking = [f"{label} lacks 'layer.{k:02}.weight'" for k in range(40)]
+        extra = [f"{label} has '{k}.kernel', which the base lacks" for k in range(30)]
+        for wanted in lacking + extra:
+            assert any(problem.startswith(wanted) for problem in error.problems)
+
+
+def test_of_many_wrong_shapes_five_are_shown(place) -> None:
+    for k, width in enumerate((2, 3, 2)):
+        place.put(k, {f"w{n}": torch.zeros(width if n else 1) for n in range(9)})
+    message = place.refused(
+        "8 problems", "'w1' has shape [3], the base [2]; 'w2'", "'w5' has shape [3], the base [2]; and"
+    )
+    assert "and 3 more" in message
+    assert "'w6'" not in message
+
+
+def architecture(folder: Path, kind: str | None, names: str, shape: int = 2) -> Path:
+    folder.mkdir()
+    save_file({f"{names}.{k}.weight": torch.zeros(shape) for k in range(40)}, folder / "model.safetensors")
+    if kind:
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    return folder
+
+
+def test_another_architecture_is_one_line(tmp_path) -> None:
+    base = architecture(tmp_path / "base", "bert", "encoder")
+    task = architecture(tmp_path / "task", "gpt2", "h")
+    error = refusal(base, [task])
+    assert str(error) == f"base is bert, task 1 is gpt2: they hold different architectures ({base}, {task})"
+    assert len(error.problems) == 80
+    assert f"task 1 ({task}) lacks 'encoder.0.weight'" in error.problems[0]
+    line = "base is bert, task 1, task 2 are gpt2: they hold different architectures"
+    assert str(refusal(base, [task, task])).startswith(line)
+
+
+def test_another_architecture_without_a_config(tmp_path) -> None:
+    base = architecture(tmp_path / "base", "bert", "encoder")
+    for name, task, words in (
+        ("h", architecture(tmp_path / "task", None, "h"), "40 such as 'h.0.weight' [2]"),
+        ("wide", architecture(tmp_path / "wide", "bert", "encoder", 3), "40 such as 'encoder.0.weight' [3]"),
+    ):
+        error = refusal(base, [task])
+        line = f"base has 40 tensors such as 'encoder.0.weight' [2], task 1 has {words}; they share 0 ({base}, {task})"
+        assert str(error) == line, name
+        assert len(error.problems) >= 40
+
+
+def test_another_architecture_hides_no_problem_of_other_tasks(tmp_path) -> None:
+    base = architecture(tmp_path / "base", "bert", "encoder")
+    other = architecture(tmp_path / "other", "gpt2", "h")
+    near = architecture(tmp_path / "near", "bert", "encoder")
+    save_file({f"encoder.{k}.weight": torch.zeros(2) for k in range(39)}, near / "model.safetensors")
+    message = str(refusal(base, [other, near]))
+    assert "2 problems:\n  - base is bert, task 1 is gpt2: they hold different architectures" in message
+    assert f"  - task 2 ({near}) lacks 'encoder.39.weight'" in message
 
 
 def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> None:

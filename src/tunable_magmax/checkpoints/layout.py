@@ -1,18 +1,25 @@
 """Rules 1 and 2: decides from headers alone what is merged, what is copied, and the index of each element.
 
-Where checkpoints do not match, all problems are explained at once; a prefix of all names counts as one.
+Where checkpoints do not match, `mismatches.py` explains all problems at once.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
 
+from tunable_magmax.checkpoints.mismatches import (
+    Mismatch,
+    describe_mismatches,
+    find_foreign,
+    find_prefix,
+    list_mismatches,
+    partner,
+)
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -90,14 +97,14 @@ def build_layout(
 ) -> Layout:
     """Matches the base (first) with the tasks. All problems are collected and raised as one `InputError`.
 
-    A pattern of `include` that matches nothing is refused before anything else; one of `exclude` is a warning. The
-    layout has these and the given `warnings`.
+    Its message is short, and its `problems` are all of them. A pattern of `include` that matches nothing is refused
+    before anything else; one of `exclude` is a warning. The layout has these and the given `warnings`.
     """
     if idle := list(_idle_patterns(signatures, include, "include")):
         # Without the tensors that were meant, the result would be another model, or a mere copy of the base.
         raise InputError("; ".join(idle))
     base, tasks = signatures[0], list(zip(labels[1:], signatures[1:], strict=True))
-    problems: list[str] = []
+    problems: list[Mismatch] = []
     ties = _shared_ties(signatures)
     prefixed = {
         label: difference
@@ -120,7 +127,7 @@ def build_layout(
             if stored is not None:
                 matched[label] = task.tensors[stored]
             elif label not in prefixed:
-                problems.append(f"{label} lacks {name!r}{_partner(name, task, base, problems)}")
+                problems.append(Mismatch(label, "lacks", repr(name), partner(name, task, base, problems)))
         problems.extend(_mismatches(name, matched))
         if info.is_float:
             floats[name] = tuple(matched.values())
@@ -131,10 +138,18 @@ def build_layout(
         for name in [*task.tensors, *task.aliases] if label not in prefixed else ():
             known = base.name_of(name) or ties.get(name)
             if known is None and allowed(name, include, exclude) and not _tied_to_known(name, task, base):
-                hint = _partner(name, base, task, problems, anyone=True)
-                problems.append(f"{label} has {name!r}, which the base lacks{hint}")
+                hint = partner(name, base, task, problems, anyone=True)
+                problems.append(Mismatch(label, "extra", repr(name), hint))
     if prefixed or problems:
-        raise InputError(describe_problems(prefixed, problems))
+        wrong = {problem.label for problem in problems}
+        foreign = {
+            label: apart
+            for label, task in tasks
+            if label in wrong and label not in prefixed
+            if (apart := find_foreign(base, task, lambda name: allowed(name, include, exclude)))
+        }
+        message = describe_mismatches(labels[0], prefixed, foreign, problems)
+        raise InputError(message, problems=list_mismatches(prefixed, problems))
     names = sorted(floats)
     starts = accumulate((floats[name][0].numel for name in names), initial=0)
     return Layout(
@@ -179,171 +194,30 @@ def _tied_to_known(name: str, task: Signature, base: Signature) -> bool:
     return any(other is not None and base.name_of(other) is not None for other in tied)
 
 
-def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[str]:
+def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[Mismatch]:
     """Yields a problem if most of the base is matrices of integers: weights in units that other tensors define."""
     matrices = [info for info in integers if sum(length > 1 for length in info.shape) > 1]
     total = sum(info.nbytes for info in integers) + float_bytes
     if sum(info.nbytes for info in matrices) > max(total // 2, LARGE_BUFFERS):
         names = some_of((info.name for info in matrices), limit=3, show=repr)
-        yield (
+        yield Mismatch(
+            "",
+            "base",
             f"most of the base is integers, as in a quantised model ({names}): such weights can't be merged; give "
-            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to copy the base's"
+            "checkpoints in floating-point types of 16 bits or more, or exclude these tensors to copy the base's",
         )
 
 
-def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[str]:
+def _mismatches(name: str, matched: Mapping[str, TensorInfo]) -> Iterator[Mismatch]:
     """Yields what is wrong with the types and shapes of one tensor; the base's comes first."""
     base = next(iter(matched.values()))
     too_narrow = base.is_unsupported_float
     for label, info in matched.items():
         if info.dtype != base.dtype or too_narrow:
-            typed = f"{label}: {name!r} has type {info.dtype}"
+            typed = f"{name!r} has type {info.dtype}"
             if info.is_unsupported_float:
-                yield f"{typed}, which can't be merged; convert it to BF16 or exclude it"
+                yield Mismatch(label, "type", f"{typed}, which can't be merged; convert it to BF16 or exclude it")
             elif info.is_float != base.is_float and not too_narrow:
-                yield f"{typed}, the base {base.dtype}"
+                yield Mismatch(label, "type", f"{typed}, the base {base.dtype}")
         if info.shape != base.shape:
-            yield f"{label}: {name!r} has shape {list(info.shape)}, the base {list(base.shape)}"
-
-
-HINTS = 12
-"""So many problems come with a hint: each takes a look at all names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """How a task's names become the base's: a prefix dropped, or one added."""
-
-    drop: str = ""
-    add: str = ""
-
-    def __call__(self, name: str) -> str:
-        return self.add + name.removeprefix(self.drop)
-
-    def back(self, name: str) -> str:
-        """Returns the task's name for a name of the base."""
-        return self.drop + name.removeprefix(self.add)
-
-    def __bool__(self) -> bool:
-        return bool(self.drop or self.add)
-
-    def words(self) -> str:
-        return f"dropping {self.drop!r}" if self.drop else f"adding {self.add!r}"
-
-
-def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
-    """Returns the one prefix that, dropped or added, makes most of a task's names the base's; none if there is no one.
-
-    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other. Other
-    names stay unknown to the base, and are refused as such.
-
-    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
-    >>> base = Signature({"h.0.w": TensorInfo("h.0.w", "F32", (1,))}, {})
-    >>> find_renaming(["transformer.h.0.w"], base)
-    Renaming(drop='transformer.', add='')
-    """
-    names = list(names)
-    if any(base.name_of(name) for name in names):
-        return Renaming()
-    sample = names[:: 1 + len(names) // 16]  # thousands of experts would make as many choices
-    choices = {Renaming(drop=name[: dot.end()]) for name in sample for dot in re.finditer(r"\.", name)}
-    choices |= {
-        Renaming(add=known.removesuffix(name))
-        for name in sample
-        for known in (*base.tensors, *base.aliases)
-        if known.endswith(f".{name}")
-    }
-    matches = {
-        choice: sum(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
-        for choice in choices
-    }
-    most = max(matches.values(), default=0)
-    best = [choice for choice, count in matches.items() if count == most]
-    return best[0] if most and len(best) == 1 else Renaming()
-
-
-@dataclass(frozen=True, slots=True)
-class Prefixed:
-    """A task whose names are the base's but for a prefix, and but for names that only one side has."""
-
-    renaming: Renaming
-    extra: tuple[str, ...]
-    missing: tuple[str, ...]
-    exclude: tuple[str, ...]
-    """Patterns that leave those out, once the prefix is off."""
-
-    def describe(self) -> str:
-        side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
-        rest = [f"and {_count(self.extra, 'more tensor')}"] if self.extra else []
-        rest += [f"but not {_count(self.missing, 'tensor')}"] if self.missing else []
-        return f"the names are the base's {side} the prefix {prefix!r}" + (f" ({', '.join(rest)})" if rest else "")
-
-
-def find_prefix(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
-    """Returns how names differ, if a prefix explains most of it. `allowed` says which names may be merged."""
-    names = [*task.tensors, *task.aliases]
-    unknown = [name for name in names if base.name_of(name) is None]
-    if not unknown:
-        return None
-    renaming = find_renaming(unknown, base)
-    renamed = {name: name if base.name_of(name) else renaming(name) for name in names}
-    known = set(renamed.values())
-    known |= {base.aliases[name] for name in known if name in base.aliases}
-    shared = [name for name in base.tensors if name in known]
-    explained = 2 * len(shared) >= min(len(base.tensors), len(task.tensors))
-    if not renaming or not explained or not any(map(allowed, base.tensors)):
-        return None
-    extra = tuple(name for name in task.tensors if allowed(name) and base.name_of(renamed[name]) is None)
-    missing = tuple(name for name in base.tensors if allowed(name) and name not in known)
-    bare = [name.removeprefix(renaming.drop or renaming.add) for name in (*extra, *missing)]
-    shared_modules = {name.removeprefix(renaming.add).split(".")[0] for name in shared}
-    modules = {name: name.split(".")[0] for name in bare}
-    # A module at the top goes by one pattern, unless that would leave out what both sides have.
-    patterns = (name if top == name or top in shared_modules else f"{top}.*" for name, top in modules.items())
-    return Prefixed(renaming, extra, missing, tuple(dict.fromkeys(patterns)))
-
-
-def _partner(name: str, there: Signature, here: Signature, problems: Sequence[str], anyone: bool = False) -> str:
-    """Returns a hint, for the first few problems, at the closest name of the other side that has no partner here.
-
-    With `anyone`, it may have one.
-    """
-    if len(problems) >= HINTS:
-        return ""
-    alone = [other for other in there.tensors if here.name_of(other) is None]
-    for other in alone:  # a prefix added or taken away
-        if other.endswith(f".{name}") or name.endswith(f".{other}"):
-            return f" (did you mean {other!r}?)"
-    return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
-
-
-def describe_problems(prefixed: Mapping[str, Prefixed], problems: Sequence[str]) -> str:
-    """Returns everything that is wrong as one text; `prefixed` are tasks by their labels."""
-    alike: dict[str, list[str]] = {}
-    for label, difference in prefixed.items():
-        alike.setdefault(difference.describe(), []).append(label)
-    lines = [f"{', '.join(labels)}: {words}" for words, labels in alike.items()] + list(problems)
-    advice = [
-        _advice(renaming, [each for each in prefixed.values() if each.renaming == renaming])
-        for renaming in dict.fromkeys(difference.renaming for difference in prefixed.values())
-    ]
-    if problems:
-        advice.append(
-            "Every task must hold the base's tensors with the same names and shapes. "
-            "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
-        )
-    title = f"these checkpoints can't be merged, {len(lines):,} problem{'' if len(lines) == 1 else 's'}:"
-    return "\n".join([title, *(f"  - {line}" for line in lines), *advice])
-
-
-def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
-    """Returns what to do next: strip whoever has the prefix, and leave out what only one side has."""
-    whose = "each of these tasks" if renaming.drop else "the base, and off the tasks that have it,"
-    command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
-    patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
-    then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
-    return f"Take the prefix off {whose} first: {command}{then}."
-
-
-def _count(names: Sequence[str], what: str) -> str:
-    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}: {', '.join(names)}"
+            yield Mismatch(label, "shape", f"{name!r} has shape {list(info.shape)}, the base {list(base.shape)}")

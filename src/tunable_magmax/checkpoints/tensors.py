@@ -104,10 +104,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's tensors by name, and the other names of tied tensors, each with the name that is kept."""
+    """A model's tensors by name, and the other names of tied tensors, each with the name that is kept.
+
+    `model_type`: its architecture, such as bert, where a config.json names it.
+    """
 
     tensors: Mapping[str, TensorInfo]
     aliases: Mapping[str, str]
+    model_type: str | None = None
 
     def name_of(self, name: str) -> str | None:
         """Returns the name under which the tensor `name` is stored, or None if there is no such tensor."""

@@ -60,11 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = [token for token in tokens if token != "--debug"]
     command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
-    def fail(kind: str, message: str, code: int) -> int:
+    def fail(kind: str, message: str, code: int, problems: Sequence[str] = ()) -> int:
         sys.stderr.write(f"error: {message.strip()}\n")
         if as_json:
+            listed = {"problems": list(problems)} if problems else {}
             with suppress(BrokenPipeError):
-                sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message.strip()}}, indent=1) + "\n")
+                record = {"error": {"kind": kind, "message": message.strip(), **listed}}
+                sys.stdout.write(json.dumps(record, indent=1) + "\n")
                 sys.stdout.flush()
                 return code
             hush()
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TmxError as error:
         if debug:
             traceback.print_exc()
-        sys.exit(fail(type(error).__name__, str(error), error.exit_code))
+        sys.exit(fail(type(error).__name__, str(error), error.exit_code, getattr(error, "problems", ())))
     except KeyboardInterrupt:
         sys.exit(fail("Interrupted", "interrupted; run the same command again to go on", 1))
     except BrokenPipeError:

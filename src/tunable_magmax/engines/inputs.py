@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import show_size
+from tunable_magmax.files import read_json, show_size
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors
@@ -45,6 +46,7 @@ class Inputs:
         """Opens all checkpoints; if some can't be opened, one error says all that is wrong, with the others too."""
         opened: dict[int, Opened] = {}
         problems: list[str] = []
+        mismatches: tuple[str, ...] = ()
         base: Checkpoint | None = None
         for k, path in enumerate(self.paths):
             try:
@@ -58,20 +60,24 @@ class Inputs:
                 problems.append(f"{self.labels[k]}: {error}")
         if problems:
             several = "several checkpoints can't be opened:\n" if len(problems) > 1 else ""
+            unmatched: list[str] = []
             try:
                 if base is not None:
                     self._matched(opened)
             except InputError as error:
-                problems.append(f"Of those that can be opened, {error}")
+                unmatched, mismatches = [f"Of those that can be opened, {error}"], error.problems
             finally:
                 for checkpoint in opened.values():
                     checkpoint.close()
-            raise InputError(several + "\n".join(problems))
+            raise InputError(several + "\n".join(problems + unmatched), problems=(*problems, *mismatches))
         return list(opened.values())
 
     def _matched(self, opened: Mapping[int, Opened]) -> Layout:
         """Matches the headers of the base and of some tasks."""
-        signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in opened.values()]
+        signatures = [
+            Signature(checkpoint.tensors, checkpoint.aliases, model_type(checkpoint.path))
+            for checkpoint in opened.values()
+        ]
         names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
         options = self._options
         return build_layout(signatures, names, options.include, options.exclude, unused_options(options))
@@ -199,6 +205,15 @@ def _open_base(path: Path) -> Checkpoint:
             f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
         )
     return open_checkpoint(path)
+
+
+def model_type(path: Path) -> str | None:
+    """Returns the architecture that the config.json of a checkpoint names, if there is one."""
+    try:
+        named = read_json((path if path.is_dir() else path.parent) / MODEL_CONFIG).get("model_type")
+    except InputError:
+        return None
+    return named if isinstance(named, str) else None
 
 
 def is_legacy_torch(file: Path) -> bool:

@@ -40,6 +40,8 @@ class MergePlan:
     peak_memory: int = 0
     spilled: int = 0
     problems: tuple[str, ...] = ()
+    mismatches: tuple[str, ...] = ()
+    """Every tensor that does not match; `problems` shows some of them."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What the numbers above leave out."""
@@ -117,7 +119,9 @@ def plan_merge(
             return _timed(plan, load, speeds, workers, start)
     except InputError as error:
         problems.append(str(error))
-    return MergePlan(str(options.get("method", "tunable_magmax")), len(tasks), problems=tuple(problems))
+        mismatches = error.problems
+    method = str(options.get("method", "tunable_magmax"))
+    return MergePlan(method, len(tasks), problems=tuple(problems), mismatches=mismatches)
 
 
 def plan_elsewhere(plan: MergePlan, **resources_given: Any) -> MergePlan:

@@ -1,0 +1,266 @@
+"""Explains how checkpoints that can't be merged differ: all of it as a list, and in short as a message.
+
+In the message a prefix of all names counts as one problem, and so does another architecture.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tunable_magmax.checkpoints.tensors import Signature
+from tunable_magmax.errors import closest, some_of
+
+HINTS = 12
+"""So many problems come with a hint: each takes a look at all names."""
+SHOWN = 5
+"""So many names of each kind are shown for a task."""
+FEW_SHARED = 0.1
+"""Checkpoints with a smaller share of tensors in common hold different architectures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A problem with one tensor of the checkpoint `label`; `item` names the tensor and may say what it is like."""
+
+    label: str
+    kind: Literal["lacks", "extra", "type", "shape", "base"]
+    item: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self._around(self.item) + self.hint
+
+    def _around(self, items: str) -> str:
+        if self.kind == "lacks":
+            return f"{self.label} lacks {items}"
+        if self.kind == "extra":
+            return f"{self.label} has {items}, which the base lacks"
+        return f"{self.label}: {items}" if self.label else items
+
+    @staticmethod
+    def together(alike: Sequence[Mismatch]) -> str:
+        """Returns one line for all problems of one kind with one checkpoint."""
+        first = alike[0]
+        if len(alike) == 1:
+            return str(first)
+        joint = ", " if first.kind in ("lacks", "extra") else "; "
+        return first._around(some_of((each.item + each.hint for each in alike), SHOWN, joint))
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """How a task's names become the base's: a prefix dropped, or one added."""
+
+    drop: str = ""
+    add: str = ""
+
+    def __call__(self, name: str) -> str:
+        return self.add + name.removeprefix(self.drop)
+
+    def back(self, name: str) -> str:
+        """Returns the task's name for a name of the base."""
+        return self.drop + name.removeprefix(self.add)
+
+    def __bool__(self) -> bool:
+        return bool(self.drop or self.add)
+
+    def words(self) -> str:
+        return f"dropping {self.drop!r}" if self.drop else f"adding {self.add!r}"
+
+
+def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
+    """Returns the one prefix that, dropped or added, makes most of a task's names the base's; none if there is no one.
+
+    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other. Other
+    names stay unknown to the base, and are refused as such.
+
+    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> base = Signature({"h.0.w": TensorInfo("h.0.w", "F32", (1,))}, {})
+    >>> find_renaming(["transformer.h.0.w"], base)
+    Renaming(drop='transformer.', add='')
+    """
+    names = list(names)
+    if any(base.name_of(name) for name in names):
+        return Renaming()
+    sample = names[:: 1 + len(names) // 16]  # thousands of experts would make as many choices
+    choices = {Renaming(drop=name[: dot.end()]) for name in sample for dot in re.finditer(r"\.", name)}
+    choices |= {
+        Renaming(add=known.removesuffix(name))
+        for name in sample
+        for known in (*base.tensors, *base.aliases)
+        if known.endswith(f".{name}")
+    }
+    matches = {
+        choice: sum(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
+        for choice in choices
+    }
+    most = max(matches.values(), default=0)
+    best = [choice for choice, count in matches.items() if count == most]
+    return best[0] if most and len(best) == 1 else Renaming()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """A task whose names are the base's but for a prefix, and but for names that only one side has."""
+
+    renaming: Renaming
+    extra: tuple[str, ...]
+    missing: tuple[str, ...]
+    exclude: tuple[str, ...]
+    """Patterns that leave those out, once the prefix is off."""
+
+    def describe(self, limit: int) -> str:
+        """Returns the difference in words, with at most `limit` names of each side."""
+        side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
+        rest = [f"and {_count(self.extra, 'more tensor', limit)}"] if self.extra else []
+        rest += [f"but not {_count(self.missing, 'tensor', limit)}"] if self.missing else []
+        return f"the names are the base's {side} the prefix {prefix!r}" + (f" ({', '.join(rest)})" if rest else "")
+
+
+def find_prefix(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Prefixed | None:
+    """Returns how names differ, if a prefix explains most of it. `allowed` says which names may be merged."""
+    names = [*task.tensors, *task.aliases]
+    unknown = [name for name in names if base.name_of(name) is None]
+    if not unknown:
+        return None
+    renaming = find_renaming(unknown, base)
+    renamed = {name: name if base.name_of(name) else renaming(name) for name in names}
+    known = set(renamed.values())
+    known |= {base.aliases[name] for name in known if name in base.aliases}
+    shared = [name for name in base.tensors if name in known]
+    explained = 2 * len(shared) >= min(len(base.tensors), len(task.tensors))
+    if not renaming or not explained or not any(map(allowed, base.tensors)):
+        return None
+    extra = tuple(name for name in task.tensors if allowed(name) and base.name_of(renamed[name]) is None)
+    missing = tuple(name for name in base.tensors if allowed(name) and name not in known)
+    bare = [name.removeprefix(renaming.drop or renaming.add) for name in (*extra, *missing)]
+    shared_modules = {name.removeprefix(renaming.add).split(".")[0] for name in shared}
+    modules = {name: name.split(".")[0] for name in bare}
+    # A module at the top goes by one pattern, unless that would leave out what both sides have.
+    patterns = (name if top == name or top in shared_modules else f"{top}.*" for name, top in modules.items())
+    return Prefixed(renaming, extra, missing, tuple(dict.fromkeys(patterns)))
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A task that has hardly any tensor of the base: what base and task hold, as words after "is" or "has"."""
+
+    base: str
+    task: str
+    shared: int | None
+    """Tensors that both have; None where the words are names of architectures."""
+
+
+def find_foreign(base: Signature, task: Signature, allowed: Callable[[str], bool]) -> Foreign | None:
+    """Returns what two models are, if they share hardly any tensor. `allowed` says which names may be merged.
+
+    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
+    >>> one, two = ({f"{n}.{k}": TensorInfo(f"{n}.{k}", "F32", (4,)) for k in range(10)} for n in "ab")
+    >>> find_foreign(Signature(one, {}, "bert"), Signature(two, {}, "gpt2"), lambda name: True)
+    Foreign(base='bert', task='gpt2', shared=None)
+    """
+    own, other = ({name: info.shape for name, info in each.tensors.items() if allowed(name)} for each in (base, task))
+    shared = own.items() & other.items()
+    if len(shared) >= FEW_SHARED * min(len(own), len(other)) or min(len(own), len(other)) < 1 / FEW_SHARED:
+        return None  # of few tensors, the names say more
+    if base.model_type and task.model_type and base.model_type != task.model_type:
+        return Foreign(base.model_type, task.model_type, None)
+    words = []
+    for shapes in (own, other):
+        name, shape = next(item for item in shapes.items() if item not in shared)
+        words.append(f"such as {name!r} {list(shape)}")
+    return Foreign(f"{len(own):,} tensors {words[0]}", f"{len(other):,} {words[1]}", len(shared))
+
+
+def partner(name: str, there: Signature, here: Signature, problems: Sequence[Mismatch], anyone: bool = False) -> str:
+    """Returns a hint, for the first few problems, at the closest name of the other side that has no partner here.
+
+    With `anyone`, it may have one.
+    """
+    if len(problems) >= HINTS:
+        return ""
+    alone = [other for other in there.tensors if here.name_of(other) is None]
+    for other in alone:  # a prefix added or taken away
+        if other.endswith(f".{name}") or name.endswith(f".{other}"):
+            return f" (did you mean {other!r}?)"
+    return closest(name, alone) or (closest(name, list(there.tensors)) if anyone else "")
+
+
+def list_mismatches(prefixed: Mapping[str, Prefixed], problems: Sequence[Mismatch]) -> list[str]:
+    """Returns everything that is wrong, a line for each tensor and each prefix."""
+    lines = [
+        f"{label}: {difference.describe(len(difference.extra + difference.missing))}"
+        for label, difference in prefixed.items()
+    ]
+    return [*lines, *map(str, problems)]
+
+
+def describe_mismatches(
+    base: str, prefixed: Mapping[str, Prefixed], foreign: Mapping[str, Foreign], problems: Sequence[Mismatch]
+) -> str:
+    """Returns what is wrong as a short text; `prefixed` and `foreign` are tasks by their labels, `base` is the base's.
+
+    Of many names of one kind, only the first are shown.
+    """
+    architectures = [
+        _different(base, [label for label, each in foreign.items() if each == difference], difference)
+        for difference in dict.fromkeys(foreign.values())
+    ]
+    rest = [problem for problem in problems if problem.label not in foreign]
+    if len(architectures) == 1 and not prefixed and not rest:
+        return architectures[0]
+    alike: dict[str, list[str]] = {}
+    for label, difference in prefixed.items():
+        alike.setdefault(difference.describe(SHOWN), []).append(label)
+    groups: dict[tuple[str, str], list[Mismatch]] = {}
+    for problem in rest:
+        groups.setdefault((problem.label, problem.kind), []).append(problem)
+    lines = [*architectures, *(f"{', '.join(labels)}: {words}" for words, labels in alike.items())]
+    count = len(lines) + len(rest)
+    lines += [Mismatch.together(group) for group in groups.values()]
+    advice = [
+        _advice(renaming, [each for each in prefixed.values() if each.renaming == renaming])
+        for renaming in dict.fromkeys(difference.renaming for difference in prefixed.values())
+    ]
+    if rest:
+        advice.append(
+            "Every task must hold the base's tensors with the same names and shapes. "
+            "Tensors that match --exclude PATTERN (exclude=[...] in Python) are not merged but copied from the base."
+        )
+    listed = [*groups.values(), *(names for each in prefixed.values() for names in (each.extra, each.missing))]
+    if any(len(names) > SHOWN for names in listed):
+        advice.append("--json lists all of them (`problems` of the error in Python).")
+    title = f"these checkpoints can't be merged, {count:,} problem{'' if count == 1 else 's'}:"
+    return "\n".join([title, *(f"  - {line}" for line in lines), *advice])
+
+
+def _different(base: str, labels: Sequence[str], difference: Foreign) -> str:
+    """Returns one line on tasks of another architecture, the files at its end: "task 1 (FILE)" is a label."""
+    own, *others = (label.partition(" (") for label in (base, *labels))
+    tasks = some_of((short for short, _, _ in others), SHOWN)
+    several = len(others) > 1
+    if difference.shared is None:
+        line = f"{own[0]} is {difference.base}, {tasks} {'are' if several else 'is'} {difference.task}: "
+        line += "they hold different architectures"
+    else:
+        line = f"{own[0]} has {difference.base}, {tasks} {'have' if several else 'has'} {difference.task}; "
+        line += f"they share {difference.shared}"
+    files = some_of((file.removesuffix(")") for _, _, file in (own, *others) if file), SHOWN)
+    return f"{line} ({files})" if files else line
+
+
+def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
+    """Returns what to do next: strip whoever has the prefix, and leave out what only one side has."""
+    whose = "each of these tasks" if renaming.drop else "the base, and off the tasks that have it,"
+    command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
+    patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
+    then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
+    return f"Take the prefix off {whose} first: {command}{then}."
+
+
+def _count(names: Sequence[str], what: str, limit: int) -> str:
+    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}: {some_of(names, limit)}"

@@ -133,3 +133,24 @@ def test_a_run_in_training(tmp_path):
         again.write_metrics({"a": 1})
     assert Run.open(run.path).read_metrics() == {"a": 1}
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "metrics.json", "run.json", "task-01"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("merge", "-o out"),
+        ("plan", ""),
+        ("sweep", "--from 1,0 --to 0,1 -o out"),
+        ("prefer", "--equal"),
+        ("tailor", "--equal -o out"),
+        ("eval", ""),
+        ("compare", "--preference site.json"),
+        ("profile", "--data site"),
+    ],
+)
+def test_run_json_in_place_of_its_directory(tmx, tmp_path, command, options):
+    file = tmp_path / "run" / "run.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    result = tmx(command, file, *options.split())
+    assert (result.code, result.err) == (2, f"error: give the directory {file.parent}/, not run.json\n")

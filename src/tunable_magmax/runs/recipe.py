@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.run import Run, is_run
+from tunable_magmax.runs.run import Run, is_run, refuse_run_file
 
 # Texts as well, because the merge also takes 1/3 and knows names such as matched.
 _Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
@@ -115,6 +115,7 @@ class Recipe:
 def read_recipe(path: str | Path) -> Recipe:
     """Reads a run directory or a YAML configuration."""
     path = Path(path)
+    refuse_run_file(path)
     if not path.is_dir():
         return _read_yaml_recipe(path)
     if not is_run(path):

@@ -89,6 +89,7 @@ class Run:
     def open(cls, path: str | Path) -> Run:
         """Reads the run.json of a directory."""
         path = Path(path)
+        refuse_run_file(path)
         if not is_run(path):
             raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}")
         file = path / RUN_FILE
@@ -327,6 +328,12 @@ class Run:
 def is_run(path: Path) -> bool:
     """Says whether a directory has a run.json."""
     return (path / RUN_FILE).is_file()
+
+
+def refuse_run_file(path: Path) -> None:
+    """Refuses run.json itself where its directory is meant."""
+    if path.name == RUN_FILE and path.is_file():
+        raise InputError(f"give the directory {path.parent}/, not {RUN_FILE}")
 
 
 def _new_record(config: Mapping[str, Any], planned_tasks: int) -> dict[str, Any]:

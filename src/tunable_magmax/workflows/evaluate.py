@@ -14,7 +14,7 @@ from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import METRICS, Run, is_run
+from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.workflows.candidates import read_each
 from tunable_magmax.workflows.scoring import (
     YAML,
@@ -185,6 +185,7 @@ def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
     """Returns what a path is: a run directory, a YAML configuration of a merge, or a checkpoint."""
     if not model.exists():
         raise InputError(f"{model} does not exist: give a checkpoint, a run directory or a YAML configuration")
+    refuse_run_file(model)
     if is_run(model):
         return "run"
     return "recipe" if model.suffix.lower() in YAML else "checkpoint"

@@ -110,7 +110,9 @@ def _planned(plan: TrainingPlan, place: Path) -> str:
 
 
 def _summary(run: TrainedRun) -> str:
-    lines = [f"{run.path}: {number(len(run.tasks), 'task')} trained"]
+    tasks = number(len(run.tasks), "task")
+    trained = any(result is not None for result in run.results)
+    lines = [f"{run.path}: {tasks} trained" if trained else f"{run.path}/ is complete: {tasks}; nothing was trained"]
     if run.matrix is not None:
         r = run.matrix
         rows = [["", "among own classes", "among all classes", "after the last task"]]

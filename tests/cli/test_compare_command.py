@@ -59,7 +59,7 @@ def test_a_table_a_picture_and_sentences(tmx, text_run, site, tmp_path):
 
 
 def test_without_a_prior_it_says_so(tmx, text_run, site):
-    for given in (("plain.json",), ("site.json", "--prior", "none")):
+    for given in (("plain.json", "--prior", "none"), ("site.json", "--prior", "none")):
         file, *more = given
         result = tmx("compare", text_run.path, "--preference", site / file, "--data", site / "test.csv", *CPU, *more)
         assert "  without a site prior: neither preference nor head has one, or --prior none was given" in result.out

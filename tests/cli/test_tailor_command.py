@@ -103,6 +103,12 @@ def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_an_alpha_of_0(tmx, image_run):
+    result = tmx("tailor", image_run.path, "--alpha", "0", "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    assert "weights      given as alpha\n" in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -110,6 +116,7 @@ def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
         ("-o OUT", "what is known of the target?"),
         ("--equal --method best -o OUT", "unknown method 'best'"),
         ("--equal --scale far -o OUT", "scale is 'far'; expected a finite number or 'matched'"),
+        ("--equal --scale -1 -o OUT", "scale is -1.0, a step away from what the tasks learned"),
         ("--weights 3 1 -o OUT", "no spaces, as --weights 3,1,0"),
         ("--weights 1,2,3 -o OUT", "3 weights for 2 tasks"),
         ("--inputs nowhere -o OUT", "nowhere"),

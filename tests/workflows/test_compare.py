@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,9 @@ from tunable_magmax.workflows.compare import (
 )
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.scoring import AppliedPrior, Reading
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import default_method, default_scale
+from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
@@ -101,9 +104,33 @@ def test_the_scale_and_prior_that_are_asked_for(image_run, site):
 def test_a_heads_own_bias_counts_where_the_preference_has_no_prior(image_run, site, tmp_path):
     head = load_head(image_run.path / "head.safetensors")
     save_head(Head.of(head.weight, head.classes, head.logit_scale, np.array([100, 0, 0, 0])), tmp_path / "head.st")
-    found = compare(image_run.path, replace(LIKELY, prior=None), site, head=tmp_path / "head.st", reading=CPU)
+    shutil.copytree(image_run.path, tmp_path / "run")
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    for task in record["tasks"]:
+        task.pop("profile", None)
+        task.pop("classes", None)
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    found = compare(tmp_path / "run", replace(LIKELY, prior=None), site, head=tmp_path / "head.st", reading=CPU)
     assert found.prior == AppliedPrior("head")
     assert {row.share for row in found.rows if row.prior} == {Share(6, 12)}  # everything is taken for red
+
+
+def test_a_preference_without_a_prior_gets_that_of_the_tailored_model(image_run, site, tmp_path):
+    by_hand = Preference.from_weights([1, 3])
+    found = compare(image_run.path, by_hand, site, reading=CPU)
+    made = tailor(
+        image_run.path,
+        TargetSources(),
+        tmp_path / "out",
+        reading=TargetReading(device="cpu"),
+        preference=by_hand,
+    )
+    assert (found.prior.source, found.prior.eps) == ("preference", made.record["prior"]["eps"])
+    assert found.tailored.candidate == tunable(made.record["merge"]["scale"])
+    written = evaluate(tmp_path / "out", site, reading=CPU)
+    assert found.tailored.share == written.accuracy.overall
+    assert compare(image_run.path, by_hand, site, rivals=Rivals(prior="none"), reading=CPU).prior is None
+    assert tailored_candidate(Preference((1,) * 9), prior=True, tsv=False) == tunable(1.0)
 
 
 def test_json_says_everything(compared):

@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+import adapters
 from labelled_run import TASKS, LabelledRun
 from models import tiny
 from safetensors.torch import load_file, save_file
@@ -30,14 +31,22 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import choice as choosing
 from tunable_magmax.workflows import tailor as tailoring_
 from tunable_magmax.workflows.choice import LIKELIEST, resolved, rivals
-from tunable_magmax.workflows.compare import compare
+from tunable_magmax.workflows.compare import compare, plan_comparison
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.prefer import Estimation, prefer
 from tunable_magmax.workflows.profile import make_profile
-from tunable_magmax.workflows.scale import deal
+from tunable_magmax.workflows.scale import ScaleChoice, deal
 from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import MANY_TASKS, Tailoring, default_method, effective_tasks, plan_tailor
+from tunable_magmax.workflows.tailoring import (
+    MANY_TASKS,
+    Tailoring,
+    default_method,
+    effective_tasks,
+    plan_tailor,
+    why_not_tsv,
+    with_site_prior,
+)
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 CPU = TargetReading(device="cpu")
@@ -175,6 +184,66 @@ tailor.tailor({str(probed.path)!r}, TargetSources(inputs=Path({str(site[0].input
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site-model", "site-model.log"]
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_killed_and_estimated_a_little_differently_the_merge_begins_anew(probed, site, tmp_path, monkeypatch):
+    out, notes = tmp_path / "site-model", []
+    with monkeypatch.context() as patch:
+        patch.setattr(tailoring_, "card_section", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made(probed, site[0], out)
+    assert (tmp_path / "site-model.partial/tailor.json").exists()
+    assert plan_tailor(Run.open(probed.path), site[0], out, Tailoring(), CPU).problems == ()
+    usual = tailoring_.prefer_for
+
+    def other_bits(*given):
+        found = usual(*given)
+        first, second = found.preference.weights
+        weights = (first + 1e-15, second - 1e-15)
+        return dataclasses.replace(found, preference=dataclasses.replace(found.preference, weights=weights))
+
+    monkeypatch.setattr(tailoring_, "prefer_for", other_bits)
+    with pytest.raises(InputError, match="holds unfinished work of another merge"):  # that of another site
+        made(probed, TargetSources(labels=site[1].pairs), out)
+    found = tailor(probed.path, site[0], out, Tailoring(), CPU, notify=notes.append)
+    assert notes == ["the estimate differs a little from that of the interrupted call, so the merge begins anew"]
+    assert found.notes[:1] == tuple(notes)
+    assert verify_checkpoint(out).ok
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["site-model", "site-model.log"]
+
+
+def test_a_changed_head_or_classifier_is_noticed(probed, tmp_path):
+    head = shutil.copy(probed.path / "head.safetensors", tmp_path / "given.safetensors")
+    reading = dataclasses.replace(CPU, classifier=head)
+    sources = TargetSources(equal=True)
+    made(probed, sources, tmp_path / "out", reading)
+    assert made(probed, sources, tmp_path / "out", reading).complete
+    save_head(dataclasses.replace(load_head(head), logit_scale=3.0), head)
+    with pytest.raises(InputError, match="already exists"):
+        made(probed, sources, tmp_path / "out", reading)
+    encoder = shutil.copytree(probed.path / "base", tmp_path / "encoder")
+    reading = dataclasses.replace(CPU, classifier_checkpoint=encoder)
+    made(probed, sources, tmp_path / "other", reading)
+    assert made(probed, sources, tmp_path / "other", reading).complete
+    shutil.copy(probed.path / "first/model.safetensors", encoder)
+    with pytest.raises(InputError, match="already exists"):
+        made(probed, sources, tmp_path / "other", reading)
+
+
+def test_a_line_of_the_log_that_was_cut_short_is_skipped(probed, tmp_path):
+    out, sources = tmp_path / "out", TargetSources(alpha=0.0)
+    assert made(probed, sources, out).preference.weights == (0.0, 1.0)
+    with open(tmp_path / "out.log", "a") as log:
+        log.write('{"time": "2026-0')
+    assert made(probed, sources, out).complete
+    plan = plan_tailor(Run.open(probed.path), sources, None, Tailoring(), CPU)
+    assert (plan.preference, plan.problems) == ("given as alpha", ())
+    with pytest.raises(InputError, match="--preference holds weights already: leave out --alpha"):
+        tailor(probed.path, sources, tmp_path / "new", Tailoring(), CPU, preference=Preference((1, 1)))
+
+
 def test_without_the_prior_the_head_has_no_bias(probed, site, tmp_path):
     sources = TargetSources(labels=site[1].pairs)
     found = made(probed, sources, tmp_path / "out", estimation=Estimation(prior="none"))
@@ -278,6 +347,68 @@ def test_a_head_that_is_sharp_enough_is_left_alone(by_inputs, probed):
     assert by_inputs[0].record["prior"]["logit_factor"] == 1.0
     scales = [load_head(path / "head.safetensors").logit_scale for path in (probed.path, by_inputs[1])]
     assert scales[0] == scales[1]
+
+
+def test_a_given_eps_replaces_that_of_a_stored_prior_only(by_pairs, probed, tmp_path):
+    stored = by_pairs[0].preference
+    assert stored.prior.source == "labels"
+    options = Tailoring(estimation=Estimation(prior=0.02))
+    found = tailor(probed.path, TargetSources(), tmp_path / "out", options, CPU, preference=stored)
+    assert found.preference.prior == dataclasses.replace(stored.prior, eps=0.02)
+    run = Run.open(probed.path)
+    assert with_site_prior(stored, run, "auto") == stored
+    assert with_site_prior(stored, run, "none").prior is None
+    plain = dataclasses.replace(stored, prior=None)
+    assert with_site_prior(plain, run, 0.1).prior.eps == 0.1
+    assert with_site_prior(plain, run, "auto").prior.source == "tasks"
+
+
+def test_a_seed_is_no_matter_for_methods_without_a_lottery(probed, tmp_path):
+    found = made(probed, TargetSources(equal=True), tmp_path / "out", method="tsv", seed=7)
+    assert not [text for text in found.warnings if "seed" in text]
+    tunable = made(probed, TargetSources(equal=True), tmp_path / "tunable", seed=7)
+    assert tunable.report.seed == 7
+    run = Run.open(probed.path)
+    plan = plan_tailor(run, TargetSources(equal=True), None, Tailoring(method="tsv", seed=7), CPU)
+    assert not [text for text in plan.merge.warnings if "seed" in text]
+
+
+def sparse_run(folder, rows, columns):
+    """A run whose one matrix takes no room on the disk."""
+    folder.mkdir()
+    for name in ("base", "first", "second"):
+        size = 4 * rows * columns
+        header = json.dumps({"words": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, size]}}).encode()
+        with open(folder / f"{name}.safetensors", "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+    tasks = [{"name": name, "checkpoint": f"{name}.safetensors"} for name in ("first", "second")]
+    (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base.safetensors", "tasks": tasks}))
+    return Run.open(folder)
+
+
+def test_whether_tsv_can_be_merged(tmp_path):
+    run = sparse_run(tmp_path / "run", 30522, 768)
+    why = "tsv needs 1288 MiB for its largest matrix; --memory 2GiB lets it"
+    assert why_not_tsv(run, {}) == why
+    assert why_not_tsv(run, {"memory": "2GiB"}) is None
+    assert why_not_tsv(sparse_run(tmp_path / "small", 30, 20), {}) is None
+    assert why_not_tsv(run, {"engine": "ray"}) == "tsv does not run with engine 'ray'"
+    assert why_not_tsv(run, {"device": "cuda"}) == "tsv does not run with device 'cuda'"
+    plan = plan_tailor(run, TargetSources(equal=True), None, Tailoring(), CPU)
+    assert plan.method == "tunable_magmax"  # two tasks
+    plan = plan_tailor(run, TargetSources(labels=tmp_path), None, Tailoring(), CPU)
+    assert plan.method == f"tunable_magmax ({why})"
+
+
+def test_where_tsv_does_not_fit_the_other_method_is_taken(probed, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(tailoring_, "default_method", lambda weights: "tsv")
+    monkeypatch.setattr(tailoring_, "why_not_tsv", lambda run, output: "tsv needs much")
+    found = made(probed, TargetSources(equal=True), tmp_path / "out")
+    assert found.record["merge"]["method"] == "tunable_magmax"
+    assert found.record["merge"]["why"] == "2 tasks in effect, more than 3.2, but tsv needs much"
+    by_pairs = made(probed, site[1], tmp_path / "pairs")
+    assert "tsv" not in [model["name"] for model in by_pairs.record["choice"]["tried"]]
 
 
 # -- the check without labels ----------------------------------------------------------------------------------------
@@ -385,6 +516,90 @@ def test_pairs_that_nothing_may_choose_by(probed, site, tmp_path):
     assert "3 pairs are too few to choose a model or a scale by; 8 are needed" in found.warnings
 
 
+def test_one_sample_is_no_plural(probed, tmp_path):
+    one = TargetSources(pairs=probed.pairs(tmp_path / "one", {"red": 1}))
+    found = made(probed, one, tmp_path / "out")
+    assert "1 sample is little: the weights are rough; look at their intervals" in found.warnings
+    assert "1 pair is too few to choose a model or a scale by; 8 are needed" in found.warnings
+
+
+def test_with_a_given_preference_pairs_score_the_model_that_is_written(probed, site, tmp_path, monkeypatch):
+    monkeypatch.setattr("tunable_magmax.models.calibration.logit_factor", lambda *_: 1.0)  # so that the prior rules
+    flat = LabelledRun(shutil.copytree(probed.path, tmp_path / "run"), "vit")
+    head = load_head(flat.path / "head.safetensors")
+    save_head(dataclasses.replace(head, logit_scale=5.0), flat.path / "head.safetensors")
+    tables = [dict.fromkeys(classes, 1) for classes in TASKS.values()]
+    wrong = Preference((0.02, 0.98)).with_prior(tables, eps=0.002)  # most pairs are of the first task
+    found = tailor(flat.path, site[1], tmp_path / "out", Tailoring(scale=1.0), CPU, preference=wrong)
+    assert found.preference == wrong
+    counts = {model["name"]: model["right"] for model in found.record["choice"]["tried"]}
+    written = evaluate(tmp_path / "out", site[1].pairs, reading=Reading(device="cpu"))
+    assert counts[found.record["choice"]["chosen"]] == written.accuracy.overall.right < 12
+
+
+def scale_choice(**changes):
+    usual = {
+        "samples": 20,
+        "scales": (0.5, 1.0),
+        "right": (8, 10),
+        "default": 1.0,
+        "default_right": 10,
+        "tuned_right": 10,
+        "scale": None,
+        "used": 1.0,
+        "interval": (0.5, 1.0),
+        "base_right": 18,
+    }
+    return ScaleChoice(**{**usual, **changes})
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "text"),
+    [
+        (
+            scale_choice(better=("the base", 18)),
+            {"method": "tsv"},
+            "the base is better than the merged model: 50% of 20 pairs are right at the scale 1, and 90% with the "
+            "base; leave out --method, so that pairs choose the model, or try a smaller --scale",
+        ),
+        (
+            scale_choice(better=("the base", 18), right=(12, 10)),
+            {"choose": "none"},
+            "with the base; leave out --choose none, so that pairs choose the model, or try --scale 0.5",
+        ),
+        (
+            scale_choice(better=("the scale 0.5", 18), right=(18, 10)),
+            {"method": "tsv"},
+            "the merged step has the wrong length: 50% of 20 pairs are right at the scale 1, and 90% with the scale "
+            "0.5; try --scale 0.5",
+        ),
+    ],
+)
+def test_the_advice_is_never_what_was_done(found, options, text):
+    assert tailoring_.better_warning(found, *found.better, Tailoring(**options)).endswith(text)
+
+
+@pytest.mark.parametrize(("method", "stored"), [("tunable_magmax", 0.5), ("tsv", None), ("magmax", None)])
+def test_only_the_scale_of_a_tunable_merge_is_kept_in_the_preference(
+    probed, site, tmp_path, monkeypatch, method, stored
+):
+    monkeypatch.setattr(tailoring_, "choose_scale", lambda *_, **__: scale_choice(scale=0.5, used=0.5))
+    found = made(probed, site[1], tmp_path / "out", method=method)
+    assert (found.record["merge"]["scale"], found.record["scale_by_pairs"]["chosen"]) == (0.5, 0.5)
+    assert (found.preference.scale, "scale_by_pairs" in found.preference.provenance) == (stored, stored is not None)
+
+
+def test_a_scale_of_0_is_the_base_and_a_negative_one_is_refused(probed, site, tmp_path):
+    found = made(probed, site[1], tmp_path / "out", scale=0.0)
+    facts = found.record["scale_by_pairs"]
+    assert (found.report.scale, facts["used"], facts["chosen"]) == (0.0, 0.0, None)
+    assert facts["right"][facts["scales"].index(0.0)] == facts["base_right"]
+    own, written = (load_file(path / "model.safetensors") for path in (Run.open(probed.path).base, tmp_path / "out"))
+    assert all(torch.equal(written[name], value) for name, value in own.items())
+    with pytest.raises(InputError, match=r"scale is -1.0, a step away from what the tasks learned: give a number"):
+        Tailoring(scale=-1.0)
+
+
 def test_the_scale_by_pairs_is_that_of_prefer(probed, site):
     found = prefer(probed.path, site[1], Estimation(choose_scale=True), CPU).preference
     facts = found.provenance["scale_by_pairs"]
@@ -436,10 +651,8 @@ def test_classes_that_no_profile_knows(probed, tmp_path):
     classes = {"classes": json.dumps(["red", "blue", "pink", "grey"])}
     save_file({"weight": weight}, run.path / "head.safetensors", classes)
     found = made(run, TargetSources(equal=True), tmp_path / "out")
-    assert "1 classes of the head belong to no task, and the prior makes them unlikely: 'pink'" in " ".join(
-        found.warnings
-    )
-    assert "which cannot predict them: 'green'" in " ".join(found.warnings)
+    assert "1 class of the head belongs to no task, and the prior makes it unlikely: 'pink'" in " ".join(found.warnings)
+    assert "which cannot predict it: 'green'" in " ".join(found.warnings)
     strangers = {"classes": json.dumps(["a", "b", "c", "d"])}
     save_file({"weight": weight}, run.path / "head.safetensors", strangers)
     with pytest.raises(InputError, match=r"no class of the prior .* is a class of the head"):
@@ -471,6 +684,30 @@ def test_labels_of_no_task_an_empty_folder_and_pictures_that_cannot_be_read(prob
         file.write_bytes(b"no picture")
     with pytest.raises(InputError, match="24 of 24 samples cannot be read"):
         made(probed, TargetSources(inputs=tmp_path / "broken"), tmp_path / "none")
+
+
+def test_adapters_are_refused_before_anything_is_scored(probed, site, tmp_path):
+    run = LabelledRun(shutil.copytree(probed.path, tmp_path / "run"), "vit")
+    base = load_file(run.path / "base/model.safetensors")
+    name = next(name for name, value in base.items() if value.ndim == 2 and name.endswith("query.weight"))
+    for task in TASKS:
+        shutil.rmtree(run.path / task)
+        factors = adapters.factors(*base[name].shape, 2, 1)
+        adapters.save_adapter(run.path / task, {name.removesuffix(".weight"): factors})
+    text = (
+        "first is a LoRA adapter, and only whole checkpoints can be scored on labelled samples: give --choose none "
+        "--check none, and pairs are used by their labels only, or make checkpoints of the adapters"
+    )
+    refused(run, site[1], tmp_path, text)
+    [problem] = plan_tailor(Run.open(run.path), site[1], tmp_path / "out", Tailoring(), CPU).problems
+    assert text in problem
+    found = made(run, site[1], tmp_path / "out", choose="none", check="none")
+    assert found.record["preference"]["method"] == "label"
+    for scored in (compare, plan_comparison):
+        with pytest.raises(InputError, match=r"scored on labelled samples: make checkpoints of the adapters and a run"):
+            scored(run.path, Preference((1, 1)), site[1].pairs, reading=Reading(device="cpu"))
+    with pytest.raises(InputError, match="leave out --choose-scale, or make checkpoints"):
+        prefer(run.path, site[1], Estimation(choose_scale=True), CPU)
 
 
 def test_an_output_that_is_one_file(probed, tmp_path):

@@ -18,7 +18,7 @@ MODEL_CONFIG = "config.json"
 """Without it, transformers does not load a directory."""
 
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
-_NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "tmx-*", ".*")
+_NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "tmx-*", ".*")
 _MODULES = "modules.json"
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16

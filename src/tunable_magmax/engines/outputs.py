@@ -289,7 +289,7 @@ class Log:
     out: Path
     started: float
     fingerprint: Mapping[str, Any] | None = None
-    """By what a sweep recognises a finished point."""
+    """By what a sweep recognises a finished point, and tailoring a finished model."""
 
     def write(self, inputs: Inputs, report: MergeReport) -> None:
         """Appends a line for the merge that made `report`."""

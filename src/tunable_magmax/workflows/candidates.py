@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator
@@ -79,6 +80,16 @@ def usual_candidates(run: Run, scales: Sequence[float | str] = ("matched",)) -> 
         *(other for other in others if other.method in METHODS),
         *map(tunable, dict.fromkeys(scales)),
     )
+
+
+def refuse_adapters(run: Run, instead: str = "") -> None:
+    """Refuses to score the models of a run whose tasks are adapters; `instead` says how to do without."""
+    adapter = next(filter(holds_adapter, run.tasks), None)
+    if adapter is not None:
+        raise InputError(
+            f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on labelled samples: {instead}make "
+            f"checkpoints of the adapters and a run of these: {as_checkpoint(adapter)}"
+        )
 
 
 class Candidates:

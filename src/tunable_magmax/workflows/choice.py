@@ -15,7 +15,7 @@ from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers
-from tunable_magmax.workflows.scale import LEAST_PAIRS, deal
+from tunable_magmax.workflows.scale import deal
 
 LIKELIEST = "the likeliest task"
 TITLES = {
@@ -142,11 +142,12 @@ def resolved(candidate: Candidate, weights: Sequence[float]) -> Candidate:
 
 def choose(
     candidates: Candidates, models: Sequence[Candidate], refit: Refit, progress: Progress | None = None
-) -> Choice | None:
-    """Cross-validates models: weights and prior come from the other folds' labels; None with too few samples."""
+) -> Choice:
+    """Cross-validates models: weights and prior come from the other folds' labels.
+
+    There should be at least `scale.LEAST_PAIRS` samples.
+    """
     truth = candidates.truth
-    if len(truth) < LEAST_PAIRS:
-        return None
     classes = candidates.evaluator.head.classes
     folds = deal(truth, candidates.seed)
     count = int(folds.max()) + 1

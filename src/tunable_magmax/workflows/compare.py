@@ -16,7 +16,14 @@ from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, p
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers, tunable, usual_candidates
+from tunable_magmax.workflows.candidates import (
+    Candidate,
+    Candidates,
+    refuse_adapters,
+    right_answers,
+    tunable,
+    usual_candidates,
+)
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.scoring import (
     AppliedPrior,
@@ -28,7 +35,7 @@ from tunable_magmax.workflows.scoring import (
     open_head,
     open_labelled,
 )
-from tunable_magmax.workflows.tailoring import default_method, default_scale
+from tunable_magmax.workflows.tailoring import default_method, default_scale, why_not_tsv, with_site_prior
 
 if TYPE_CHECKING:
     import numpy as np
@@ -329,10 +336,12 @@ def _open(
             f"{file} has {len(chosen.weights)} weights, and {trained.path} has {len(trained.tasks)} tasks: make a "
             f"preference for this run with `tmx prefer {trained.path}`"
         )
+    refuse_adapters(trained)
+    chosen = with_site_prior(chosen, trained, rivals.prior)
     head_file, _ = find_head(trained.base, head, trained)
     asked: Prior = "none" if rivals.prior == "none" else chosen
     opened, prior = open_head(head_file, asked, trained)
-    tailored = tailored_candidate(chosen, prior is not None)
+    tailored = tailored_candidate(chosen, prior is not None, why_not_tsv(trained, {}) is None)
     scales = [*rivals.scales, *([tailored.scale] if tailored.name == "tunable" else [])]
     candidates = usual_candidates(trained, [scale for scale in scales if scale is not None])
     if tailored not in candidates:
@@ -340,13 +349,15 @@ def _open(
     return _Opened(trained, chosen, head_file, opened, prior, candidates, tailored)
 
 
-def tailored_candidate(preference: Preference, prior: bool) -> Candidate:
+def tailored_candidate(preference: Preference, prior: bool, tsv: bool = True) -> Candidate:
     """Returns the merge that `tailor` makes of a preference by default; `prior`: whether its head has a site prior.
+
+    `tsv`: whether that can be merged in the memory that `tailor` uses by default.
 
     >>> [tailored_candidate(Preference(weights), prior=True).title for weights in ((0.9, 0.1), (1,) * 9)]
     ['tunable, scale 1', 'tsv']
     """
-    method = default_method(preference.weights)
+    method = default_method(preference.weights) if tsv else "tunable_magmax"
     if method == "tsv":
         return Candidate("tsv", "tsv", None, preference.scale, weighted=True)
     return tunable(preference.scale or default_scale(method, prior))

@@ -183,7 +183,7 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
 
 def opinions(sources: TargetSources, tasks: int) -> Iterator[Preference]:
     """Yields the preference that is given by hand, if one is."""
-    names = [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]
+    names = [name for name in sources.named() if name in ("weights", "alpha", "equal")]
     if len(names) > 1:
         raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
     if sources.weights is not None:
@@ -220,7 +220,8 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
     if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
         raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     for option, methods in USED_BY.items():
-        if getattr(estimation, option) not in (None, False) and method not in methods:
+        value = getattr(estimation, option)
+        if value is not None and value is not False and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
 
 

@@ -19,7 +19,7 @@ from tunable_magmax.evaluation.comparison import ALPHA, paired, sign_test
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import MASK, lottery_state, ticket
-from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers, tunable
+from tunable_magmax.workflows.candidates import Candidate, Candidates, refuse_adapters, right_answers, tunable
 from tunable_magmax.workflows.search import labelled_pairs
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
@@ -31,6 +31,8 @@ FACTORS = (0.25, 0.315, 0.4, 0.5, 0.63, 0.8, 1.0, 1.26, 1.6, 2.0)
 """Scales that are tried, as multiples of the default one; 1 is tried as well."""
 LEAST_PAIRS = 8
 """With fewer labelled samples nothing is chosen by them."""
+BASE = "the base"
+"""What `ScaleChoice.better` calls the base."""
 MOST_FOLDS, LEAST_FOLD = 5, 4
 # A stream of the lottery of its own: merges use 0 to 3, data sets 16 to 18, the probe 24.
 STREAM = 25
@@ -98,7 +100,7 @@ class ScaleChoice:
 
 
 def _apart(scale: float, default: float) -> float:
-    return abs(math.log(scale / (default or 1.0)))
+    return abs(math.log(scale / (default or 1.0))) if scale > 0 else math.inf
 
 
 def _against(one: Share, other: Share) -> str:
@@ -115,12 +117,14 @@ def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference
             f"{target.run.path}: scoring scales needs a frozen classifier head, and the run names none: give it with "
             "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`"
         )
+    refuse_adapters(target.run, "leave out --choose-scale, or ")
     head = site_head(load_head(target.head_file), preference, target.run.profiles)
     with open_pairs(target, head) as candidates:
         found = choose_scale(candidates, tunable(), preference, progress=target.progress)
         samples = len(candidates.truth)
     if found is None:
-        warnings.warn(f"{samples} pairs are too few to choose a scale; {LEAST_PAIRS} are needed", stacklevel=2)
+        pairs = "1 pair is" if samples == 1 else f"{samples} pairs are"
+        warnings.warn(f"{pairs} too few to choose a scale; {LEAST_PAIRS} are needed", stacklevel=2)
         return preference
     return with_scale(preference, found)
 
@@ -175,9 +179,6 @@ def choose_scale(
     default = float(candidates.reports[merge].scale)
     extra = {1.0} if fixed is None else {1.0, fixed}
     scales = sorted({default, *(round(factor * default, 6) for factor in FACTORS if factor != 1), *extra})
-    scales = [scale for scale in scales if scale > 0]
-    if not scales:
-        raise InputError("the last task vector is zero, so the matched scale is 0: give a scale")
     rows = []
     for done, scale in enumerate(scales, 1):
         rows.append(at_default if scale == default else score(replace(merge, scale=scale)))
@@ -195,9 +196,9 @@ def choose_scale(
     gains = free and fixed is None and tuned > at_default.sum() and scales[winner] != default
     fine = [scale for scale, row in zip(scales, right, strict=True) if not clearly_better(right[winner], row)]
     base = score(Candidate("base", checkpoint=0))
-    used = scales[winner] if gains else fixed or default
+    used = scales[winner] if gains else default if fixed is None else fixed
     now = right[scales.index(used)]
-    rivals = {f"the scale {scales[winner]:g}": right[winner], "the base": base}
+    rivals = {f"the scale {scales[winner]:g}": right[winner], BASE: base}
     better = [(name, int(row.sum())) for name, row in rivals.items() if clearly_better(row, now)]
     return ScaleChoice(
         samples=len(truth),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.target import TargetSources
+from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.verify import log_entries
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -58,13 +63,18 @@ def record_bytes(record: Mapping[str, Any]) -> bytes:
 def without_paths(text: str, paths: Sequence[Path | None]) -> str:
     """Returns a text in which paths are only names, so that equal inputs elsewhere give equal bytes.
 
-    >>> without_paths("/data/site/images: 1 of 3 samples", [Path("/data/site/images")])
+    >>> without_paths("/data/site/images: 1 of 3 samples", [Path("/data/site"), Path("/data/site/images")])
     'images: 1 of 3 samples'
+    >>> without_paths("/data/site-2/a.png is no image", [Path("/data/site")])
+    '/data/site-2/a.png is no image'
     """
-    for path in paths:
-        if path is not None and path.name:
-            text = text.replace(str(path), path.name)
-    return text
+    named = {str(path): path.name for path in paths if path is not None and path.name}
+    if not named:
+        return text
+    longest_first = "|".join(map(re.escape, sorted(named, key=len, reverse=True)))
+    # Whole paths only: neither the end of another one, nor the beginning of a longer name.
+    whole = rf"(?<![\w./-])(?:{longest_first})(?![\w-]|\.\w)"
+    return re.sub(whole, lambda match: named[match[0]], text)
 
 
 # -- the model card ---------------------------------------------------------------------------------------------------
@@ -115,11 +125,12 @@ def _cell(text: str) -> str:
 # -- a model that is complete -----------------------------------------------------------------------------------------
 
 
-def fingerprint(run: Run, sources: TargetSources, options: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(run: Run, sources: TargetSources, reading: TargetReading, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
-    known = {name: value for name, value in vars(sources).items() if value not in (None, False)}
+    known = sources.named()
     files = {name: value for name, value in known.items() if isinstance(value, Path)}
-    inputs = [run.path / "run.json", run.base, *run.tasks, *filter(None, [run.head]), *run.profile_files]
+    classifier = [reading.classifier, reading.classifier_checkpoint, run.head, run.classifier_checkpoint]
+    inputs = [run.path / "run.json", run.base, *run.tasks, *filter(None, classifier), *run.profile_files]
     return {
         "tailor": VERSION,
         "options": {key: str(value) for key, value in options.items()},
@@ -147,11 +158,10 @@ def is_complete(out: Path, wanted: Mapping[str, Any]) -> bool:
     """Says whether a directory holds the model of this fingerprint, by the log beside it, whose files are all there."""
     try:
         report = json.loads((out / REPORT).read_text(encoding="utf-8"))
-        lines = out.with_name(f"{out.name}.log").read_text(encoding="utf-8").splitlines()
-        entry = json.loads(lines[-1])
-        same: bool = entry["fingerprint"] == json.loads(json.dumps(wanted)) and entry["files"] == report["files"]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        entry = next(entry for entry in log_entries(out) if entry.get("files") == report["files"])
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return False
+    same: bool = entry.get("fingerprint") == json.loads(json.dumps(wanted))
     return same and all((out / name).is_file() for name in report["files"])
 
 
@@ -161,3 +171,52 @@ def read_finished(out: Path) -> tuple[dict[str, Any], Preference, MergeReport]:
 
     record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
     return record, Preference.load(out / PREFERENCE), read_report(out)
+
+
+# -- a model that was not finished ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A note in the directory of unfinished work: which tailoring it is of, and which merge that had come to.
+
+    An estimate that is made again, on a GPU or with another number of threads, may differ in its last bits. Then what
+    was merged cannot be continued, but it is no other user's work either.
+    """
+
+    out: Path
+    fingerprint: Mapping[str, Any]
+    merge: Mapping[str, Any] | None = None
+
+    @property
+    def file(self) -> Path:
+        """Where the note is; it goes away together with the directory."""
+        return self.out.with_name(f"{self.out.name}.partial") / "tailor.json"
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the note says."""
+        content: dict[str, Any] = json.loads(json.dumps({"tailoring": self.fingerprint, "merge": self.merge}))
+        return content
+
+    def leave(self) -> None:
+        """Leaves the note, once the merge has begun."""
+        if self.file.parent.is_dir() and not self.file.exists():
+            with suppress(OSError):  # the note is a help, and a full disk shows elsewhere
+                write_atomic(self.file, json.dumps(self.content, indent=1).encode())
+
+    def is_there(self) -> bool:
+        """Whether there is unfinished work of this tailoring."""
+        found = self._found()
+        return found is not None and bool(found.get("tailoring") == self.content["tailoring"])
+
+    def is_stale(self) -> bool:
+        """Whether there is unfinished work of this tailoring that had come to another merge."""
+        return self.is_there() and self._found() != self.content
+
+    def _found(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None

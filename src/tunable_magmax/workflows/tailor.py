@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice,
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
 from tunable_magmax.workflows.prefer import class_tables, prefer_for
-from tunable_magmax.workflows.scale import LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
+from tunable_magmax.workflows.scale import BASE, LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
 from tunable_magmax.workflows.site_model import (
     HEAD,
     PREFERENCE,
     RECORD,
     VERSION,
+    Unfinished,
     card_section,
     fingerprint,
     is_complete,
@@ -40,15 +41,19 @@ from tunable_magmax.workflows.site_model import (
 from tunable_magmax.workflows.tailoring import (
     MANY_TASKS,
     Tailoring,
+    check_adapters,
     check_place,
     check_sources,
     default_method,
     default_scale,
     default_words,
     effective_tasks,
+    options_of,
     prior_warnings,
     read_scale,
     require_head,
+    why_not_tsv,
+    with_site_prior,
 )
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
@@ -120,13 +125,14 @@ def tailor(
     """
     run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
     check_sources(sources, preference)
-    known_by = fingerprint(run, sources, _options(tailoring, reading, preference))
+    known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
     overwrite = bool(tailoring.output.get("overwrite", False))
     if not overwrite and is_complete(place, known_by):
         record, found, report = read_finished(place)
         texts = (*record["warnings"], *report.warnings)
         return Tailored(place, record, found, run.labels, report, texts, complete=True)
     check_place(place, overwrite)
+    check_adapters(run, sources, tailoring)
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed, progress)
     work = _Work(target, require_head(target), tailoring, preference)
     with warnings.catch_warnings(record=True) as caught:
@@ -179,21 +185,14 @@ class _Work:
                 self.warnings += found.warnings
                 self.preference = found.preference
             else:
-                self.preference = self._with_prior(self.given)
-            if estimation.prior == "none":
-                self.preference = replace(self.preference, prior=None)
+                self.preference = with_site_prior(self.given, target.run, estimation.prior)
             plain, self.head = self.head, site_head(self.head, self.preference, target.run.profiles)
             self.logit_factor = round(self.head.logit_scale / plain.logit_scale, 6)
         samples = self.preference.provenance.get("samples")
         if isinstance(samples, int) and samples < FEW:
-            self.warnings.append(f"{samples} samples are few: the weights are rough; look at their intervals")
+            few = "1 sample is little" if samples == 1 else f"{samples} samples are few"
+            self.warnings.append(f"{few}: the weights are rough; look at their intervals")
         self.warnings += prior_warnings(target.run, self.preference, self.head.classes, estimation.prior == "none")
-
-    def _with_prior(self, given: Preference) -> Preference:
-        tables, eps = class_tables(self.target.run), self.tailoring.estimation.prior
-        if tables is None or eps == "none" or (given.prior is not None and eps == "auto"):
-            return given
-        return given.with_prior(tables, eps=None if eps == "auto" else eps)
 
     # -- the merge that suits it -------------------------------------------------------------------------------------
 
@@ -204,20 +203,23 @@ class _Work:
         method = default_method(weights) if auto else tailoring.method
         tasks = f"{effective_tasks(weights):.3g} tasks in effect, "
         tasks += f"{'more than' if method == 'tsv' else 'at most'} {MANY_TASKS:g}"
+        no_tsv = why_not_tsv(self.target.run, tailoring.output) if auto else None
+        if auto and method == "tsv" and no_tsv is not None:
+            method, tasks = "tunable_magmax", f"{tasks}, but {no_tsv}"
         self.merged = self._usual(method, tasks if auto else "asked for")
         by_pairs = self.target.sources.pairs is not None
-        if not by_pairs or (tailoring.choose == "none" and tailoring.check == "none"):
+        if not by_pairs or not tailoring.scores_pairs:
             return
         with self._phase("choosing"), open_pairs(self.target, self.head, tailoring.seed) as candidates:
             pairs, progress = len(candidates.truth), self.target.progress
             if pairs < LEAST_PAIRS:
-                self.warnings.append(
-                    f"{pairs} pairs are too few to choose a model or a scale by; {LEAST_PAIRS} are needed"
-                )
+                few = "1 pair is" if pairs == 1 else f"{pairs} pairs are"
+                self.warnings.append(f"{few} too few to choose a model or a scale by; {LEAST_PAIRS} are needed")
                 return
             if auto and tailoring.choose == "auto":
-                self.choice = choose(candidates, rivals(self._candidate(), self._scale), self._refit(), progress)
-                assert self.choice is not None
+                models = rivals(self._candidate(), self._scale)
+                models = [model for model in models if no_tsv is None or model.method != "tsv"]
+                self.choice = choose(candidates, models, self._refit(), progress)
                 self.merged = self._chosen(self.choice.chosen.name)
             if self._unmerged or self.merged.scale_from == AS_TRIED:
                 return
@@ -258,16 +260,12 @@ class _Work:
         assert found is not None
         if found.scale is not None:
             self.merged = replace(self.merged, scale=found.scale, scale_from="chosen by pairs")
-        if self.tailoring.choose == "auto" and self.tailoring.scale is None:
-            self.preference = with_scale(self.preference, found) if self.preference.scale is None else self.preference
+        free = self.tailoring.choose == "auto" and self.tailoring.scale is None
+        # The scale of a preference is that of a Tunable MAGMAX merge; another method's is in the record only.
+        if free and self.preference.scale is None and self.merged.method == "tunable_magmax":
+            self.preference = with_scale(self.preference, found)
         if found.better is not None and self.tailoring.check == "auto":
-            name, right = found.better
-            used = found.scales.index(found.used)
-            own, other = (count / found.samples for count in (found.right[used], right))
-            self.warnings.append(
-                f"the merged step has the wrong length: {own:.0%} of {found.samples} pairs are right at the scale "
-                f"{found.scales[used]:g}, and {other:.0%} with {name}; try --scale {found.best:g}"
-            )
+            self.warnings.append(better_warning(found, *found.better, self.tailoring))
 
     def _usual(self, method: str, why: str) -> MergeChoice:
         if self._asked_scale is None:
@@ -292,13 +290,16 @@ class _Work:
         return self._usual({"tunable": "tunable_magmax"}.get(name, name), why)
 
     def _refit(self) -> Refit:
-        """Returns what estimates a preference from the labels of some folds, as the whole one was estimated."""
+        """Returns what estimates a preference from the labels of some folds, as the whole one was estimated.
+
+        One that was given is not estimated: it stays as it is, as it does in the tailored model.
+        """
+        if self.given is not None:
+            return lambda labels: self.preference
         estimation, whole = self.tailoring.estimation, self.preference
         tables, sources = class_tables(self.target.run), self.target.sources
         opinions = sources.weights is not None or sources.alpha is not None or sources.equal
-        by_labels = (
-            self.given is None and not opinions and estimation.method in ("auto", "label") and tables is not None
-        )
+        by_labels = not opinions and estimation.method in ("auto", "label") and tables is not None
         eps = estimation.prior if isinstance(estimation.prior, float) else None
         quiet = Resampling(replicates=0)
 
@@ -311,8 +312,7 @@ class _Work:
                     options: dict[str, Any] = {"similarity": estimation.similarity, "on_zero": "equal"}
                     found = Preference.from_labels(tables, labels, resampling=quiet, **options)
                 if whole.prior is not None and tables is not None:
-                    kept = whole.prior.eps if self.given is not None else eps
-                    found = found.with_prior(tables, labels, eps=kept)
+                    found = found.with_prior(tables, labels, eps=eps)
             return found.tempered(whole.tempering or 0.0) if by_labels else found
 
         return refit
@@ -328,15 +328,29 @@ class _Work:
     ) -> tuple[str, ...]:
         """Merges into the output; returns notes that name paths. `texts` gives the warnings that came up meanwhile."""
         run, chosen, self._texts = self.target.run, self.merged, texts
-        options: dict[str, Any] = {"method": chosen.method, "scale": chosen.scale, "seed": self.tailoring.seed}
+        options: dict[str, Any] = {"method": chosen.method, "scale": chosen.scale}
+        if "seed" in METHODS[chosen.method].reads:
+            options["seed"] = self.tailoring.seed
         if chosen.weights is not None:
             options["weights"] = list(chosen.weights)
         recipe = Recipe(run.base, run.tasks, options, run.names)
-        settings = {**self.tailoring.output, "additions": additions, "progress": self.target.progress}
+        unfinished, told = Unfinished(out, additions.fingerprint or {}, options), list[str]()
+        notify = notify or (lambda note: None)
+
+        def progress(phase: str, done: int, total: int) -> None:
+            unfinished.leave()
+            if self.target.progress is not None:
+                self.target.progress(phase, done, total)
+
+        settings = {**self.tailoring.output, "additions": additions, "progress": progress}
+        if unfinished.is_stale() and not settings.get("fresh"):
+            settings["fresh"] = True
+            told.append("the estimate differs a little from that of the interrupted call, so the merge begins anew")
+            notify(told[0])
         with self._phase("merging"):
-            result = merge_recipe(recipe, out, notify or (lambda note: None), **settings)
+            result = merge_recipe(recipe, out, notify, **settings)
         self.report = result.report
-        return (*result.notes, *result.lacking)
+        return (*told, *result.notes, *result.lacking)
 
     def files(self, folder: Path, report: MergeReport) -> AddedFiles:
         """Makes the files beside the weights; the merged model is checked first, while it is still out of sight."""
@@ -357,8 +371,8 @@ class _Work:
 
     def _record(self, report: MergeReport) -> dict[str, Any]:
         preference, sources, merged = self.preference, self.target.sources, self.merged
-        named = {key: value for key, value in vars(sources).items() if value not in (None, False)}
-        paths = [value for value in named.values() if isinstance(value, Path)]
+        named = sources.named()
+        paths = [*(value for value in named.values() if isinstance(value, Path)), *self._places()]
         texts = dict.fromkeys([*self.warnings, *self._texts()])
         scale = None if self.scale is None else {**self.scale.to_dict(), "sentence": self.scale.sentence}
         choice, check = self.choice, self.agreement
@@ -383,14 +397,29 @@ class _Work:
             "choice": choice and {**choice.to_dict(), "sentence": choice.sentence, "simpler": choice.simpler},
             "scale_by_pairs": scale,
             "check": check and {**check.to_dict(), "sentence": check.sentence},
-            "warnings": [without_paths(text, [*paths, self.target.run.path]) for text in texts],
+            "warnings": [without_paths(text, paths) for text in texts],
         }
 
+    def _places(self) -> list[Path]:
+        """Returns the run, and what is outside of it: checkpoints, the classifier's head and checkpoint."""
+        run, reading = self.target.run, self.target.reading
+        named = [run.base, *run.tasks, run.head, run.classifier_checkpoint]
+        named += [reading.classifier, reading.classifier_checkpoint]
+        return [run.path, *(path for path in named if path is not None and not path.is_relative_to(run.path))]
 
-def _options(tailoring: Tailoring, reading: TargetReading, preference: Preference | None) -> dict[str, Any]:
-    output = {name: value for name, value in tailoring.output.items() if name in ("shard_size", "base_model")}
-    own = {**asdict(tailoring), **asdict(reading), "output": output}
-    return own | ({} if preference is None else {"preference": preference.to_json()})
+
+def better_warning(found: ScaleChoice, name: str, right: int, tailoring: Tailoring) -> str:
+    """Returns a warning that the base, or another scale, is clearly better than the merge, and what to try."""
+    own, other = (count / found.samples for count in (found.right[found.scales.index(found.used)], right))
+    shares = f"{own:.0%} of {found.samples} pairs are right at the scale {found.used:g}, and {other:.0%} with {name}"
+    remedy = f"try --scale {found.best:g}" if found.best != found.used else "try a smaller --scale"
+    if name != BASE:
+        return f"the merged step has the wrong length: {shares}; {remedy}"
+    if tailoring.method != "auto":
+        remedy = f"leave out --method, so that pairs choose the model, or {remedy}"
+    elif tailoring.choose == "none":
+        remedy = f"leave out --choose none, so that pairs choose the model, or {remedy}"
+    return f"the base is better than the merged model: {shares}; {remedy}"
 
 
 def _texts(caught: Sequence[warnings.WarningMessage]) -> list[str]:

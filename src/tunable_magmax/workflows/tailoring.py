@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.data.features import holds_features
 from tunable_magmax.data.source import open_labels, open_samples
+from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.resources import kernels_for, plan_memory, whole_bytes
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import read_eps
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.candidates import refuse_adapters
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
 from tunable_magmax.workflows.prefer import Estimation, class_tables, opinions
+from tunable_magmax.workflows.site_model import Unfinished, fingerprint
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
 if TYPE_CHECKING:
@@ -43,6 +49,37 @@ def default_method(weights: Sequence[float]) -> str:
     ('tunable_magmax', 'tsv')
     """
     return "tsv" if effective_tasks(weights) > MANY_TASKS else "tunable_magmax"
+
+
+def why_not_tsv(run: Run, output: Mapping[str, Any]) -> str | None:
+    """Returns why tsv, which merges matrices whole, cannot make a model of a run with these settings; None if it can.
+
+    `output`: settings of `merge_checkpoints`.
+    """
+    import torch
+
+    resources = Resources(**{name: output[name] for name in Resources.__slots__ if name in output})
+    try:
+        resources.check_method("tsv")
+    except InputError:
+        place = f"engine {resources.engine!r}" if resources.engine != "local" else f"device {resources.device!r}"
+        return f"tsv does not run with {place}"
+    options, kernels = read_options(len(run.tasks), method="tsv"), kernels_for(torch.device("cpu"))
+    with Inputs(run.base, run.tasks, options) as inputs:
+
+        def fits(memory: int) -> bool:
+            try:
+                plan_memory(inputs.layout, options, kernels, resources.threads, memory)
+            except InputError:
+                return False
+            return True
+
+        if fits(resources.memory_bytes):
+            return None
+        gib = next((power for power in (1 << bit for bit in range(20)) if fits(power << 30)), None)
+        needed = -(-whole_bytes(inputs.layout, options) // 2**20)
+    remedy = "" if gib is None else f"; --memory {gib}GiB lets it"
+    return f"tsv needs {needed} MiB for its largest matrix{remedy}"
 
 
 def default_scale(method: str, prior: bool) -> float | str:
@@ -87,6 +124,16 @@ class Tailoring:
         if self.method != "auto" and self.method not in METHODS:
             known = ["auto", *METHODS]
             raise InputError(f"unknown method {self.method!r}{closest(self.method, known)}; known: {', '.join(known)}")
+        if self.scale not in (None, "matched") and read_scale(self.scale) < 0:
+            raise InputError(
+                f"scale is {self.scale}, a step away from what the tasks learned: give a number above 0, or 0 for the "
+                "base as it is"
+            )
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether pairs, if there are any, are used to score models: to choose one, or a scale, or to check it."""
+        return (self.choose, self.check) != ("none", "none")
 
 
 # -- before anything is read ------------------------------------------------------------------------------------------
@@ -94,12 +141,18 @@ class Tailoring:
 
 def check_sources(sources: TargetSources, preference: Preference | None) -> None:
     """Refuses samples beside a preference, which is made of samples already; pairs may choose model and scale."""
-    named = [name for name, value in vars(sources).items() if value not in (None, False) and name != "pairs"]
+    named = [name for name in sources.named() if name != "pairs"]
     if preference is not None and named:
         raise InputError(
             f"--preference holds weights already: leave out --{' and --'.join(named)}, or the preference; --pairs may "
             "be added, to choose by labels"
         )
+
+
+def check_adapters(run: Run, sources: TargetSources, tailoring: Tailoring) -> None:
+    """Refuses pairs that models are scored on if the run's tasks are adapters."""
+    if sources.pairs is not None and tailoring.scores_pairs:
+        refuse_adapters(run, "give --choose none --check none, and pairs are used by their labels only, or ")
 
 
 def check_place(out: Path, overwrite: bool) -> None:
@@ -148,13 +201,33 @@ def prior_warnings(run: Run, preference: Preference, classes: Sequence[str], unw
     lost = [name for name, share in preference.prior.shares.items() if share > 0 and name not in classes]
     strange = [name for name in classes if name not in preference.prior.shares]
     if lost:
+        what = "1 class of the tasks is" if len(lost) == 1 else f"{len(lost)} classes of the tasks are"
         named = some_of(lost, show=repr)
-        yield f"{len(lost)} classes of the tasks are no class of the head, which cannot predict them: {named}"
+        yield f"{what} no class of the head, which cannot predict {_them(lost)}: {named}"
     if strange:
+        what = "1 class of the head belongs" if len(strange) == 1 else f"{len(strange)} classes of the head belong"
         yield (
-            f"{len(strange)} classes of the head belong to no task, and the prior makes them unlikely: "
-            f"{some_of(strange, show=repr)}; --prior none leaves the prior out"
+            f"{what} to no task, and the prior makes {_them(strange)} unlikely: {some_of(strange, show=repr)}; "
+            "--prior none leaves the prior out"
         )
+
+
+def _them(items: Sequence[str]) -> str:
+    return "it" if len(items) == 1 else "them"
+
+
+def with_site_prior(preference: Preference, run: Run, prior: float | str) -> Preference:
+    """Returns a stored preference with the prior that a tailored model gets: its own, or that of the tasks' classes.
+
+    `prior`: "auto", "none", or the eps that is wanted.
+    """
+    if prior == "none":
+        return replace(preference, prior=None)
+    eps = None if prior == "auto" else read_eps(prior)
+    if preference.prior is not None:
+        return preference if eps is None else replace(preference, prior=replace(preference.prior, eps=eps))
+    tables = class_tables(run)
+    return preference if tables is None else preference.with_prior(tables, eps=eps)
 
 
 def read_scale(scale: float | str) -> float:
@@ -162,6 +235,13 @@ def read_scale(scale: float | str) -> float:
     from tunable_magmax.merging.options import Options
 
     return Options.read(1, scale=scale).scale or 0.0
+
+
+def options_of(tailoring: Tailoring, reading: TargetReading, preference: Preference | None) -> dict[str, Any]:
+    """Returns the options that a tailored model depends on."""
+    output = {name: value for name, value in tailoring.output.items() if name in ("shard_size", "base_model")}
+    own = {**asdict(tailoring), **asdict(reading), "output": output}
+    return own | ({} if preference is None else {"preference": preference.to_json()})
 
 
 # -- what would be done -----------------------------------------------------------------------------------------------
@@ -206,6 +286,7 @@ def plan_tailor(
 
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed)
     attempt(check_sources, sources, preference)
+    attempt(check_adapters, run, sources, tailoring)
     if out is not None:
         attempt(check_place, out, bool(tailoring.output.get("overwrite", False)))
     head = attempt(require_head, target, True)
@@ -214,13 +295,17 @@ def plan_tailor(
     opinion = preference or attempt(_opinion, sources, len(run.tasks))
     weights = None if opinion is None else opinion.weights
     method = tailoring.method
+    no_tsv = attempt(why_not_tsv, run, tailoring.output) if method == "auto" else None
     if method == "auto" and weights is not None:
         method = default_method(weights)
-    by_tasks = f"tunable_magmax, or tsv if more than {MANY_TASKS:g} tasks matter in effect"
-    rule = by_tasks if method == "auto" else method
+    rule = f"tunable_magmax, or tsv if more than {MANY_TASKS:g} tasks matter in effect" if method == "auto" else method
+    if no_tsv is not None and method in ("auto", "tsv"):
+        method, rule = "tunable_magmax", f"tunable_magmax ({no_tsv})"
     if sources.pairs is not None and tailoring.method == "auto" and tailoring.choose == "auto":
         rule = f"chosen by cross-validation on the pairs; {rule} if there are too few"
-    options: dict[str, Any] = {"method": "tunable_magmax" if method == "auto" else method, "seed": tailoring.seed}
+    options: dict[str, Any] = {"method": "tunable_magmax" if method == "auto" else method}
+    if "seed" in METHODS[options["method"]].reads:
+        options["seed"] = tailoring.seed
     informed = _gets_prior(run, tailoring, preference)
     own = None if preference is None else preference.scale
     options["scale"] = next(
@@ -229,6 +314,10 @@ def plan_tailor(
     if weights is not None and METHODS[options["method"]].weights != "refused":
         options["weights"] = list(weights)
     kept = {key: value for key, value in tailoring.output.items() if key not in ("engine", "device", "workers")}
+    if out is not None:
+        # Unfinished work of the same tailoring is continued, or replaced; its weights are not known yet.
+        known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
+        kept["fresh"] = kept.get("fresh", False) or Unfinished(out, known_by).is_there()
     merge = plan_merge(run.base, run.tasks, out, **options, **kept)
     problems += [problem for problem in merge.problems if problem not in problems]
     return TailorPlan(
@@ -261,7 +350,7 @@ def _estimator(target: TargetSamples, tailoring: Tailoring, preference: Preferen
     sources, method = target.sources, tailoring.estimation.method
     if preference is not None:
         return f"given, by {preference.method}"
-    if opinion := [name for name in ("weights", "alpha", "equal") if getattr(sources, name) not in (None, False)]:
+    if opinion := [name for name in sources.named() if name in ("weights", "alpha", "equal")]:
         return f"given as {opinion[0]}"
     if all(value is None for value in (sources.labels, sources.inputs, sources.predictions, sources.pairs)):
         raise InputError(

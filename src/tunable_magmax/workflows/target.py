@@ -47,6 +47,14 @@ class TargetSources:
     pairs: Path | None = None
     strengths: Sequence[float] | None = None
 
+    def named(self) -> dict[str, Any]:
+        """Returns what was given, by name.
+
+        >>> TargetSources(alpha=0.0, equal=False).named()
+        {'alpha': 0.0}
+        """
+        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
+
 
 @dataclass(frozen=True)
 class TargetReading:

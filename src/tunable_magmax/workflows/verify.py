@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -330,17 +331,25 @@ def logged_inputs(path: str | Path) -> Recipe | None:
     """Returns base and tasks from the log beside a merge, if it is about these files and all inputs still exist."""
     path = Path(path)
     report = read_report(path)
-    try:
-        lines = path.with_name(f"{path.name}.log").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    for line in reversed(lines):
+    for entry in log_entries(path):
         try:
-            entry = json.loads(line)
             made = entry["files"].items() <= dict(report.files).items()
             inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a line cut short by a kill
+        except (KeyError, TypeError, AttributeError):
+            continue
         if made and len(inputs.tasks) == report.tasks:
             return inputs if all(place.exists() for place in (inputs.base, *inputs.tasks)) else None
     return None
+
+
+def log_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the entries of the log beside a merge, the newest first; a line cut short by a kill is left out."""
+    try:
+        lines = path.with_name(f"{path.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -52,6 +53,20 @@ def test_files_of_labels(tmx, image_run, photos, tmp_path):
     assert (tmp_path / "a.table").read_bytes() == (tmp_path / "new" / "labels.csv").read_bytes()
     assert tmx(*command, "-o", tmp_path / "a.jsonl").code == 0
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == shown["predictions"]
+
+
+def test_names_that_are_not_utf_8(tmx, image_run, photos, tmp_path):
+    (tmp_path / "in").mkdir()
+    try:
+        shutil.copy(photos / "red" / "0.png", os.fsencode(tmp_path / "in") + b"/caf\xe9.png")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    command = ("predict", image_run.path / "first", tmp_path / "in", *CPU)
+    for name in ("a.csv", "a.json", "a.jsonl"):
+        assert tmx(*command, "-o", tmp_path / name).code == 0
+        assert "caf\\udce9.png" in (tmp_path / name).read_text().replace("\\\\", "\\")
+    assert "caf\\udce9.png" in tmx(*command).out
+    assert json.loads(tmx(*command, "--json").out)["predictions"][0]["input"].endswith("caf\\udce9.png")
 
 
 def test_nothing_is_written_if_something_is_refused(tmx, image_run, photos, tmp_path):

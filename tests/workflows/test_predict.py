@@ -125,7 +125,7 @@ def test_tables_of_texts(text_model, tmp_path):
     files = [tmp_path / name for name in ("lines.txt", "table.csv", "rows.jsonl")]
     found = predict(text_model, files, texts=["my card"], options=CPU).predictions
     assert [one.text for one in found] == ["hello", "my card", "my card", "hello", "my card"]
-    assert [one.input for one in found][1:] == [f"{files[0]}:2", f"{files[1]}:1", f"{files[2]}:1", "--text 1"]
+    assert [one.input for one in found][1:] == [f"{files[0]}:3", f"{files[1]}:1", f"{files[2]}:1", "--text 1"]
     other = predict(text_model, files[2:], options=Predicting(device="cpu", text_column="words"))
     assert other.predictions[0].text == "pay"
 
@@ -205,6 +205,10 @@ def test_what_is_written():
         ),
         (lambda _, new: predict(new / "none", [new]), r"none does not exist: give the directory of a model"),
         (lambda model, _: load_classifier(model, "cpu").predict([3]), r"input 1 is a int, expected a PIL image or the"),
+        (
+            lambda model, _: load_classifier(model, "cpu").predict(5),
+            r"the input is a int, expected a PIL image",
+        ),
         (lambda model, _: load_classifier(model, "cpu").predict([], top=0), r"top is 0, expected at least 1"),
         (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"the batch is 0, expected at least 1"),
     ],

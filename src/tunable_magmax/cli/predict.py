@@ -105,10 +105,13 @@ def predict(
 
 def label_lines(found: Predictions) -> Iterator[str]:
     """Yields a line for each input."""
+    from tunable_magmax.workflows.classifier import printable
+
     top = max((len(prediction.top) for prediction in found.predictions), default=1) or 1
     rows = [["", *["label", "probability"] * top]]
     for prediction in found.predictions:
         shown = prediction.input if prediction.text is None else shortened(" ".join(prediction.text.split()))
+        shown = printable(shown)
         cells = [cell for label, probability in prediction.top for cell in (label, f"{probability:.1%}")]
         rows.append([shown, *cells, *[""] * (2 * top - len(cells))])
     yield from table(rows, indent="")
@@ -117,9 +120,11 @@ def label_lines(found: Predictions) -> Iterator[str]:
 
 def summary_lines(found: Predictions, files: list[Path]) -> Iterator[str]:
     """Yields where the labels are, and how often each was predicted."""
+    from tunable_magmax.workflows.classifier import printable
+
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
     yield f"{number(len(found.predictions), 'input')} classified: {counts or 'no label'}"
-    yield from (f"written to {file}" for file in files)
+    yield from (printable(f"written to {file}") for file in files)
     yield from _prior_lines(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,13 +48,22 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        record: dict[str, Any] = {"input": self.input}
+        record: dict[str, Any] = {"input": printable(self.input)}
         if self.text is not None:
-            record["text"] = self.text
+            record["text"] = printable(self.text)
         record |= {"label": self.label, "probability": self.probability}
         if len(self.top) > 1:
             record["top"] = [{"label": label, "probability": probability} for label, probability in self.top]
         return record if self.error is None else {**record, "error": self.error}
+
+
+def printable(text: str) -> str:
+    """Returns a text that any file can hold; names of files that are not UTF-8 have surrogates, which become escapes.
+
+    >>> print(printable("caf\\udce9.png"))
+    caf\\udce9.png
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class LoadedClassifier:
@@ -162,6 +171,8 @@ class LoadedClassifier:
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
         alone = isinstance(inputs, str | Path) or hasattr(inputs, "convert")
+        if not alone and not isinstance(inputs, Iterable):
+            raise InputError(f"the input is a {type(inputs).__name__}, expected {self._wanted}, or a list of such")
         items = [inputs] if alone else list(inputs)
 
         def load(positions: Sequence[int]) -> Iterator[Any]:
@@ -173,16 +184,19 @@ class LoadedClassifier:
         if self.kind == "image":
             if isinstance(value, str | Path):
                 return read_picture(Path(value), str(value))
-            wanted = "a PIL image or the path of an image file"
             fits = hasattr(value, "convert")
         else:
             if isinstance(value, Path):
                 return _read_text(value)
-            wanted = "a text, or a Path whose file holds one text"
             fits = isinstance(value, str)
         if not fits:
-            raise InputError(f"input {position + 1} is a {type(value).__name__}, expected {wanted}")
+            raise InputError(f"input {position + 1} is a {type(value).__name__}, expected {self._wanted}")
         return value
+
+    @property
+    def _wanted(self) -> str:
+        images = self.kind == "image"
+        return "a PIL image or the path of an image file" if images else "a text, or a Path whose file holds one text"
 
 
 def load_classifier(

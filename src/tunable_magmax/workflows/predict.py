@@ -18,7 +18,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.tables import TABLE_SUFFIXES, text_samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.workflows.classifier import CLASSIFYING_BATCH, Prediction, load_classifier
+from tunable_magmax.workflows.classifier import CLASSIFYING_BATCH, Prediction, load_classifier, printable
 
 TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
 Named: TypeAlias = tuple[Samples, Callable[[int], str]]
@@ -56,7 +56,8 @@ class Predictions:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         rows = [found.to_dict() for found in self.predictions]
-        return {"model": self.model, "head": self.head, "prior": self.prior, "predictions": rows}
+        model, head = printable(self.model), printable(self.head)
+        return {"model": model, "head": head, "prior": self.prior, "predictions": rows}
 
     def to_bytes(self, suffix: str) -> bytes:
         """Returns the content of a file: .csv and .jsonl have a row for each input, .json everything."""
@@ -73,7 +74,8 @@ class Predictions:
         for found in self.predictions:
             cells = [cell for label, probability in found.top for cell in (label, f"{probability:.6g}")]
             cells += [""] * (2 * top - len(cells))
-            rows.writerow([found.input, *([found.text or ""] if texts else []), *cells])
+            own = [found.input, *([found.text or ""] if texts else [])]
+            rows.writerow([*map(printable, own), *cells])
         return content.getvalue().encode()
 
 
@@ -147,4 +149,9 @@ def _sources(paths: Sequence[Path], kind: Kind, options: Predicting) -> Iterator
 
 
 def _rows_of(path: Path) -> Callable[[int], str]:
-    return lambda position: f"{path}:{position + 1}"
+    """Returns what to call the rows of a table: of a text a line, or an object a line, by the number of the line."""
+    if path.suffix.lower() not in (".txt", ".jsonl", ".ndjson"):
+        return lambda position: f"{path}:{position + 1}"
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
+    return lambda position: f"{path}:{numbers[position]}"

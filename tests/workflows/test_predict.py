@@ -207,7 +207,7 @@ def test_what_is_written():
         (lambda model, _: load_classifier(model, "cpu").predict([3]), r"input 1 is a int, expected a PIL image or the"),
         (
             lambda model, _: load_classifier(model, "cpu").predict(5),
-            r"the input is a int, expected a PIL image",
+            r"the input is of type int, expected a PIL",
         ),
         (lambda model, _: load_classifier(model, "cpu").predict([], top=0), r"top is 0, expected at least 1"),
         (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"the batch is 0, expected at least 1"),

@@ -234,7 +234,9 @@ def test_a_changed_head_or_classifier_is_noticed(probed, tmp_path):
 
 def test_a_line_of_the_log_that_was_cut_short_is_skipped(probed, tmp_path):
     out, sources = tmp_path / "out", TargetSources(alpha=0.0)
-    assert made(probed, sources, out).preference.weights == (0.0, 1.0)
+    found = made(probed, sources, out)
+    assert found.preference.weights == (0.0, 1.0)
+    assert found.record["merge"]["why"] == "1 task in effect, at most 3.2"
     with open(tmp_path / "out.log", "a") as log:
         log.write('{"time": "2026-0')
     assert made(probed, sources, out).complete

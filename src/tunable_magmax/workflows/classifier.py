@@ -172,7 +172,9 @@ class LoadedClassifier:
         """Returns whatever a caller gave as samples of the model's kind."""
         alone = isinstance(inputs, str | Path) or hasattr(inputs, "convert")
         if not alone and not isinstance(inputs, Iterable):
-            raise InputError(f"the input is a {type(inputs).__name__}, expected {self._wanted}, or a list of such")
+            raise InputError(
+                f"the input is of type {type(inputs).__name__}, expected {self._wanted}, or a list of such"
+            )
         items = [inputs] if alone else list(inputs)
 
         def load(positions: Sequence[int]) -> Iterator[Any]:

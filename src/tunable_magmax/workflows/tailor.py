@@ -201,7 +201,8 @@ class _Work:
         tailoring, weights = self.tailoring, self.preference.weights
         auto = tailoring.method == "auto"
         method = default_method(weights) if auto else tailoring.method
-        tasks = f"{effective_tasks(weights):.3g} tasks in effect, "
+        count = f"{effective_tasks(weights):.3g}"
+        tasks = f"{count} {'task' if count == '1' else 'tasks'} in effect, "
         tasks += f"{'more than' if method == 'tsv' else 'at most'} {MANY_TASKS:g}"
         no_tsv = why_not_tsv(self.target.run, tailoring.output) if auto else None
         if auto and method == "tsv" and no_tsv is not None:

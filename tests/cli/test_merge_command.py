@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import tunable_magmax
 from tunable_magmax import MergeReport, Preference
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.writer import Output
+from tunable_magmax.cli.terminal import each_warning_once, plain_warnings, warn
 from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
 from tunable_magmax.engines.local import merge_checkpoints
@@ -667,3 +669,21 @@ def test_interrupts_are_exit_code_1(tmx, sequence, tmp_path, monkeypatch):
     result = tmx("merge", *sequence.arguments, "-o", tmp_path / "out")
     assert result.code == 1
     assert "same command again" in result.err
+
+
+def test_a_warning_is_given_once_in_a_command(tmx, sequence, tmp_path):
+    twice = ("--exclude", "nothing.*", "--exclude", "nothing.*")
+    told = "exclude pattern 'nothing.*' matches no tensor"
+    for _ in range(2):  # the next command gives it again
+        result = tmx("merge", *sequence.arguments, *twice, "-o", tmp_path / "out", "--overwrite", "--json")
+        assert result.err.count(f"warning: {told}") == 1
+        assert len([text for text in json.loads(result.out)["warnings"] if told in text]) == 1
+    assert tmx("plan", *sequence.arguments, *twice).out.count(f"warning: {told}") == 1
+
+
+def test_one_text_from_two_places_is_one_warning(capsys):
+    with each_warning_once(), plain_warnings():
+        warn("twice")
+        warnings.warn("twice", stacklevel=1)
+        warn("another")
+    assert capsys.readouterr().err == "warning: twice\nwarning: another\n"

@@ -232,12 +232,60 @@ def test_a_probe_and_labels_are_combined(tmx, based, site):
         assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
 
 
-def test_what_no_task_held_is_pointed_out(tmx, based, site):
+def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, based, site, tmp_path):
     told = "of the samples are farther from every class than 95% of the tasks' own samples"
-    assert told not in tmx("prefer", based, "--inputs", site / "features").out
+    given = ("prefer", based, "--inputs", site / "features", "--method", "probe", "-o", tmp_path / "site.json")
+    assert told not in tmx(*given).err
+    own = Preference.load(tmp_path / "site.json").expected_error
     np.save(site / "features" / "base.npy", -np.load(site / "features" / "base.npy"))
-    result = tmx("prefer", based, "--inputs", site / "features", "--method", "probe")
-    assert f"100% {told}: the target may hold something that no task held" in result.out
+    result = tmx(*given)
+    assert result.err.count(f"warning: 100% {told}: the target may hold something that no task held") == 1
+    assert told not in result.out
+    assert Preference.load(tmp_path / "site.json").expected_error > own + 0.5
+    both = tmx("prefer", based, "--inputs", site / "features", "--labels", site / "labels.txt", "--method", "probe")
+    assert told in both.err
+
+
+def test_copies_count_once(tmx, based, site):
+    rows = np.load(site / "features" / "base.npy")[:3]
+    np.save(site / "once.npy", rows)
+    np.save(site / "copied.npy", rows[[0, 0, 1, 2, 1, 0, 0, 0, 2]])
+    once, copied = (
+        tmx("prefer", based, "--inputs", site / name, "--method", "probe", "--json")
+        for name in ("once.npy", "copied.npy")
+    )
+    assert "copies" not in once.err
+    assert copied.err.count("warning: 6 of 9 samples are copies of others; they count once\n") == 1
+    expected, found = (json.loads(result.out)["preference"] for result in (once, copied))
+    assert (found["provenance"]["samples"], found["provenance"]["copies"]) == (3, 6)
+    assert (found["weights"], found["intervals"]) == (expected["weights"], expected["intervals"])
+
+
+def test_few_copies_are_in_the_provenance_alone(tmx, based, site):
+    rows = np.load(site / "features" / "base.npy")
+    np.save(site / "copied.npy", np.concatenate([rows, rows[:2]]))
+    result = tmx("prefer", based, "--inputs", site / "copied.npy", "--method", "probe", "--json")
+    assert "copies" not in result.err
+    assert json.loads(result.out)["preference"]["provenance"]["copies"] == 2
+
+
+@pytest.mark.parametrize("kind", ["image_run", "text_run"])
+def test_equal_texts_and_equal_pictures_are_copies(tmx, request, tmp_path, kind):
+    pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+    any_run = request.getfixturevalue(kind)
+    inputs = [any_run.inputs("red", 3, 500)[k] for k in (0, 0, 1, 2, 1, 0, 0, 0, 2)]
+    place = tmp_path / "site"
+    if any_run.kind == "vit":
+        place.mkdir()
+        for k, image in enumerate(inputs):
+            image.save(place / f"{k}.png")
+    else:
+        place = tmp_path / "site.txt"
+        place.write_text("".join(f"{text}\n" for text in inputs))
+    result = tmx("prefer", any_run.path, "--inputs", place, "--method", "ot", "--device", "cpu", "--json")
+    assert result.err.count("warning: 6 of 9 samples are copies of others; they count once\n") == 1, result.err
+    facts = json.loads(result.out)["preference"]["provenance"]
+    assert (facts["samples"], facts["copies"], facts["read"]["given_inputs"]) == (3, 6, 9)
 
 
 @pytest.mark.parametrize(

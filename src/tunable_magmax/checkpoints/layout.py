@@ -163,7 +163,7 @@ def build_layout(
 def _idle_patterns(signatures: Sequence[Signature], patterns: Sequence[str] | None, option: str) -> Iterator[str]:
     """Yields a problem for each pattern that matches no name of any checkpoint, with a pattern that may be meant."""
     names = sorted({name for each in signatures for name in (*each.tensors, *each.aliases)})
-    for pattern in patterns or ():
+    for pattern in dict.fromkeys(patterns or ()):
         if not any(fnmatchcase(name, pattern) for name in names):
             modules = dict.fromkeys(f"{name[: dot.end()]}*" for name in names for dot in re.finditer(r"\.", name))
             usual = f"; tensors have names like {names[0]!r}" if names else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from tunable_magmax.cli.terminal import each_warning_once
 from tunable_magmax.errors import TmxError
 from tunable_magmax.version import __version__
 
@@ -79,7 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if not command:
             list(app.subapps)  # imports all commands: the help of the program shows the first lines of theirs
-        sys.exit(app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"))
+        with each_warning_once():
+            code = app(
+                tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"
+            )
+        sys.exit(code)
     except CycloptsError as error:
         sys.exit(fail("UsageError", f"{error} See tmx {command + ' ' if command else ''}--help.", 2))
     except TmxError as error:

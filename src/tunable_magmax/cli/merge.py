@@ -24,10 +24,9 @@ from tunable_magmax.cli.merge_options import (
     read_what,
     refuse_words,
     settings_of,
-    warn,
 )
 from tunable_magmax.cli.plan import show_plan
-from tunable_magmax.cli.terminal import progress_bars
+from tunable_magmax.cli.terminal import progress_bars, warn
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from tunable_magmax.cli.terminal import warn
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,10 +134,6 @@ class Where:
 
 WHAT, HOW, WHERE = What(), How(), Where()
 """No option was given."""
-
-
-def warn(text: str) -> None:
-    sys.stderr.write(f"warning: {text}\n")
 
 
 def read_what(source: Path | None, what: What) -> Recipe:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, refuse_loose
-from tunable_magmax.cli.terminal import number, search_bars, table
+from tunable_magmax.cli.terminal import number, search_bars, table, warn
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.plots.figure import check_picture
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.search import Trial
     from tunable_magmax.workflows.prefer import Preferred
 
-# About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
-OUTSIDE = 0.2
 FEW = 20
 """Samples below which a weight says little without its interval."""
 SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
@@ -201,7 +199,7 @@ def prefer(
 
         save_chart(preference, plot)
     for warning in result.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
+        warn(warning)
     if as_json:
         record = {"preference": json.loads(preference.to_json()), "elements": result.elements}
         record |= {"budget": result.budget, "warnings": result.warnings}
@@ -317,11 +315,6 @@ def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
                 f"fit {choice['fit']:.2f}: no mixture of the tasks explains well what the classifier sees; the target "
                 "may hold something that no task held"
             )
-    if facts.get("outside", 0) > OUTSIDE:
-        yield (
-            f"{facts['outside']:.0%} of the samples are farther from every class than 95% of the tasks' own samples: "
-            "the target may hold something that no task held"
-        )
     for part in facts.get("sources", []):
         size = f", {number(part['samples'], 'sample')}" if part["samples"] is not None else ""
         yield f"{part['share']:.0%} {part['method']}{size} ({facts['rule']})"

@@ -24,9 +24,8 @@ from tunable_magmax.cli.merge_options import (
     read_what,
     refuse_loose,
     settings_of,
-    warn,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, progress_bars, screen_width, table, warn, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.plots.figure import check_picture

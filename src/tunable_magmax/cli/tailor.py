@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.merge_options import HOW, How, Json, Loose, Quiet, refuse_loose, settings_of, warn
+from tunable_magmax.cli.merge_options import HOW, How, Json, Loose, Quiet, refuse_loose, settings_of
 from tunable_magmax.cli.prefer import (
     SIGNED,
     ReadingOptions,
@@ -22,7 +22,7 @@ from tunable_magmax.cli.prefer import (
     read_prior,
     read_temper,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, table
+from tunable_magmax.cli.terminal import number, progress_bars, table, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 

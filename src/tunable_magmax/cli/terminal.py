@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.files import Progress
@@ -145,6 +146,28 @@ def _phases(bars: Any) -> Progress:
     return update
 
 
+_given: ContextVar[set[str] | None] = ContextVar("given", default=None)
+
+
+@contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Makes `warn` leave out what it has said before in the same command."""
+    token = _given.set(set())
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def warn(text: str) -> None:
+    """Prints a warning in one line on stderr, unless the command has given it already."""
+    given = _given.get()
+    if given is None or text not in given:
+        sys.stderr.write(f"warning: {text}\n")
+    if given is not None:
+        given.add(text)
+
+
 @contextmanager
 def plain_warnings() -> Iterator[list[str]]:
     """Prints each warning for the user once, as soon as it comes, in one line; yields the list of them."""
@@ -153,7 +176,7 @@ def plain_warnings() -> Iterator[list[str]]:
     def show(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, UserWarning) and str(message) not in texts:
             texts.append(str(message))
-            sys.stderr.write(f"warning: {message}\n")
+            warn(str(message))
 
     with warnings.catch_warnings():
         warnings.showwarning = show

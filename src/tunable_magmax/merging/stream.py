@@ -463,7 +463,7 @@ class Merge:
             merged_length=significant(math.sqrt(self.merged_square)),
             tensors=tensors,
             copied=tuple(sorted(unmerged + [info.name for info in self.layout.copied])),
-            warnings=tuple(self._warnings()),
+            warnings=tuple(dict.fromkeys(self._warnings())),
         )
 
     def _warnings(self) -> Iterator[str]:

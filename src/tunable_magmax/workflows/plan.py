@@ -169,7 +169,7 @@ def _planned(
         peak_memory=memory.peak,
         spilled=spilled,
         problems=tuple(problems),
-        warnings=(*inputs.warnings(), *layout.warnings),
+        warnings=tuple(dict.fromkeys([*inputs.warnings(), *layout.warnings])),
         notes=tuple(inputs.notes()),
     )
     return plan, load, memory

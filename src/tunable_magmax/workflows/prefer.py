@@ -37,6 +37,9 @@ USED_BY = {
 }
 """The methods that each option is for."""
 BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
+BY_LABELS = ("label", "label-count")
+# About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
+OUTSIDE = 0.2
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch
             from tunable_magmax.workflows.scale import scaled_by_pairs
 
             preference = scaled_by_pairs(target, preference)
+        _warn_outside(preference)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     try:
         elements = _count_elements(run)
@@ -223,6 +227,18 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         value = getattr(estimation, option)
         if value is not None and value is not False and method not in methods:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
+
+
+def _warn_outside(preference: Preference) -> None:
+    """Warns of samples that resemble no task's."""
+    parts: Any = preference.provenance.get("sources", [])
+    shares = [facts.get("outside", 0.0) for facts in (preference.provenance, *(part["provenance"] for part in parts))]
+    if max(shares) > OUTSIDE:
+        warnings.warn(
+            f"{max(shares):.0%} of the samples are farther from every class than 95% of the tasks' own samples: the "
+            "target may hold something that no task held, and the weights are in doubt",
+            stacklevel=2,
+        )
 
 
 # -- what every preference gets ------------------------------------------------------------------------------------
@@ -389,4 +405,5 @@ def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
         warnings.warn(
             f"{inputs} holds labels as well, which say more than inputs; --labels {inputs} uses them", stacklevel=2
         )
-    return preference.with_facts(read=dict(target.facts))
+    copies = target.facts.get("copies") if preference.method not in BY_LABELS else None
+    return preference.with_facts(read=dict(target.facts), **({} if copies is None else {"copies": copies}))

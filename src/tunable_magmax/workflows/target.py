@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from tunable_magmax.models.head import Classifier
 
 BATCH = 64
+COPIES = 0.1
+"""A larger share of copies among the inputs is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class TargetSamples:
                 profile.require(encoder=table.encoder)
                 _require_width(table, profile, profile.features, "that task's checkpoint")
             self.facts["inputs"] = self.sources.inputs.name
-            return [table.values for table in tables]
+            return self._without_copies([table.values for table in tables])
         from tunable_magmax.models.encoder import load_encoder
 
         embedded = []
@@ -176,7 +180,7 @@ class TargetSamples:
             profiles[0].require(base=table.encoder)
             _require_width(table, profiles[0], profiles[0].base_features, "the run's base")
             self.facts["inputs"] = inputs.name
-            return table.values
+            return self._without_copies([table.values])[0]
         from tunable_magmax.models.encoder import load_encoder
 
         encoder = load_encoder(self.run.base, self.reading.device)
@@ -217,19 +221,42 @@ class TargetSamples:
     def embed(
         self, function: Callable[[Sequence[Any]], NDArray[Any]], phase: str, part: int = 0, parts: int = 1
     ) -> NDArray[Any]:
-        """Reads the inputs, calls `function` on batches of them, and joins what it returns."""
+        """Reads the inputs, calls `function` on batches of them, and joins what it returns. Copies count once."""
         samples, positions = self._samples
         failed: dict[int, Unreadable] = {}
         results, done = [], part * len(positions)
+        distinct: set[Any] = set()
         for _, inputs in samples.batches(positions, BATCH, failed):
-            results.append(function(inputs))
+            fresh = []
+            for value in inputs:
+                if (content := _content(value)) not in distinct:
+                    distinct.add(content)
+                    fresh.append(value)
+            if fresh:
+                results.append(function(fresh))
             done += len(inputs)
             if self.progress is not None:
                 self.progress(phase, done, parts * len(positions))
         warn_unreadable(samples.origin, failed, len(positions))
         if failed:
             self.facts["unreadable"] = len(failed)
+        self._note_copies(len(positions) - len(failed), len(distinct))
         return np.concatenate(results)
+
+    def _without_copies(self, tables: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns features without the rows that are copies of others in every table."""
+        if len({len(table) for table in tables}) > 1:
+            return list(tables)
+        _, first = np.unique(np.concatenate(tables, axis=1), axis=0, return_index=True)
+        self._note_copies(len(tables[0]), len(first))
+        return [table[np.sort(first)] for table in tables] if len(first) < len(tables[0]) else list(tables)
+
+    def _note_copies(self, samples: int, distinct: int) -> None:
+        copies = samples - distinct
+        if copies and "copies" not in self.facts:
+            self.facts["copies"] = copies
+            if copies > COPIES * samples:
+                warnings.warn(f"{copies} of {samples} samples are copies of others; they count once", stacklevel=3)
 
     def _classifier(self) -> Classifier:
         from tunable_magmax.models.encoder import load_encoder
@@ -248,6 +275,13 @@ class TargetSamples:
         head = load_head(self.head_file)
         checkpoint = self.reading.classifier_checkpoint or self.run.classifier_checkpoint or self.run.base
         return Classifier(load_encoder(checkpoint, self.reading.device, assets=self.run.base), head)
+
+
+def _content(value: Any) -> Any:
+    """Returns what equal inputs have in common: a text, or size, mode and digest of a picture."""
+    if isinstance(value, str):
+        return value
+    return value.size, value.mode, hashlib.sha256(value.tobytes()).digest()
 
 
 def _require_width(table: Features, profile: Profile, own: Any, encoder: str) -> None:

@@ -687,3 +687,22 @@ def test_one_text_from_two_places_is_one_warning(capsys):
         warnings.warn("twice", stacklevel=1)
         warn("another")
     assert capsys.readouterr().err == "warning: twice\nwarning: another\n"
+
+
+def test_tasks_in_a_doubtful_order_are_noted(tmx, sequence, tmp_path):
+    tasks = sequence.state_dicts[1:]
+    far = {name: tensor + 3 if tensor.is_floating_point() else tensor for name, tensor in tasks[0].items()}
+    save_file(far, sequence.tasks[0])
+    told = "is far nearer to the base than task 1 (0."
+    end = " of its distance, by a sample): are the tasks in the order of training?\n"
+    out = ("-o", tmp_path / "out", "--overwrite")
+    result = tmx("merge", *sequence.arguments, *out)
+    assert result.code == 0
+    (note,) = [line for line in result.err.splitlines(keepends=True) if told in line]
+    assert note.startswith("note: task 2 ")
+    assert note.endswith(end)
+    assert any(told in text for text in json.loads(tmx("merge", *sequence.arguments, *out, "--json").out)["warnings"])
+    for options in (["--method", "average", "--scale", "1"], ["--scale", "0.5"]):  # where the order does not matter
+        assert told not in tmx("merge", *sequence.arguments, *options, *out).err
+    save_file(tasks[0], sequence.tasks[0])
+    assert "nearer" not in tmx("merge", *sequence.arguments, *out).err

@@ -16,6 +16,7 @@ from tunable_magmax.checkpoints.companions import companion_files, retyped_confi
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.order import doubtful_order
 from tunable_magmax.engines.outputs import Job, Log, check_space, expected_shards, write_sidecars, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
@@ -133,7 +134,7 @@ def merge_checkpoints(
         shards = expected_shards(inputs.layout, options.out_dtype, shard)
         check_space(target, sum(file.size for file in shards) + spilled)
         if notify is not None:
-            for note in inputs.notes():
+            for note in filter(None, [*inputs.notes(), doubtful_order(inputs, options)]):
                 notify(note)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             job = Job(inputs, options, output, shard, bound, progress)

@@ -123,6 +123,12 @@ def test_tempering_leaves_the_prior_alone() -> None:
     assert found.tempered(0.3).weights == pytest.approx((0.8, 0.1, 0.1))
 
 
+def test_tempered_intervals_are_those_of_the_estimate_and_hold_the_weights() -> None:
+    found = Preference((1, 0, 0), "label", {"samples": 1}, ((0, 1), (0, 0.5), (0, 0))).tempered(0.3)
+    assert found.intervals == ((0, 1), (0, 0.5), (0, pytest.approx(0.1)))
+    assert all(low <= w <= high for w, (low, high) in zip(found.weights, found.intervals, strict=True))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

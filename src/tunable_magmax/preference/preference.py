@@ -181,6 +181,8 @@ class Preference(WeightEstimate):
     def tempered(self, amount: float) -> Preference:
         """Returns the same preference with its weights moved towards equal ones by `amount`, from 0 to 1.
 
+        Intervals stay those of the estimate, but for what it takes to hold the new weights.
+
         >>> Preference((1, 0)).tempered(0.5).weights
         (0.75, 0.25)
         """
@@ -189,10 +191,9 @@ class Preference(WeightEstimate):
         tasks = len(self.weights)
         weights = tuple((1 - amount) * weight + amount / tasks for weight in self.weights)
         ends = self.intervals
-        moved = ends and tuple(
-            ((1 - amount) * low + amount / tasks, (1 - amount) * high + amount / tasks) for low, high in ends
-        )
-        return replace(self, weights=weights, intervals=moved, tempering=amount)
+        if ends is not None:
+            ends = tuple((min(low, w), max(high, w)) for (low, high), w in zip(ends, weights, strict=True))
+        return replace(self, weights=weights, intervals=ends, tempering=amount)
 
     def with_prior(
         self, task_label_counts: Sequence[Any], labels: Sequence[Any] | None = None, *, eps: float | None = None

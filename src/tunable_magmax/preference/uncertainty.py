@@ -107,6 +107,10 @@ def conclude(
     if drawn is not None:
         tail = (1 - resampling.level) / 2
         low, high = np.quantile(shrunk(drawn, amount), [tail, 1 - tail], axis=0).clip(0, 1)
+        # What no draw shows may still be missing from the sample: the share that n samples miss with the tail's chance.
+        missed = 1 - tail ** (1 / samples)
+        high = np.where(high == 0, missed, high)
+        low = np.where(low == 1, 1 - missed, low)
         intervals = tuple((float(a), float(b)) for a, b in zip(low, high, strict=True))
     elif resampling.replicates:
         intervals = ((0.0, 1.0),) * len(weights)

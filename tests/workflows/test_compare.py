@@ -198,7 +198,8 @@ def first(count, samples=100):
             {"birds": first(90)},
             [
                 "The tailored model is the best here: 90.0 %, though not clearly better than any other.",
-                "`task birds` alone is as good: 90.0 % against 90.0 %, without any merge.",
+                "`task birds` alone cannot be told apart from it on these 100 samples (90.0 % against 90.0 %); it needs "
+                "no merge.",
             ],
         ),
         (
@@ -231,16 +232,30 @@ def first(count, samples=100):
             {"base": first(88)},
             [
                 "The tailored model is the best here: 90.0 %, though not clearly better than any other.",
-                "100 samples cannot tell `base` alone from it (88.0 % against 90.0 %); about 391 samples would tell, "
-                "if the difference is real.",
+                "`base` alone cannot be told apart from it on these 100 samples (88.0 % against 90.0 %); about 391 "
+                "would tell, if the difference is real; it needs no merge.",
             ],
+        ),
+        (
+            first(88),
+            {"base": first(90)},
+            [
+                "`base` has the most right answers (90.0 % against 88.0 %), but 100 samples cannot tell it from the "
+                "tailored model; about 391 would tell, if the difference is real.",
+                "It needs no merge.",
+            ],
+        ),
+        (
+            first(5, 5),
+            {"base": first(0, 5)},
+            ["No verdict: 5 samples cannot tell any of these models apart, and at least 6 are needed."],
         ),
         (
             first(88),
             {"tsv": first(90), "base": first(3)},
             [
                 "`tsv` has the most right answers (90.0 % against 88.0 %), but 100 samples cannot tell it from the "
-                "tailored model; about 473 samples would tell, if the difference is real.",
+                "tailored model; about 473 would tell, if the difference is real.",
                 "The tailored model is clearly better than 1 of the 2 others.",
             ],
         ),
@@ -270,6 +285,7 @@ def test_three_samples_tell_nothing(image_run, tmp_path):
     with pytest.warns(UserWarning, match="3 samples cannot show any difference between so many models, however large"):
         found = compare(image_run.path, LIKELY, three, reading=CPU)
     assert {row.verdict for row in found.rows} == {"cannot tell", None}
+    assert [sentence[:11] for sentence in found.sentences()] == ["No verdict:"]
 
 
 def test_refused(image_run, site, tmp_path):

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from tunable_magmax import METHODS, Preference, verify_checkpoint
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.comparison import paired
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head, save_head
 from tunable_magmax.runs.recipe import Recipe
@@ -461,10 +462,12 @@ def test_the_highest_count_wins_and_the_procedure_is_scored_on_other_folds():
     assert found.chosen.name == "tunable"  # all have 10: the first
     assert found.procedure.right == 0  # each fold's model is the best of the other fold
     assert found.as_good.name == "base"
-    assert (
-        found.simpler
-        == "the base is as good on these 20 pairs (50% against 50%, cannot be told apart); it needs no merge"
-    )
+    apart = "the base cannot be told apart from it on these 20 pairs"
+    assert found.simpler == f"{apart} (50% against 50%); it needs no merge"
+    right[0, 10:12] = True
+    found = choosing._decided(["tunable", "average", "base"], right, folds)
+    needed = paired(right[0], right[2]).needed()
+    assert found.simpler == f"{apart} (50% against 60%); about {needed} would tell; it needs no merge"
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,8 @@ class Choice:
     """The models tried, in order; `chosen` has the highest count, the first of equal ones.
 
     `procedure`: what choosing itself gets right, if each fold's model is chosen on the other folds. `as_good`: a
-    checkpoint that needs no merge and cannot be told apart from the chosen model.
+    checkpoint that needs no merge and cannot be told apart from the chosen model; `needed`: about how many pairs would
+    tell, None if both are right equally often.
     """
 
     folds: int
@@ -77,6 +78,7 @@ class Choice:
     chosen: Tried
     procedure: Tried
     as_good: Tried | None = None
+    needed: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -89,13 +91,14 @@ class Choice:
 
     @property
     def simpler(self) -> str | None:
-        """What to know about a simpler model that is as good; None if there is none."""
+        """What to know about a simpler model that cannot be told apart; None if there is none."""
         other = self.as_good
         if other is None:
             return None
+        would = "" if self.needed is None else f"; about {self.needed:,} would tell"
         return (
-            f"{other.title} is as good on these {other.samples} pairs ({_percent(other)} against "
-            f"{_percent(self.chosen)}, cannot be told apart); it needs no merge"
+            f"{other.title} cannot be told apart from it on these {other.samples} pairs ({_percent(other)} against "
+            f"{_percent(self.chosen)}){would}; it needs no merge"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,13 +176,13 @@ def _decided(names: Sequence[str], right: NDArray[np.bool_], folds: NDArray[np.i
     best = int(np.argmax(right.sum(axis=1)))
     elsewhere = [int(np.argmax(right[:, folds != k].sum(axis=1))) for k in range(count)]
     chosen_right = sum(int(right[model, folds == k].sum()) for k, model in enumerate(elsewhere))
-    simple = [
-        model
-        for model, row in zip(tried, right, strict=True)
-        if model.name in UNMERGED and paired(right[best], row).p_value > ALPHA
-    ]
-    as_good = None if names[best] in UNMERGED else max(simple, key=lambda model: model.right, default=None)
-    return Choice(count, tried, tried[best], Tried("choosing", chosen_right, samples), as_good)
+    procedure = Tried("choosing", chosen_right, samples)
+    against = {model: paired(right[best], row) for model, row in zip(tried, right, strict=True)}
+    simple = [model for model in tried if model.name in UNMERGED and against[model].p_value > ALPHA]
+    if names[best] in UNMERGED or not simple:
+        return Choice(count, tried, tried[best], procedure)
+    as_good = max(simple, key=lambda model: model.right)
+    return Choice(count, tried, tried[best], procedure, as_good, against[as_good].needed())
 
 
 @dataclass(frozen=True, eq=False)

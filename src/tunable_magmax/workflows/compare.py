@@ -120,10 +120,16 @@ class Comparison:
         return dict(sorted(models.items(), key=lambda item: -item[1][first].share.right))
 
     def sentences(self) -> list[str]:
-        """Returns who wins, and whether a checkpoint would do without any merge, in plain words."""
+        """Returns who wins, and whether a checkpoint would do without any merge, in plain words.
+
+        Samples that are too few to show any difference have no winner.
+        """
         mine, best = self.tailored, self.best
         count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
         others = [row for row in self.rows if row.pair is not None]
+        fewest = least_samples(len(others))
+        if self.samples < fewest:
+            return [f"No verdict: {count} cannot tell any of these models apart, and at least {fewest} are needed."]
         beaten = sum(row.verdict == "clearly worse" for row in others)
         if best is mine:
             told = (
@@ -148,12 +154,13 @@ class Comparison:
         if plain.verdict == "clearly better":
             more = "So" if plain is best else f"{self._name(plain)} alone is, too: {_against(plain, mine)};"
             return [*lines, f"{more} this site needs no tailored merge."]
-        if plain.share.right >= mine.share.right:
-            return [*lines, f"{self._name(plain)} alone is as good: {_against(plain, mine)}, without any merge."]
+        if plain is best:
+            return [*lines, "It needs no merge."]
+        whom = "it" if best is mine else "the tailored model"
         return [
             *lines,
-            f"{count[0].upper() + count[1:]} cannot tell {self._name(plain)} alone from it ({_against(plain, mine)})"
-            f"{self._would(plain)}.",
+            f"{self._name(plain)} alone cannot be told apart from {whom} on these {count} ({_against(plain, mine)})"
+            f"{self._would(plain)}; it needs no merge.",
         ]
 
     def _name(self, row: Row) -> str:
@@ -176,7 +183,7 @@ class Comparison:
         if needed is None:
             return ""
         most = max(needed, least_samples(comparisons))
-        return f"; about {most:,} samples would tell, if the difference is real"
+        return f"; about {most:,} would tell, if the difference is real"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""

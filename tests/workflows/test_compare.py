@@ -28,12 +28,14 @@ from tunable_magmax.workflows.compare import (
     compare,
     least_samples,
     plan_comparison,
+    recorded_candidate,
     tailored_candidate,
 )
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.prefer import Estimation
 from tunable_magmax.workflows.scoring import AppliedPrior, Reading
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import default_method, default_scale
+from tunable_magmax.workflows.tailoring import Tailoring, default_method, default_scale
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 CPU = Reading(device="cpu")
@@ -133,6 +135,40 @@ def test_a_preference_without_a_prior_gets_that_of_the_tailored_model(image_run,
     assert tailored_candidate(Preference((1,) * 9), prior=True, tsv=False) == tunable(1.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "candidate", "prior"),
+    [
+        ({"scale": 0.7}, tunable(0.7), True),
+        ({"method": "tsv"}, Candidate("tsv", "tsv", weighted=True), True),
+        ({"method": "magmax"}, Candidate("magmax", "magmax", None, "matched"), True),
+        ({"method": "magmax", "scale": 0.7}, Candidate("magmax, scale 0.7", "magmax", None, 0.7), True),
+        ({"scale": 0}, BASE, True),
+        ({"method": "last_task", "scale": 1}, Candidate("last", checkpoint=2), True),
+        ({"estimation": Estimation(prior="none"), "seed": 3}, tunable(), False),
+    ],
+)
+def test_the_directory_of_a_tailored_model(image_run, site, tmp_path, options, candidate, prior):
+    out = tmp_path / "out"
+    reading = TargetReading(device="cpu")
+    tailor(image_run.path, TargetSources(), out, Tailoring(**options), reading, preference=replace(LIKELY, prior=None))
+    found = compare(image_run.path, out, site, reading=CPU)
+    assert (found.tailored.candidate, found.tailored.prior) == (candidate, prior)
+    assert found.tailored.share == evaluate(out, site, reading=CPU).accuracy.overall
+    assert (found.model, found.preference) == (str(out), str(out / "preference.json"))
+    assert len({row.candidate.title for row in found.rows}) == len(found.by_model())
+    assert plan_comparison(image_run.path, out, site, reading=CPU).tailored == candidate
+    by_file = compare(image_run.path, out / "preference.json", site, reading=CPU)
+    assert (by_file.model, by_file.tailored.candidate) == (None, tunable(1.0))
+
+
+def test_a_task_that_pairs_chose_is_its_checkpoint(image_run):
+    merge = {"method": "tunable_magmax", "scale": 1.0, "scale_from": "1: second as it is", "seed": 0}
+    record = {"merge": merge, "prior": {}, "choice": {"chosen": "the likeliest task"}}
+    run = Run.open(image_run.path)
+    assert recorded_candidate(record, Preference((3, 1)), run) == Candidate("first", checkpoint=1)
+    assert recorded_candidate(record, Preference((1, 3)), run) == Candidate("last", checkpoint=2)
+
+
 def test_json_says_everything(compared):
     record = json.loads(json.dumps(compared.to_dict()))
     assert record["version"] == 1
@@ -198,8 +234,8 @@ def first(count, samples=100):
             {"birds": first(90)},
             [
                 "The tailored model is the best here: 90.0 %, though not clearly better than any other.",
-                "`task birds` alone cannot be told apart from it on these 100 samples (90.0 % against 90.0 %); it needs "
-                "no merge.",
+                "`task birds` alone cannot be told apart from it on these 100 samples (90.0 % against 90.0 %); it "
+                "needs no merge.",
             ],
         ),
         (
@@ -214,8 +250,8 @@ def first(count, samples=100):
             first(50),
             {"base": first(70), "tsv": first(80)},
             [
-                "`tsv` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx merge` makes it with "
-                "--method tsv --scale 1.",
+                "`tsv` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx tailor run --preference "
+                "FILE --method tsv --scale 1 --prior none -o OUT` makes it.",
                 "`base` alone is, too: 70.0 % against 50.0 %; this site needs no tailored merge.",
             ],
         ),
@@ -223,8 +259,8 @@ def first(count, samples=100):
             first(50),
             {"half": first(80)},
             [
-                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx merge` "
-                "makes it with --scale 0.5."
+                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx tailor "
+                "run --preference FILE --scale 0.5 --prior none -o OUT` makes it."
             ],
         ),
         (
@@ -296,6 +332,13 @@ def test_refused(image_run, site, tmp_path):
         compare(image_run.path, Preference((1, 1), tasks=("a", "b")), site)
     with pytest.raises(InputError, match=r"the preference has 3 weights, and .*run has 2 tasks: make a preference for"):
         compare(image_run.path, Preference((1, 1, 1)), site)
+    with pytest.raises(InputError, match=r"is a directory without preference\.json: give the file that `tmx prefer`"):
+        compare(image_run.path, tmp_path, site)
+    (tmp_path / "old").mkdir()
+    LIKELY.save(tmp_path / "old/preference.json")
+    (tmp_path / "old/tmx-tailor.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tmx-tailor\.json is no record of `tmx tailor`"):
+        compare(image_run.path, tmp_path / "old", site)
     other = Preference((1, 1)).with_prior([{"x": 1}, {"y": 1}])
     with pytest.raises(InputError, match=r"no class of the prior .* is a class of the head"):
         compare(image_run.path, other, site)

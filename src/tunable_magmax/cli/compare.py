@@ -74,7 +74,7 @@ def compare(
     run_dir
         A run directory.
     preference
-        The site's preference, as tmx prefer writes it.
+        The site's preference, as tmx prefer writes it; or a model that tmx tailor made, to compare with what is in it.
     scales
         Scales of the Tunable MAGMAX merge, numbers or matched, with commas. The tailored model's own is added.
     prior
@@ -157,8 +157,12 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
             cells = [*cells, without[0], *without[2:]]
         rows.append([f"{shown or candidate.title}{mark}", *cells])
     yield from wrapped_table(rows, 1, screen_width())
+    star = "as tmx tailor makes it of the preference by default"
+    if comparison.model is not None:
+        star = f"as it is in {comparison.model}"
+        star += ", without the prior" if first and not comparison.tailored.prior else ""
     notes = (
-        "*: the tailored model, as tmx tailor makes it of the preference by default; points: accuracy less its; "
+        f"*: the tailored model, {star}; points: accuracy less its; "
         f"against *: exact sign tests on the same samples, corrected for {len(comparison.rows) - 1} comparisons "
         f"(Holm); intervals: Wilson, {100 * comparison.level:g}%"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import (
@@ -24,6 +27,7 @@ from tunable_magmax.workflows.candidates import (
     tunable,
     usual_candidates,
 )
+from tunable_magmax.workflows.choice import LIKELIEST
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.scoring import (
     AppliedPrior,
@@ -35,7 +39,14 @@ from tunable_magmax.workflows.scoring import (
     open_head,
     open_labelled,
 )
-from tunable_magmax.workflows.tailoring import default_method, default_scale, why_not_tsv, with_site_prior
+from tunable_magmax.workflows.site_model import PREFERENCE, RECORD
+from tunable_magmax.workflows.tailoring import (
+    default_method,
+    default_scale,
+    default_words,
+    why_not_tsv,
+    with_site_prior,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +65,7 @@ class Rivals:
     scales: Sequence[float | str] = SCALES
     prior: Literal["auto", "none"] = "auto"
     seed: int = 0
-    """Of the merges' lottery."""
+    """Of the merges' lottery; a tailored model's directory has its own."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +111,16 @@ class Comparison:
     scales: dict[str, float]
     """The number that each merge's scale was, by the title of its candidate."""
     level: float = LEVEL
+    preference: str = "FILE"
+    """The file of the preference."""
+    model: str | None = None
+    """The directory of the tailored model, if one was given."""
+    usual: str = "tunable_magmax"
+    """The method that `tmx tailor` takes by default."""
 
     @cached_property
     def tailored(self) -> Row:
-        """The model that `tmx tailor` makes of the preference by default, with the prior if there is one."""
+        """The model in `model`; else the one that `tmx tailor` makes of the preference by default, with its prior."""
         return next(row for row in self.rows if row.pair is None)
 
     @property
@@ -168,13 +185,16 @@ class Comparison:
         return f"`{row.candidate.title}`{suffix}"
 
     def _made(self, row: Row) -> str:
-        """Returns by which options `tmx merge` makes a merge, as the end of a sentence."""
+        """Returns the command that makes a merge with its head, as the end of a sentence."""
         candidate = row.candidate
         if candidate.method is None:
             return ""
-        scale = candidate.scale or self.scales.get(candidate.title, 1)
-        method = "" if candidate.name == "tunable" else f"--method {candidate.method} "
-        return f"; `tmx merge` makes it with {method}--scale {scale if isinstance(scale, str) else f'{scale:g}'}"
+        scale = self.scales.get(candidate.title, 1) if candidate.scale is None else candidate.scale
+        words = ["tmx", "tailor", self.run, "--preference", self.preference]
+        words += [] if candidate.method == self.usual else ["--method", candidate.method]
+        words += ["--scale", scale if isinstance(scale, str) else f"{scale:g}"]
+        words += [] if row.prior else ["--prior", "none"]
+        return f"; `{shlex.join([*words, '-o', 'OUT'])}` makes it"
 
     def _would(self, row: Row) -> str:
         """Returns how many samples would tell the difference, as the end of a sentence."""
@@ -190,6 +210,8 @@ class Comparison:
         return {
             "version": VERSION,
             "run": self.run,
+            "preference": self.preference,
+            "model": self.model,
             "data": self.data,
             "head": self.head,
             "samples": self.samples,
@@ -221,6 +243,8 @@ class ComparisonPlan:
     candidates: tuple[Candidate, ...]
     tailored: Candidate
     prior: AppliedPrior | None
+    model: str | None = None
+    """The directory of the tailored model, if one was given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
@@ -242,7 +266,8 @@ def compare(
     """Measures base, every task's checkpoint, other merges and the tailored one on the same labelled samples.
 
     Each is measured with and without the site prior of the preference, and compared with the tailored model by an
-    exact sign test, corrected for the number of comparisons. `data` and `head` are as for `evaluate`.
+    exact sign test, corrected for the number of comparisons. `preference` may be the directory of a tailored model:
+    then this is the model to compare with. `data` and `head` are as for `evaluate`.
 
     >>> compare("run", "site.json", "site/test").sentences()  # doctest: +SKIP
     ['The tailored model is the best here: 71.2 %, clearly better than 9 of the 15 others.']
@@ -260,7 +285,7 @@ def compare(
             stacklevel=2,
         )
     right: dict[tuple[Candidate, bool], NDArray[np.bool_]] = {}
-    with Candidates(opened.run, evaluator, seed=rivals.seed, progress=progress) as candidates:
+    with Candidates(opened.run, evaluator, seed=opened.seed, progress=progress) as candidates:
         for done, candidate in enumerate(opened.candidates, 1):
             logits = candidates.logits(candidate, opened.preference.weights)
             for prior, bias in biases.items():
@@ -268,7 +293,7 @@ def compare(
             if progress is not None:
                 progress("comparing", done, len(opened.candidates))
         scales = {candidate.title: float(report.scale) for candidate, report in candidates.reports.items()}
-    rows = _rows(right, (opened.tailored, opened.prior is not None))
+    rows = _rows(right, (opened.tailored, opened.informed))
     return Comparison(
         str(opened.run.path),
         origin,
@@ -279,6 +304,9 @@ def compare(
         opened.prior,
         scales,
         reading.level,
+        opened.file,
+        opened.model,
+        opened.usual,
     )
 
 
@@ -307,6 +335,7 @@ def plan_comparison(
         opened.candidates,
         opened.tailored,
         opened.prior,
+        opened.model,
     )
 
 
@@ -329,12 +358,21 @@ class _Opened:
     prior: AppliedPrior | None
     candidates: tuple[Candidate, ...]
     tailored: Candidate
+    informed: bool
+    """Whether the tailored model has the prior."""
+    seed: int
+    file: str
+    model: str | None
+    usual: str
 
 
 def _open(
     run: Run | str | Path, preference: Preference | str | Path, head: str | Path | None, rivals: Rivals
 ) -> _Opened:
     trained = run if isinstance(run, Run) else Run.open(run)
+    model, record = _tailored_model(preference)
+    if model is not None:
+        preference = model / PREFERENCE
     file = "the preference" if isinstance(preference, Preference) else str(preference)
     chosen = preference if isinstance(preference, Preference) else Preference.load(preference)
     require_tasks(chosen, trained.names, file)
@@ -348,12 +386,81 @@ def _open(
     head_file, _ = find_head(trained.base, head, trained)
     asked: Prior = "none" if rivals.prior == "none" else chosen
     opened, prior = open_head(head_file, asked, trained)
-    tailored = tailored_candidate(chosen, prior is not None, why_not_tsv(trained, {}) is None)
+    usual = tailored_candidate(chosen, prior is not None, why_not_tsv(trained, {}) is None)
+    tailored, informed, seed = usual, prior is not None, rivals.seed
+    if record is not None:
+        tailored = recorded_candidate(record, chosen, trained)
+        informed = informed and record["prior"] is not None
+        seed = seed if record["merge"]["seed"] is None else record["merge"]["seed"]
     scales = [*rivals.scales, *([tailored.scale] if tailored.name == "tunable" else [])]
     candidates = usual_candidates(trained, [scale for scale in scales if scale is not None])
     if tailored not in candidates:
         candidates = (*candidates, tailored)
-    return _Opened(trained, chosen, head_file, opened, prior, candidates, tailored)
+    return _Opened(
+        trained,
+        chosen,
+        head_file,
+        opened,
+        prior,
+        candidates,
+        tailored,
+        informed,
+        seed,
+        "FILE" if isinstance(preference, Preference) else file,
+        None if record is None else str(model),
+        usual.method or "tunable_magmax",
+    )
+
+
+def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, dict[str, Any] | None]:
+    """Returns the directory that was given for a preference, and what `tailor` recorded there."""
+    if isinstance(preference, Preference) or not Path(preference).is_dir():
+        return None, None
+    folder = Path(preference)
+    if not (folder / PREFERENCE).is_file():
+        raise InputError(
+            f"{folder} is a directory without {PREFERENCE}: give the file that `tmx prefer` writes, or the directory "
+            "of a model that `tmx tailor` made"
+        )
+    if not (folder / RECORD).is_file():
+        return folder, None
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record["merge"]["method"], record["merge"]["scale"], record["merge"]["seed"], record["prior"], record["choice"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder / RECORD} is no record of `tmx tailor` ({error}); make the model again") from None
+    return folder, record
+
+
+def recorded_candidate(record: Mapping[str, Any], preference: Preference, run: Run) -> Candidate:
+    """Returns the model that a record of `tailor` says was written: a checkpoint, or a merge at its scale.
+
+    A scale that was found to match is the candidate's `matched`, so that equal models are one.
+    """
+    merge = record["merge"]
+    method, scale = str(merge["method"]), float(merge["scale"])
+    if method not in METHODS:
+        raise InputError(f"the tailored model was merged by {method!r}, a method that is not known here")
+    checkpoints = usual_candidates(run)[: len(run.tasks) + 1]
+    if record["choice"] is not None and record["choice"]["chosen"] == LIKELIEST:
+        return checkpoints[1 + preference.weights.index(max(preference.weights))]
+    if scale == 0:
+        return checkpoints[0]
+    if method == "last_task" and scale == 1:
+        return checkpoints[-1]
+    usual = default_scale(method, record["prior"] is not None)
+    by_default = merge["scale_from"] == default_words(method, record["prior"] is not None)
+    if by_default and usual == "matched":
+        return _merge_by(method, "matched")
+    return _merge_by(method, None if method == "tsv" and scale == METHODS[method].default_scale else scale)
+
+
+def _merge_by(method: str, scale: float | str | None) -> Candidate:
+    name = {"tunable_magmax": "tunable"}.get(method, method)
+    usual = {"tunable": scale, "tsv": scale, "average": 1.0, "magmax": "matched"}.get(name)
+    if scale != usual:  # two models of one method need two names
+        name += f", {scale}" if isinstance(scale, str) else f", scale {scale:g}"
+    return Candidate(name, method, None, scale, weighted=METHODS[method].weights != "refused")
 
 
 def tailored_candidate(preference: Preference, prior: bool, tsv: bool = True) -> Candidate:

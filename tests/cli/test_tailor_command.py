@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+from tunable_magmax.models.head import load_head
 from tunable_magmax.preference.preference import Preference
 
 CPU = ("--device", "cpu")
@@ -70,14 +72,34 @@ def test_json(tmx, text_run, tmp_path):
     assert told["warnings"][: len(stored["warnings"])] == stored["warnings"]
     assert set(told["files"]) == {file.name for file in out.iterdir()} - {"tmx-report.json"}
     again = json.loads(tmx("tailor", text_run.path, "--pairs", pairs, "-o", out, "--json", *CPU).out)
-    assert (again["complete"], again["choice"]) == (True, told["choice"])
+    assert (told["already_complete"], again["already_complete"], again["choice"]) == (False, True, told["choice"])
+
+
+def test_the_table_of_what_pairs_tried_and_the_prior_as_it_is_in_the_head(tmx, image_run, tmp_path):
+    pairs, out = image_run.pairs(tmp_path / "pairs", {"red": 6, "blue": 3, "green": 3, "grey": 3}), tmp_path / "out"
+    result = tmx("tailor", image_run.path, "--pairs", pairs, "--prior", 0.2, "-o", out, *CPU)
+    assert result.code == 0, result.err
+    record = json.loads((out / "tmx-tailor.json").read_text())
+    lines = result.out.splitlines()
+    [start] = [k for k, line in enumerate(lines) if line.split() == ["model", "right", "accuracy", "95%", "interval"]]
+    for line, tried in zip(lines[start + 1 :], record["choice"]["tried"], strict=False):
+        assert f"  {tried['right']} of 15  " in line
+        assert ("*" in line) == (tried["name"] == record["choice"]["chosen"])
+    assert lines[start + 1 + len(record["choice"]["tried"])] == record["choice"]["sentence"]
+    head = load_head(out / "head.safetensors")
+    shares = dict(zip(head.classes, np.exp(head.bias).tolist(), strict=True))
+    likely = record["prior"]["likeliest"]
+    assert likely == pytest.approx(shares, rel=1e-5)
+    assert [*likely] == sorted(likely, key=lambda name: (-likely[name], name))
+    first = next(iter(likely))
+    assert f"site prior: {first} {likely[first]:.1%}, " in result.out
 
 
 def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
     stored, out = tmp_path / "site.json", tmp_path / "out"
     assert tmx("prefer", image_run.path, "--weights", "3,1", "-o", stored).code == 0
     result = tmx("tailor", image_run.path, "--preference", stored, "--prior", "none", "-o", out)
-    assert (result.code, "weights by weights" in result.out) == (0, True)
+    assert (result.code, "weights given by hand; expected error " in result.out) == (0, True)
     assert Preference.load(out / "preference.json").prior is None
     strangers = {"two": (1, 2), "three": (1, 2, 3)}
     for name, weights in strangers.items():
@@ -130,6 +152,16 @@ def test_what_is_refused(tmx, image_run, tmp_path, monkeypatch, arguments, text)
     assert (result.code, result.out) == (2, "")
     assert text in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_of_no_task(tmx, image_run, tmp_path):
+    (tmp_path / "labels.txt").write_text("zebra\n" * 3)
+    result = tmx("tailor", image_run.path, "--labels", tmp_path / "labels.txt", "-o", tmp_path / "out")
+    assert (result.code, result.out) == (2, "")
+    assert "all 3 labels belong to no task" in result.err
+    assert "--equal instead" in result.err
+    assert "on-zero" not in result.err
+    assert "on_zero" not in result.err
 
 
 def test_a_run_that_was_moved_still_works(tmx, image_run, labels, tmp_path):

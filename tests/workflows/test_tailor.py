@@ -425,9 +425,11 @@ def test_a_step_that_overshoots_is_warned_of(by_inputs, probed, site, tmp_path):
     check = found.record["check"]
     assert check["overshoots"]
     assert check["tailored"] < check["base"] == fine["base"]
-    [warning] = [text for text in found.warnings if "overshoots" in text]
+    [warning] = [text for text in found.warnings if "the merged step may overshoot: " in text]
     assert "try --scale 0.5, or give --pairs" in warning
-    assert f"on {check['tailored'] / 24:.0%} of 24 samples, the base itself on {check['base'] / 24:.0%}" in warning
+    assert "on 24 inputs the tailored model agrees with a simple classifier on the base's embeddings on " in warning
+    assert f" on {check['tailored'] / 24:.0%}, the base itself on {check['base'] / 24:.0%}; " in warning
+    assert (tmp_path / "far/README.md").read_text().count("agrees with a simple classifier") == 1
     assert made(probed, site[0], tmp_path / "unchecked", scale=FAR, check="none").record["check"] is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from tunable_magmax.cli.prefer import (
     SIGNED,
     ReadingOptions,
     SourceOptions,
-    prior_line,
     read_numbers,
     read_prior,
     read_temper,
@@ -51,7 +50,7 @@ class TailorOptions:
     choose: Literal["auto", "none"] = "auto"
     """With --pairs: let cross-validation choose model and scale, or keep the defaults."""
     check: Literal["auto", "none"] = "auto"
-    """Compare the result with the base, without labels by a probe, and warn if the merged step overshoots."""
+    """Compare the result with the base, without labels by a probe, and warn if the merged step may overshoot."""
     estimator: Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd"] = (
         "auto"
     )
@@ -156,14 +155,14 @@ def _read_preference(file: Path, run: Run) -> Preference:
 
 
 def _summary(made: Tailored) -> Iterator[str]:
-    from tunable_magmax.workflows.site_model import evidence_lines
+    from tunable_magmax.workflows.site_model import evidence_lines, weights_words
 
     record, preference = made.record, made.preference
     found, merge = record["preference"], record["merge"]
     if made.complete:
         yield f"{made.out} is complete, made from the same inputs with the same options; --overwrite makes it again"
     samples = f", from {number(found['samples'], 'sample')}" if isinstance(found["samples"], int) else ""
-    yield f"weights by {found['method']}{samples}; expected error {found['expected_error']:.2f}"
+    yield f"{weights_words(found['method'])}{samples}; expected error {found['expected_error']:.2f}"
     order = sorted(range(len(made.labels)), key=lambda t: (-preference.weights[t], t))[:SHOWN]
     columns = [["task", *(made.labels[t] for t in order)], ["weight", *(f"{preference.weights[t]:.4f}" for t in order)]]
     if (ends := preference.intervals) is not None:
@@ -173,8 +172,10 @@ def _summary(made: Tailored) -> Iterator[str]:
         rest = 1 - sum(preference.weights[t] for t in order)
         yield f"  and {number(len(made.labels) - len(order), 'task')} with {max(0.0, rest):.4f} in all"
     if preference.prior is not None:
-        yield prior_line(preference.prior)
+        yield _prior_line(record["prior"])
     yield f"merged by {merge['method']} ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})"
+    if record["choice"] is not None:
+        yield from _tried(record["choice"])
     yield from evidence_lines(record)
     yield from (f"note: {note}" for note in made.notes)
     if made.seconds:
@@ -183,6 +184,28 @@ def _summary(made: Tailored) -> Iterator[str]:
         yield f"where the time went: {parts}; {total:.1f} s in all"
     yield f"{made.out}: {show_size(sum(f.stat().st_size for f in made.out.rglob('*') if f.is_file()))}; to use it:"
     yield f"  tmx predict {made.out} INPUTS"
+
+
+def _prior_line(prior: Mapping[str, Any]) -> str:
+    """Returns a line on the likeliest classes, with their shares in the head."""
+    shown = ", ".join(f"{name} {share:.1%}" for name, share in [*prior["likeliest"].items()][:3])
+    refined = ", refined by the site's labels" if prior["source"] == "labels" else ""
+    even = f"{prior['eps']:.1%} of it is spread over all classes"
+    return f"site prior: {shown} ...; {even}{refined} (--prior none leaves it out)"
+
+
+def _tried(choice: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the table of models that were tried on pairs."""
+    from tunable_magmax.workflows.choice import TITLES
+
+    rows = [["model", "right", "accuracy", "95% interval"]]
+    for tried in choice["tried"]:
+        low, high = tried["interval"]
+        mark = "*" if tried["name"] == choice["chosen"] else ""
+        right = f"{tried['right']} of {tried['samples']}"
+        interval = f"{100 * low:.0f} to {100 * high:.0f}%"
+        rows.append([TITLES.get(tried["name"], tried["name"]) + mark, right, f"{tried['accuracy']:.0%}", interval])
+    yield from table(rows)
 
 
 def _show_plan(plan: TailorPlan, as_json: bool) -> int:

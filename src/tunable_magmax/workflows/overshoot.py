@@ -23,7 +23,7 @@ from tunable_magmax.workflows.target import TargetSamples
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
 
-REMEDY = "try --scale 0.5, or give --pairs, so that labels choose"
+REMEDY = "try --scale 0.5, or give --pairs to choose by labels"
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,15 @@ class Agreement:
     def sentence(self) -> str:
         """What came out, in words."""
         return (
-            f"the tailored model predicts what a probe of the base does on {self.tailored / self.samples:.0%} of "
-            f"{self.samples} samples, the base itself on {self.base / self.samples:.0%}"
+            f"on {self.samples} {'input' if self.samples == 1 else 'inputs'} the tailored model agrees with a simple "
+            f"classifier on the base's embeddings on {self.tailored / self.samples:.0%}, the base itself on "
+            f"{self.base / self.samples:.0%}"
         )
 
     @property
     def warning(self) -> str | None:
-        """A warning if the step overshoots."""
-        return f"the merged step overshoots: {self.sentence}; {REMEDY}" if self.overshoots else None
+        """A warning if the step may overshoot."""
+        return f"the merged step may overshoot: {self.sentence}; {REMEDY}" if self.overshoots else None
 
 
 def why_not(target: TargetSamples) -> str | None:

@@ -28,11 +28,12 @@ LIKELY = 10
 """How many of the likeliest classes a record and a card name."""
 
 
-def prior_record(prior: SitePrior | None, logit_factor: float) -> dict[str, Any] | None:
+def prior_record(prior: SitePrior | None, classes: Sequence[str], logit_factor: float) -> dict[str, Any] | None:
     """Returns what the record says of a prior, whose shares are in the preference, and of the head that it is for."""
     if prior is None:
         return None
-    return {"eps": prior.eps, "source": prior.source, "logit_factor": logit_factor, "likeliest": likeliest(prior)}
+    shares = likeliest(prior, classes)
+    return {"eps": prior.eps, "source": prior.source, "logit_factor": logit_factor, "likeliest": shares}
 
 
 def factor_sentence(factor: float) -> str | None:
@@ -45,14 +46,27 @@ def factor_sentence(factor: float) -> str | None:
     return None if factor == 1 else f"{why}: its logit scale is {factor:g} times as large"
 
 
-def likeliest(prior: SitePrior, count: int = LIKELY) -> dict[str, float]:
-    """Returns the likeliest classes of a prior and their shares.
+def likeliest(prior: SitePrior, classes: Sequence[str], count: int = LIKELY) -> dict[str, float]:
+    """Returns the likeliest classes and their shares as a head of these classes has them: with what eps spreads.
 
-    >>> likeliest(SitePrior({"cat": 1, "dog": 3}, eps=0.1), 1)
-    {'dog': 0.75}
+    Equal shares are in the order of the classes' names.
+
+    >>> likeliest(SitePrior({"cat": 1, "dog": 3}, eps=0.1), ["cat", "dog"], 1)
+    {'dog': 0.725}
     """
-    names = sorted((name for name, share in prior.shares.items() if share > 0), key=lambda name: -prior.shares[name])
-    return {name: prior.shares[name] for name in names[:count]}
+    known = {name: prior.shares[name] for name in classes if prior.shares.get(name, 0.0) > 0}
+    whole, even = sum(known.values()), prior.eps / len(classes)
+    shares = {name: round((1 - prior.eps) * share / whole + even, 9) for name, share in known.items()}
+    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+def weights_words(method: str) -> str:
+    """Returns where weights come from.
+
+    >>> weights_words("probe"), weights_words("weights")
+    ('weights by probe', 'weights given by hand')
+    """
+    return "weights given by hand" if method == "weights" else f"weights by {method}"
 
 
 def record_bytes(record: Mapping[str, Any]) -> bytes:
@@ -89,7 +103,8 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
     found, merge, prior = record["preference"], record["merge"], record["prior"]
     samples = f" from {found['samples']} samples of the site" if found["samples"] else ""
     yield from ("## Tailored to a site", "")
-    yield f"Weights by `{found['method']}`{samples}; expected error {found['expected_error']:.2f} (half-L1)."
+    words = weights_words(found["method"]).replace("weights", "Weights", 1)
+    yield f"{words}{samples}; expected error {found['expected_error']:.2f} (half-L1)."
     yield from ("", "| task | weight | interval |", "| --- | ---: | --- |")
     ends = preference.intervals or [None] * len(labels)
     for label, weight, pair in zip(labels, preference.weights, ends, strict=True):
@@ -100,7 +115,7 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
         yield "The head has no site prior: all classes count alike."
     else:
         likely = ", ".join(f"{_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
-        yield f"Site prior, added to the head's logits: {likely}; {prior['eps']:.1%} is spread over all classes."
+        yield f"Site prior, added to the head's logits: {likely}; {prior['eps']:.1%} of it is spread over all classes."
     yield f"Merged by `{merge['method']}` ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})."
     yield from (f"{line[0].upper()}{line[1:]}." for line in evidence_lines(record))
     yield from (f"Warning: {text}." for text in record["warnings"])
@@ -110,11 +125,14 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
 
 
 def evidence_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what profiles say about the head, and labels, or a probe, about the model."""
+    """Yields what profiles say about the head, and labels, or a probe, about the model.
+
+    A check that gave a warning is told there.
+    """
     if record["prior"] is not None:
         yield from filter(None, [factor_sentence(record["prior"].get("logit_factor", 1))])
     for part in ("choice", "scale_by_pairs", "check"):
-        if record[part] is not None:
+        if record[part] is not None and not record[part].get("overshoots"):
             yield from (record[part][key] for key in ("sentence", "simpler") if record[part].get(key))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.engines.additions import AddedFiles, Additions
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
@@ -22,7 +24,7 @@ from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
-from tunable_magmax.workflows.prefer import class_tables, prefer_for
+from tunable_magmax.workflows.prefer import Estimation, Preferred, class_tables, prefer_for
 from tunable_magmax.workflows.scale import BASE, LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
 from tunable_magmax.workflows.site_model import (
     HEAD,
@@ -87,7 +89,7 @@ class Tailored:
         """Returns everything for JSON."""
         record = {key: value for key, value in self.record.items() if key != "warnings"}
         files = dict(self.report.files)
-        about = {"complete": self.complete, "elements": self.report.elements, "files": files}
+        about = {"already_complete": self.complete, "elements": self.report.elements, "files": files}
         warned = {"warnings": list(self.warnings), "notes": list(self.notes)}
         return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds), **warned}
 
@@ -181,7 +183,7 @@ class _Work:
                 target.base_features  # noqa: B018  (it is kept, for the estimate and for the check)
         with self._phase("estimating"):
             if self.given is None:
-                found = prefer_for(target, estimation)
+                found = _prefer(target, estimation)
                 self.warnings += found.warnings
                 self.preference = found.preference
             else:
@@ -387,7 +389,7 @@ class _Work:
                 "weights": dict(zip(self.target.run.labels, preference.weights, strict=True)),
                 "tempering": preference.tempering,
             },
-            "prior": prior_record(preference.prior, self.logit_factor),
+            "prior": prior_record(preference.prior, self.head.classes, self.logit_factor),
             "merge": {
                 "method": merged.method,
                 "why": merged.why,
@@ -421,6 +423,17 @@ def better_warning(found: ScaleChoice, name: str, right: int, tailoring: Tailori
     elif tailoring.choose == "none":
         remedy = f"leave out --choose none, so that pairs choose the model, or {remedy}"
     return f"the base is better than the merged model: {shares}; {remedy}"
+
+
+def _prefer(target: TargetSamples, estimation: Estimation) -> Preferred:
+    """Estimates a preference; an error advises options that tailoring has."""
+    try:
+        return prefer_for(target, estimation)
+    except InputError as error:
+        text = re.sub(r"(?:on_zero='equal' \()?--on-zero equal\)?", "--equal instead", str(error))
+        if text == str(error):
+            raise
+        raise InputError(text) from None
 
 
 def _texts(caught: Sequence[warnings.WarningMessage]) -> list[str]:

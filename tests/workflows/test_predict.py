@@ -177,6 +177,11 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
         predict(model, [data], options=Predicting(device="cpu", strict=True))
     with pytest.raises(InputError, match=r"0\.png \(not an image\)"):
         load_classifier(model, "cpu").predict([data / "red" / "0.png"])
+    with pytest.raises(InputError, match=r"^the input cannot be read: .*0\.png \(not an image\)"):
+        predict(model, [data / "red" / "0.png"], options=CPU)
+    (data / "red" / "1.png").write_text("?")
+    with pytest.raises(InputError, match=r"^none of 2 inputs can be read: .*0\.png \(not an image\), "):
+        predict(model, [data], options=CPU)
 
 
 def test_what_is_written():

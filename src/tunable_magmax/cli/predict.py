@@ -63,7 +63,7 @@ def predict(
     tmx predict site-model photos/ -o labels.csv
     tmx predict site-model --text "where is my card?"
 
-    Inputs that cannot be read get no label; a warning names them.
+    Inputs that cannot be read get no label; a warning names them. If none can be read, it is an error.
 
     Parameters
     ----------

@@ -227,7 +227,7 @@ def load_classifier(
             f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "
             f"site with `tmx tailor {model}` first"
         )
-    head_file, owner = find_head(model, head)
+    head_file, owner = find_head(model, head, takes_run=False)
     encoder = load_encoder(model, device, assets=None if owner is None else owner.base)
     return LoadedClassifier(Classifier(encoder, open_head(head_file, prior)[0]), head_file)
 

@@ -89,7 +89,7 @@ def predict(
 ) -> Predictions:
     """Classifies image files, folders of images, tables of texts, parquet, and texts, a batch at a time.
 
-    Inputs that cannot be read get no label; one warning names them.
+    Inputs that cannot be read get no label; one warning names them. If none can be read, it is an error.
 
     >>> predict("site-model", ["photos/"]).counts()  # doctest: +SKIP
     {'cat': 31, 'dog': 12}
@@ -115,6 +115,9 @@ def predict(
             samples, name, options.top, options.batch, strict=options.strict, progress=report
         )
     failed = [f"{item.input} ({item.error})" for item in found if item.error is not None]
+    if failed and len(failed) == len(found):
+        what = "the input" if len(found) == 1 else f"none of {len(found)} inputs"
+        raise InputError(f"{what} {'cannot' if len(found) == 1 else 'can'} be read: {some_of(failed)}")
     if failed:
         warnings.warn(
             f"{len(failed)} of {len(found)} inputs could not be read and got no label: {some_of(failed)}", stacklevel=2

@@ -72,11 +72,13 @@ class AppliedPrior:
 # -- the head --------------------------------------------------------------------------------------------------------
 
 
-def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | None = None) -> tuple[Path, Run | None]:
+def find_head(
+    model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, *, takes_run: bool = True
+) -> tuple[Path, Run | None]:
     """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
 
     They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
-    log.
+    log. `takes_run`: whether the user may give a run, which an error advises then.
     """
     owner = run or _run_of(model)
     place = model.base if isinstance(model, Recipe) else model
@@ -95,9 +97,10 @@ def find_head(model: Path | Recipe, head: str | Path | None = None, run: Run | N
         )
     similar = sorted(folder.glob("*head*.safetensors"))
     hint = f" (perhaps {similar[0]})" if similar else ""
+    by_run = "or --run RUN_DIR, the run it comes from, " if takes_run else ""
     raise InputError(
-        f"{place}: which head turns its embeddings into classes? Give --head FILE{hint}, or --run RUN_DIR, the run it "
-        f"comes from, or put the head beside it as {HEAD_FILES[0]}"
+        f"{place}: which head turns its embeddings into classes? Give --head FILE{hint}, {by_run}or put the head "
+        f"beside it as {HEAD_FILES[0]}"
     )
 
 

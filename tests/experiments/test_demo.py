@@ -116,8 +116,12 @@ def test_started_again_it_trains_no_more_and_finds_the_same(small, demo):
 def test_the_command_tells_what_was_found(demo, capsys, monkeypatch):
     out, found = demo
     monkeypatch.setattr(demonstration, "run_demo", lambda place, **options: found)
-    assert tmx("demo", "--out", out) == 0
-    printed = capsys.readouterr().out
+    for started, program in (("/there/tunable_magmax/__main__.py", "python -m tunable_magmax"), ("/bin/tmx", "tmx")):
+        monkeypatch.setattr("sys.argv", [started])
+        assert tmx("demo", "--out", out) == 0
+        printed = capsys.readouterr().out
+        assert f"  {program} compare {out}/run --preference {out}/mine --data " in printed
+        assert "__main__" not in printed
     assert printed.count("from its labels") == len(SITES)
     assert f"eval {out}/run" in printed
     assert tmx("demo", "--out", out, "--json") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -74,9 +73,18 @@ def _choices(story: Demonstration) -> list[str]:
         f"{SOURCES[source]} ({site})"
         for site, models in story.made.items()
         for source, made in models.items()
-        if any("overshoots" in text for text in made.warnings)
+        if any("overshoot" in text for text in made.warnings)
     ]
-    return [*lines, f"tmx tailor warned that the step overshoots: {', '.join(warned)}."] if warned else lines
+    return [*lines, f"tmx tailor warned that the step may overshoot: {', '.join(warned)}."] if warned else lines
+
+
+def program_name(started: str) -> str:
+    """Returns how to call this program again, by the name that it was started by.
+
+    >>> program_name("/opt/bin/tmx"), program_name("/opt/lib/tunable_magmax/__main__.py")
+    ('tmx', 'python -m tunable_magmax')
+    """
+    return "python -m tunable_magmax" if Path(started).name == "__main__.py" else "tmx"
 
 
 def _story(story: Demonstration, out: Path) -> str:
@@ -102,13 +110,13 @@ def _story(story: Demonstration, out: Path) -> str:
         f"Look at {story.picture}, and try:",
     )
     site = out / "sites" / slug(next(iter(story.sites)))
-    program = "tmx" if shutil.which("tmx") else sys.argv[0]
+    program = program_name(sys.argv[0])
     commands = (
         f"eval {out}/run",
         f"tailor {out}/run --inputs {site}/inputs -o {out}/mine",
         f"predict {out}/mine {site}/inputs",
         f"eval {out}/mine --data {site}/test",
-        f"compare {out}/run --preference {out}/mine/preference.json --data {site}/test",
+        f"compare {out}/run --preference {out}/mine --data {site}/test",
     )
     text = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
     return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

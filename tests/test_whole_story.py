@@ -120,7 +120,7 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     # Prefer: labels of the second task only, and inputs.
     inputs, test = site(tmp_path, kind, "pay", "bill")
     labels, looks = tmp_path / "labels.json", tmp_path / "inputs.json"
-    tmx("prefer", run, "--labels", tmp_path / "site" / "labels.txt", "-o", labels)
+    tmx("prefer", run, "--labels", tmp_path / "site" / "labels.txt", "--temper", "0", "-o", labels)
     assert Preference.load(labels).weights == (0.0, 1.0)
     tmx("prefer", run, "--inputs", inputs, "--method", "ot", "-o", looks, *CPU)
     weights = Preference.load(looks).weights
@@ -139,12 +139,20 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     # Evaluate: files and the merge in memory agree, and the second task knows its classes.
     for preference in (labels, looks):
         found = json.loads(tmx("eval", tmp_path / preference.stem, "--data", test, "--json", *CPU))["accuracy"]
-        memory = json.loads(tmx("eval", run, "--preference", preference, "--data", test, "--json", *CPU))["accuracy"]
+        plain = ("--preference", preference, "--prior", "none")
+        memory = json.loads(tmx("eval", run, *plain, "--data", test, "--json", *CPU))["accuracy"]
         assert found == memory
         assert {task["name"]: task["samples"] for task in found["tasks"]} == {"task-01": 0, "task-02": found["samples"]}
         if preference == labels:
             assert found["known_accuracy"] == 1
     assert "average accuracy" in tmx("eval", run)
+
+    # Tailor: one directory with head and prior, which eval and predict take as it is.
+    tailored = tmp_path / "tailored"
+    tmx("tailor", run, "--preference", labels, "-o", tailored, *CPU)
+    assert json.loads(tmx("eval", tailored, "--data", test, "--json", *CPU))["prior"] is not None
+    predicted = json.loads(tmx("predict", tailored, inputs, "--json", *CPU))
+    assert {row["label"] for row in predicted["predictions"]} <= {"card", "hello", "pay", "bill"}
 
     # Load: transformers finds every tensor, and embeds as we do.
     for name in ("inputs", "run/base", "run/task-02"):

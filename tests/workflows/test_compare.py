@@ -22,11 +22,8 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import Candidate, tunable
 from tunable_magmax.workflows.compare import (
-    Comparison,
     Rivals,
-    _rows,
     compare,
-    least_samples,
     plan_comparison,
     recorded_candidate,
     tailored_candidate,
@@ -37,6 +34,7 @@ from tunable_magmax.workflows.scoring import AppliedPrior, Reading
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring, default_method, default_scale
 from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.verdicts import Comparison, compared_rows, least_samples
 
 CPU = Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
@@ -212,7 +210,7 @@ def of(mine, **others):
     """A comparison without a prior: which samples the tailored model and others get right."""
     known = {"base": BASE, "birds": BIRDS, "tsv": Candidate("tsv", "tsv", weighted=True), "half": tunable(0.5)}
     right = {(known[name], False): np.array(answers, bool) for name, answers in others.items()}
-    rows = _rows({**right, (tunable(), False): np.array(mine, bool)}, (tunable(), False))
+    rows = compared_rows({**right, (tunable(), False): np.array(mine, bool)}, (tunable(), False))
     return Comparison("run", "site", "head", len(mine), 0, rows, None, {})
 
 

@@ -18,7 +18,8 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows.compare import Comparison, ComparisonPlan, Row
+    from tunable_magmax.workflows.compare import ComparisonPlan
+    from tunable_magmax.workflows.verdicts import Comparison, Row
 
 
 @Parameter(name="*", group=Group("Data and head", sort_key=1))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tunable_magmax.plots.figure import blank_figure, check_picture, plain, save_figure, short
 from tunable_magmax.workflows.candidates import Candidate
-from tunable_magmax.workflows.compare import Comparison, Row
+from tunable_magmax.workflows.verdicts import Comparison, Row
 
 WITH, WITHOUT, MINE = "#1d3557", "#9aa5b1", "#c1440e"
 

@@ -1,0 +1,219 @@
+"""What a comparison of models found: each model's share of right answers, and who wins in plain words."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.evaluation.accuracy import LEVEL, Share
+from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
+from tunable_magmax.workflows.candidates import Candidate
+from tunable_magmax.workflows.scoring import AppliedPrior
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model with or without the site prior. `pair`: against the tailored model, None for itself."""
+
+    candidate: Candidate
+    prior: bool
+    share: Share
+    pair: Paired | None
+    p_value: float | None
+    """Corrected for the number of comparisons."""
+    verdict: Verdict | None
+
+    def to_dict(self, level: float) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        return {
+            "model": self.candidate.title,
+            **asdict(self.candidate),
+            "prior": self.prior,
+            "right": self.share.right,
+            "accuracy": self.share.value,
+            "interval": list(self.share.interval(level)),
+            "won": None if self.pair is None else self.pair.won,
+            "lost": None if self.pair is None else self.pair.lost,
+            "difference": None if self.pair is None else self.pair.difference,
+            "p_value": self.p_value,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models of a run on a site's samples, best first; `rows[k].pair` is None for the tailored model."""
+
+    run: str
+    data: str
+    head: str
+    samples: int
+    unreadable: int
+    rows: tuple[Row, ...]
+    prior: AppliedPrior | None
+    scales: dict[str, float]
+    """The number that each merge's scale was, by the title of its candidate."""
+    level: float = LEVEL
+    preference: str = "FILE"
+    """The file of the preference."""
+    model: str | None = None
+    """The directory of the tailored model, if one was given."""
+    usual: str = "tunable_magmax"
+    """The method that `tmx tailor` takes by default."""
+
+    @cached_property
+    def tailored(self) -> Row:
+        """The model in `model`; else the one that `tmx tailor` makes of the preference by default, with its prior."""
+        return next(row for row in self.rows if row.pair is None)
+
+    @property
+    def best(self) -> Row:
+        """The row with the most right answers; of equal ones the tailored model, else the simplest."""
+        return self.rows[0]
+
+    def by_model(self) -> dict[Candidate, dict[bool, Row]]:
+        """Returns each model's rows, with (True) and without the prior; best first, with the prior if there is one."""
+        models: dict[Candidate, dict[bool, Row]] = {}
+        for row in self.rows:
+            models.setdefault(row.candidate, {})[row.prior] = row
+        first = self.prior is not None
+        return dict(sorted(models.items(), key=lambda item: -item[1][first].share.right))
+
+    def sentences(self) -> list[str]:
+        """Returns who wins, and whether a checkpoint would do without any merge, in plain words.
+
+        Samples that are too few to show any difference have no winner.
+        """
+        mine, best = self.tailored, self.best
+        count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
+        others = [row for row in self.rows if row.pair is not None]
+        fewest = least_samples(len(others))
+        if self.samples < fewest:
+            return [f"No verdict: {count} cannot tell any of these models apart, and at least {fewest} are needed."]
+        beaten = sum(row.verdict == "clearly worse" for row in others)
+        if best is mine:
+            told = (
+                f"clearly better than {beaten} of the {len(others)} others"
+                if beaten
+                else "though not clearly better than any other"
+            )
+            lines = [f"The tailored model is the best here: {_percent(mine)}, {told}."]
+        elif best.verdict == "clearly better":
+            how = f"{_against(best, mine)}{self._made(best)}"
+            lines = [f"{self._name(best)} is clearly better than the tailored model: {how}."]
+        else:
+            lines = [
+                f"{self._name(best)} has the most right answers ({_against(best, mine)}), but {count} cannot tell it "
+                f"from the tailored model{self._would(best)}."
+            ]
+            if beaten:
+                lines.append(f"The tailored model is clearly better than {beaten} of the {len(others)} others.")
+        plain = next((row for row in others if row.candidate.checkpoint is not None), None)
+        if plain is None or plain.verdict == "clearly worse":
+            return lines
+        if plain.verdict == "clearly better":
+            more = "So" if plain is best else f"{self._name(plain)} alone is, too: {_against(plain, mine)};"
+            return [*lines, f"{more} this site needs no tailored merge."]
+        if plain is best:
+            return [*lines, "It needs no merge."]
+        whom = "it" if best is mine else "the tailored model"
+        return [
+            *lines,
+            f"{self._name(plain)} alone cannot be told apart from {whom} on these {count} ({_against(plain, mine)})"
+            f"{self._would(plain)}; it needs no merge.",
+        ]
+
+    def _name(self, row: Row) -> str:
+        suffix = "" if self.prior is None else f" with{'' if row.prior else 'out'} the prior"
+        return f"`{row.candidate.title}`{suffix}"
+
+    def _made(self, row: Row) -> str:
+        """Returns the command that makes a merge with its head, as the end of a sentence."""
+        candidate = row.candidate
+        if candidate.method is None:
+            return ""
+        scale = self.scales.get(candidate.title, 1) if candidate.scale is None else candidate.scale
+        words = ["tmx", "tailor", self.run, "--preference", self.preference]
+        words += [] if candidate.method == self.usual else ["--method", candidate.method]
+        words += ["--scale", scale if isinstance(scale, str) else f"{scale:g}"]
+        words += [] if row.prior else ["--prior", "none"]
+        return f"; `{shlex.join([*words, '-o', 'OUT'])}` makes it"
+
+    def _would(self, row: Row) -> str:
+        """Returns how many samples would tell the difference, as the end of a sentence."""
+        comparisons = len(self.rows) - 1
+        needed = None if row.pair is None else row.pair.needed(ALPHA / comparisons)
+        if needed is None:
+            return ""
+        most = max(needed, least_samples(comparisons))
+        return f"; about {most:,} would tell, if the difference is real"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "preference": self.preference,
+            "model": self.model,
+            "data": self.data,
+            "head": self.head,
+            "samples": self.samples,
+            "unreadable": self.unreadable,
+            "prior": None if self.prior is None else asdict(self.prior),
+            "level": self.level,
+            "tailored": self.rows.index(self.tailored),
+            "rows": [
+                {**row.to_dict(self.level), "scale_used": self.scales.get(row.candidate.title)} for row in self.rows
+            ],
+            "definitions": {
+                "difference": "accuracy less that of the tailored model, on the same samples",
+                "p_value": "exact two-sided sign test (McNemar) on samples that one of the two alone gets right, "
+                "corrected by Holm's method for all rows",
+                "verdict": f"against the tailored model: clear if p_value <= {ALPHA:g}",
+            },
+            "summary": self.sentences(),
+        }
+
+
+def least_samples(comparisons: int, alpha: float = ALPHA) -> int:
+    """Returns how many samples a sign test needs before any difference can be clear among so many comparisons.
+
+    >>> least_samples(1), least_samples(20)
+    (6, 10)
+    """
+    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
+
+
+def compared_rows(
+    right: dict[tuple[Candidate, bool], NDArray[np.bool_]], tailored: tuple[Candidate, bool]
+) -> tuple[Row, ...]:
+    """Compares every model with the tailored one; best first, of equal ones the tailored, then as they were given."""
+    mine = right[tailored]
+    others = {key: paired(answers, mine) for key, answers in right.items() if key != tailored}
+    corrected = dict(zip(others, holm([pair.p_value for pair in others.values()]), strict=True))
+    rows = []
+    for key, answers in right.items():
+        share = Share(int(answers.sum()), len(answers))
+        if key == tailored:
+            rows.append(Row(*key, share, None, None, None))
+        else:
+            p_value = corrected[key]
+            rows.append(Row(*key, share, others[key], p_value, others[key].verdict(p_value)))
+    return tuple(sorted(rows, key=lambda row: (-row.share.right, row.pair is not None)))
+
+
+def _percent(row: Row) -> str:
+    return f"{100 * row.share.value:.1f} %"
+
+
+def _against(row: Row, other: Row) -> str:
+    return f"{_percent(row)} against {_percent(other)}"

@@ -63,6 +63,15 @@ def some_of(items: Iterable[Any], limit: int = 5, joint: str = ", ", show: Calla
     return joint.join(map(show, items[:limit])) + more
 
 
+def one_line(text: str) -> str:
+    """Returns a text with single spaces in place of line ends and other white space.
+
+    >>> one_line("two\\nlines")
+    'two lines'
+    """
+    return " ".join(text.split())
+
+
 def shortened(text: str, limit: int = 60) -> str:
     """Returns at most `limit` characters of a text.
 

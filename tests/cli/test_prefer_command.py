@@ -622,3 +622,22 @@ def test_labels_among_the_inputs_are_pointed_out(tmx, trained, tmp_path):
     assert result.code == 0, result.err
     assert "holds labels as well, which say more than inputs" in result.err
     assert "from 5 samples" in result.out
+
+
+def test_opinions_and_labels_by_task_name(tmx, run, tmp_path):
+    assert tmx("prefer", run, "--weights", "cars=3,birds=1", "-o", tmp_path / "p.json").code == 0
+    assert weights(tmp_path / "p.json") == (0.25, 0.75, 0)
+    (tmp_path / "names.txt").write_text("cars\n" * 30 + "flowers\n" * 10)
+    found = tmx("prefer", run, "--labels", tmp_path / "names.txt", "--temper", 0, "-o", tmp_path / "p.json")
+    assert found.code == 0, found.err
+    assert weights(tmp_path / "p.json") == (0, 0.75, 0.25)
+
+
+def test_a_name_of_a_class_and_a_task_is_a_class(tmx, run, tmp_path):
+    content = json.loads((run / "run.json").read_text())
+    content["tasks"][0] |= {"name": "bus", "profile": None}
+    (run / "run.json").write_text(json.dumps(content))
+    (tmp_path / "names.txt").write_text("bus\n" * 4)
+    result = tmx("prefer", run, "--labels", tmp_path / "names.txt")
+    assert result.code == 2  # as classes, they need all profiles
+    assert "missing: 'bus'" in result.err

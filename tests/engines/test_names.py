@@ -1,4 +1,4 @@
-"""What the tasks are called goes into report and model card, and nowhere else."""
+"""What the tasks are called goes into report, configuration and model card, and nowhere else."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def files(tmp_path):
     return save_sequence(tmp_path / "in", *sequence(3, SMALL))
 
 
-def test_names_change_the_report_and_the_card_alone(files, tmp_path) -> None:
+def test_names_change_the_report_the_configuration_and_the_card_alone(files, tmp_path) -> None:
     plain = merge_checkpoints(*files, tmp_path / "plain")
     named = merge_checkpoints(*files, tmp_path / "named", names=NAMES)
     assert (plain.names, named.names) == (None, NAMES)
     one, other = digests(tmp_path / "plain"), digests(tmp_path / "named")
-    assert {name for name in one if one[name] != other[name]} == {"tmx-report.json", "README.md"}
+    assert {name for name in one if one[name] != other[name]} == {"tmx-report.json", "tmx-config.yaml", "README.md"}
     assert one.keys() == other.keys()
 
 

@@ -83,7 +83,7 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"models": []}, "models is []: must have at least 1 item"),
         ({"models": "one"}, "models is 'one': must be a list"),
         ({"models": [{"path": "one"}]}, "'models.0.model' is missing"),
-        ({"models": [3]}, "models.0 is 3: must be a mapping with the keys model, parameters"),
+        ({"models": [3]}, "models.0 is 3: must be a mapping with the keys model, name, parameters"),
         ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' in models.0"),
         (
             {"models": [{"model": "one", "parameters": {"density": 0.5}}]},

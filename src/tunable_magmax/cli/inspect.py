@@ -98,7 +98,7 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
 
     yield ""
     yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
-    named = {} if report.names is None else {"names": ", ".join(report.names)}
+    named = {} if report.names is None else {"names": ", ".join(report.columns)}
     facts = {
         **named,
         "merged": f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
@@ -126,7 +126,7 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     rows = [[label, f"{n:,}", _percent(n, report.elements)] for label, n in counts]
     yield from table([["", "elements", "share"], *rows])
     yield f"{'shares' if shares else 'elements'} by layer and task"
-    header = ["layer", "elements", *(f"task {t}" for t in range(1, report.tasks + 1))]
+    header = ["layer", "elements", *report.columns]
     body = [
         [layer.name, f"{layer.elements:,}"]
         + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or ()]

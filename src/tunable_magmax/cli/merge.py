@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
 )
 from tunable_magmax.cli.plan import show_plan
-from tunable_magmax.cli.terminal import progress_bars, warn
+from tunable_magmax.cli.terminal import note, progress_bars, warn
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def merge(
         raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
     from tunable_magmax.workflows.merge import merge_recipe
 
-    def notify(note: str) -> None:
+    def notify(text: str) -> None:
         if not quiet:
-            sys.stderr.write(f"note: {note}\n")
+            note(text)
 
     # Ray prints messages about dying nodes to stdout, where the result goes.
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -87,7 +87,7 @@ def merge(
         sys.stdout.write(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
     elif not quiet:
         sys.stdout.write(_summary(report, out, recipe))
-        sys.stdout.write("".join(f"note: {note}\n" for note in result.lacking))
+        sys.stdout.write("".join(f"note: {text}\n" for text in result.lacking))
     return 0
 
 

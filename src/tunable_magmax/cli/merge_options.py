@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import warn
-from tunable_magmax.errors import InputError
+from tunable_magmax.cli.terminal import note, warn
+from tunable_magmax.errors import InputError, some_of
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -30,8 +30,11 @@ class Merging:
         None
     )
     task: Annotated[
-        list[Path] | None,
-        Parameter(help="Merge this task checkpoint or LoRA adapter; give one --task for each, in training order."),
+        list[str] | None,
+        Parameter(
+            help="Merge this task checkpoint or LoRA adapter, as PATH or NAME=PATH; give one --task for each, in "
+            "training order."
+        ),
     ] = None
     method: Annotated[
         str | None,
@@ -86,11 +89,17 @@ class What(Merging):
 
     weights: Annotated[
         str | None,
-        Parameter(help="Say how much each task matters, as 3,1,0. Default: equal.", allow_leading_hyphen=True),
+        Parameter(
+            help="Say how much each task matters, as 3,1,0 or by name as travel=7,bank=3, where tasks that are not "
+            "named weigh 0. Default: equal.",
+            allow_leading_hyphen=True,
+        ),
     ] = None
     budget: Annotated[
         str | None,
-        Parameter(help="Say how many elements each task gives, instead of weights.", allow_leading_hyphen=True),
+        Parameter(
+            help="Say how many elements each task gives, instead of weights; by name, too.", allow_leading_hyphen=True
+        ),
     ] = None
     preference: Annotated[Path | None, Parameter(help="Take the weights from this preference file.")] = None
 
@@ -145,7 +154,13 @@ def read_what(source: Path | None, what: What) -> Recipe:
     options["out_dtype"] = options.pop("dtype")
     for name in ("weights", "budget"):
         options[name] = numbers(options[name], f"--{name}")
-    return recipe_of(source, base, tasks, preference, options, warn)
+    recipe = recipe_of(source, base, tasks, preference, options, warn)
+    for name in ("weights", "budget"):
+        named = options[name]
+        left = [task for task in recipe.names or () if task not in named] if isinstance(named, dict) else []
+        if left:
+            note(f"--{name} does not name {some_of(left)}, so {'that task gets' if len(left) == 1 else 'these get'} 0")
+    return recipe
 
 
 def settings_of(how: How) -> dict[str, Any]:
@@ -155,14 +170,26 @@ def settings_of(how: How) -> dict[str, Any]:
     return settings
 
 
-def numbers(text: str | None, option: str) -> list[str] | None:
-    """Splits numbers with commas between them; they stay text, which is exact."""
+def numbers(text: str | None, option: str) -> list[str] | dict[str, str] | None:
+    """Splits numbers with commas between them, one for each task or by name; they stay text, which is exact.
+
+    >>> numbers("3,1,0", "--weights"), numbers("travel=7, bank=1/3", "--weights")
+    (['3', '1', '0'], {'travel': '7', 'bank': '1/3'})
+    """
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(map(is_number, parts)):
-        raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0")
-    return parts
+    if all(map(is_number, parts)):
+        return parts
+    pairs = [(name.strip(), value.strip()) for name, _, value in (part.rpartition("=") for part in parts)]
+    if not all(name and is_number(value) for name, value in pairs):
+        raise InputError(
+            f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0 or travel=7,bank=3"
+        )
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
+        raise InputError(f"{option} is {text!r}, which names a task twice")
+    return by_name
 
 
 def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:

@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
 )
 from tunable_magmax.cli.terminal import number
-from tunable_magmax.errors import some_of
+from tunable_magmax.errors import one_line, some_of
 from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def _plan_lines(planned: MergePlan) -> Iterator[str]:
         )
         yield f"copies       {number(len(planned.copied), 'tensor')}{some and f': {some}'}"
         if planned.budget is not None:
-            yield "budget       " + ", ".join(f"{n:,}" for n in planned.budget)
+            names = [f"{one_line(name)} " for name in planned.names or ()] or [""] * planned.tasks
+            yield "budget       " + ", ".join(f"{name}{n:,}" for name, n in zip(names, planned.budget, strict=True))
         yield f"reads        {show_size(planned.bytes_to_read)} in {number(planned.passes, 'pass', 'passes')}"
         yield f"writes       {show_size(planned.bytes_to_write)} in {number(planned.shards, 'file')}"
         spilled = f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""

@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.merge_options import Loose, refuse_loose
+from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
 from tunable_magmax.cli.terminal import number, search_bars, table, warn
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.plots.figure import check_picture
@@ -33,13 +34,14 @@ class SourceOptions:
     """The options that say what is known of the target."""
 
     weights: Annotated[str | None, SIGNED] = None
-    """How much each task matters, for example 3,1,0."""
+    """How much each task matters, for example 3,1,0, or travel=7,bank=3, where tasks that are not named weigh 0."""
     alpha: Annotated[float | None, SIGNED] = None
     """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
     equal: bool = False
     """Give every task the same weight."""
     labels: Path | None = None
-    """Labels of the target, names or indices: .txt (one per line), .csv, .jsonl, .npy or labelled data."""
+    """Labels of the target: .txt (one per line), .csv, .jsonl, .npy or labelled data. Class names or indices, or task
+    names, each of which counts for its task."""
     inputs: Path | None = None
     """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
     predictions: Path | None = None
@@ -176,7 +178,8 @@ def prefer(
     replaces = out is not None and _holds_preference(out)
     if plot is not None:
         check_picture(plot)
-    weights, strengths, scale = (read_numbers(text, option) for option, text in lists.items())
+    weights = read_weights(sources.weights)
+    strengths, scale = (read_numbers(lists[option], option) for option in ("--strengths", "--search-scale"))
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
     known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
@@ -208,6 +211,18 @@ def prefer(
         lines = [*_summary(result), *_written(out, plot, preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
         sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def read_weights(text: str | None) -> tuple[float, ...] | dict[str, float] | None:
+    """Reads --weights: a number for each task, or numbers by name.
+
+    >>> read_weights("3,1"), read_weights("travel=7")
+    ((3.0, 1.0), {'travel': 7.0})
+    """
+    parts = numbers(text, "--weights")
+    if isinstance(parts, dict):
+        return {name: float(Fraction(value)) for name, value in parts.items()}
+    return None if parts is None else tuple(float(Fraction(value)) for value in parts)
 
 
 def read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:

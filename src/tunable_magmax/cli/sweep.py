@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
 )
 from tunable_magmax.cli.terminal import number, progress_bars, screen_width, table, warn, wrapped_table
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, one_line, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.plots.figure import check_picture
 
@@ -43,7 +43,9 @@ class Route:
 
     start: Annotated[
         str | None,
-        Parameter(name="--from", help="Begin the line with these weights, as 1,0,0.", allow_leading_hyphen=True),
+        Parameter(
+            name="--from", help="Begin the line with these weights, as 1,0,0 or travel=1.", allow_leading_hyphen=True
+        ),
     ] = None
     stop: Annotated[
         str | None, Parameter(name="--to", help="End the line with these weights.", allow_leading_hyphen=True)
@@ -122,7 +124,7 @@ def sweep(
 
     options |= {"names": recipe.names, **settings_of(writing)}
     if dry_run:
-        return _show_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **options), as_json)
+        return _show_plan(plan_sweep(recipe.base, recipe.tasks, out, points, **options), as_json, recipe.names)
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the reports, and shown below
         made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **options)
@@ -135,7 +137,7 @@ def sweep(
     if as_json:
         sys.stdout.write(made.to_json())
     elif not quiet:
-        sys.stdout.write("".join(f"{text}\n" for text in _summary(made, out, plot)))
+        sys.stdout.write("".join(f"{text}\n" for text in _summary(made, out, plot, recipe.names)))
     return 0
 
 
@@ -164,7 +166,8 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
         from tunable_magmax.workflows.merge import read_preference
 
         return listed([(file.stem, list(read_preference(file, recipe, warn).weights)) for file in route.preference])
-    start, stop = numbers(route.start, "--from") or [], numbers(route.stop, "--to") or []
+    ends = {"--from": numbers(route.start, "--from"), "--to": numbers(route.stop, "--to")}
+    start, stop = (recipe.in_order(values, option) for option, values in ends.items())
     # Factors mean what they say; shares are shares of something.
     factors = options.get("method") in ("ties", "task_arithmetic")
     return line(start, stop, steps=5 if route.steps is None else route.steps, normalise=not factors)
@@ -173,13 +176,13 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:
+def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | None) -> Iterator[str]:
     skipped = f", {len(made.skipped):,} of them made before" if made.skipped else ""
     yield f"{out}: {number(len(made.points), 'point')}{skipped}; {made.elements:,} elements merged by {made.method}"
     owned = made.points[0].counts is not None
     yield "share of elements by task" if owned else "weight by task"
     header = ["point", "scale", "length", *(["leftovers"] if made.points[0].leftovers is not None else [])]
-    rows = [[*header, *(f"task {t}" for t in range(1, made.tasks + 1))]]
+    rows = [[*header, *(map(one_line, names) if names else (f"task {t}" for t in range(1, made.tasks + 1)))]]
     total = max(made.elements, 1)
     for point in made.points:
         row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
@@ -196,19 +199,19 @@ def _summary(made: Sweep, out: Path, plot: Path | None) -> Iterator[str]:
         yield f"picture: {plot}"
 
 
-def _show_plan(planned: SweepPlan, as_json: bool) -> int:
+def _show_plan(planned: SweepPlan, as_json: bool, names: Sequence[str] | None) -> int:
     if as_json:
         sys.stdout.write(json.dumps(asdict(planned), indent=1) + "\n")
     else:
-        sys.stdout.write("".join(f"{text}\n" for text in _plan_text(planned)))
+        sys.stdout.write("".join(f"{text}\n" for text in _plan_text(planned, names)))
         for problem in planned.problems:
             sys.stderr.write(f"problem: {problem}\n")
     return 2 if planned.problems else 0
 
 
-def _plan_text(planned: SweepPlan) -> Iterator[str]:
+def _plan_text(planned: SweepPlan, names: Sequence[str] | None) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in planned.warnings)
-    yield f"method       {planned.method}, {number(planned.tasks, 'task')}"
+    yield f"method       {planned.method}, {number(planned.tasks, 'task')}{f': {some_of(names)}' if names else ''}"
     yield f"merges       {planned.elements:,} elements (fewer if no task changed some tensors)"
     yield f"points       {len(planned.points):,}, finished: {len(planned.finished):,}"
     if planned.files_each:

@@ -20,6 +20,7 @@ from tunable_magmax.cli.prefer import (
     read_numbers,
     read_prior,
     read_temper,
+    read_weights,
 )
 from tunable_magmax.cli.terminal import number, progress_bars, table, warn
 from tunable_magmax.errors import InputError
@@ -103,7 +104,7 @@ def tailor(
 
     lists = {"--weights": sources.weights, "--strengths": sources.strengths}
     refuse_loose("tailor", loose, lists, run_dir)
-    weights, strengths = (read_numbers(text, option) for option, text in lists.items())
+    weights, strengths = read_weights(sources.weights), read_numbers(sources.strengths, "--strengths")
     known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
     run, options, read = Run.open(run_dir), _options(tailoring, how), TargetReading(**vars(reading))
     preference = None if tailoring.preference is None else _read_preference(tailoring.preference, run)

@@ -168,6 +168,11 @@ def warn(text: str) -> None:
         given.add(text)
 
 
+def note(text: str) -> None:
+    """Prints a note in one line on stderr."""
+    sys.stderr.write(f"note: {text}\n")
+
+
 @contextmanager
 def plain_warnings() -> Iterator[list[str]]:
     """Prints each warning for the user once, as soon as it comes, in one line; yields the list of them."""

@@ -22,7 +22,7 @@ def verify(
     /,
     *,
     base: Path | None = None,
-    task: list[Path] | None = None,
+    task: list[str] | None = None,
     memory: str = "1GiB",
     threads: int | None = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
@@ -41,7 +41,7 @@ def verify(
     base
         The base of the merge, to merge again.
     task
-        A task checkpoint of the merge; give one --task for each, in training order.
+        A task checkpoint of the merge, as PATH or NAME=PATH; give one --task for each, in training order or by name.
     memory
         Use at most this much working memory while merging again.
     threads
@@ -51,10 +51,13 @@ def verify(
     as_json
         Print all checks as JSON on stdout.
     """
+    from tunable_magmax.runs.recipe import read_tasks
     from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
 
+    paths, names = read_tasks(task or ())
+    tasks = paths if names is None else dict(zip(names, paths, strict=True))
     with progress_bars(quiet or as_json) as progress:
-        verification = verify_checkpoint(path, base, task, memory=memory, threads=threads, progress=progress)
+        verification = verify_checkpoint(path, base, tasks or None, memory=memory, threads=threads, progress=progress)
     if as_json:
         sys.stdout.write(json.dumps(verification.to_dict(), indent=1) + "\n")
         return 0 if verification.ok else 1
@@ -84,5 +87,6 @@ def _checks(verification: Verification) -> str:
 
 def _again(path: Path, known: Recipe) -> str:
     parts = ["tmx", "verify", str(path), "--base", str(known.base)]
-    parts += [part for place in known.tasks for part in ("--task", str(place))]
+    names = [f"{name}=" for name in known.names or ()] or [""] * len(known.tasks)
+    parts += [part for name, place in zip(names, known.tasks, strict=True) for part in ("--task", f"{name}{place}")]
     return f"Its inputs are still there; to merge them again and compare every byte:\n{shlex.join(parts)}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import read_options
+from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
@@ -48,12 +49,12 @@ class Engine(Protocol):
 
 def merge_checkpoints(
     base: PathLike,
-    tasks: Sequence[PathLike],
+    tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike,
     *,
     method: str = "tunable_magmax",
     weights: Any = None,
-    budget: Sequence[int] | None = None,
+    budget: Sequence[int] | Mapping[str, int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
@@ -84,8 +85,9 @@ def merge_checkpoints(
     A task may be a directory with a LoRA adapter (docs/lora.md).
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
-    `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report
-    and model card call the tasks.
+    `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report,
+    configuration and model card call the tasks; `tasks` may also be a dict by name. Tasks with names may have `weights`
+    and `budget` by name, where a task that is not named gets 0.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
     and `threads` are those of each. `notify` is called with notes, such as which files `memory` does not bound.
     `additions` make more files of an output directory, which appear with it and are in the report.
@@ -101,11 +103,12 @@ def merge_checkpoints(
     >>> load_file(folder / "merged.safetensors")["w"]
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
+    tasks, names = named_tasks(tasks, names)
     options = read_options(
         len(tasks),
         method=method,
-        weights=weights,
-        budget=budget,
+        weights=in_order(weights, names),
+        budget=in_order(budget, names, "budgets"),
         scale=scale,
         scope=scope,
         compare=compare,

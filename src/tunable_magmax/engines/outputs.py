@@ -238,8 +238,8 @@ def write_sidecars(
             report = replace(report, warnings=(*report.warnings, text))
         digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
     name = _base_name(inputs.paths[0], base_model)
-    config = yaml.safe_dump(_effective_config(report.options, report.method, report.tasks, name), sort_keys=False)
-    note = "# Models are named here, not located: put in their paths before merging by this again.\n"
+    config = yaml.safe_dump(_effective_config(report, name), sort_keys=False, allow_unicode=True)
+    note = "# Models are named here, not located: the log beside this directory says where they were.\n"
     digests[CONFIG] = output.write_file(CONFIG, (note + config).encode())
     added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
     for own, content in sorted(added.files.items()):
@@ -329,10 +329,13 @@ def _base_name(base: Path, chosen: str | None) -> str:
     return name if is_hub_name else "base"
 
 
-def _effective_config(options: Mapping[str, Any], method: str, tasks: int, base: str) -> dict[str, Any]:
+def _effective_config(report: MergeReport, base: str) -> dict[str, Any]:
     """Returns the merge as a configuration that `tmx merge config.yml` reads; models are named, not located."""
+    options = report.options
     weights = options.get("weights")
-    models: list[dict[str, Any]] = [{"model": f"task-{t}"} for t in range(1, tasks + 1)]
+    models: list[dict[str, Any]] = [{"model": f"task-{t}"} for t in range(1, report.tasks + 1)]
+    for model, name in zip(models, report.names or (), strict=False):
+        model["name"] = name
     if weights is not None:
         for model, weight in zip(models, weights, strict=True):
             exact = Fraction(weight)
@@ -344,7 +347,8 @@ def _effective_config(options: Mapping[str, Any], method: str, tasks: int, base:
         for name, value in options.items()
         if name in kept and value is not None
     }
-    config: dict[str, Any] = {"merge_method": method, "base_model": base, "models": models, "parameters": parameters}
+    config: dict[str, Any] = {"merge_method": report.method, "base_model": base}
+    config |= {"models": models, "parameters": parameters}
     if options.get("out_dtype"):
         config["dtype"] = FLOATS[options["out_dtype"]]
     return config

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, one_line
 from tunable_magmax.merging.options import Options
 
 
@@ -132,7 +132,12 @@ class MergeReport:
         """Returns what to call the tasks, "task 1" or "task 1: birds", in training order."""
         if self.names is None:
             return [f"task {t}" for t in range(1, self.tasks + 1)]
-        return [f"task {t}: {' '.join(name.split())}" for t, name in enumerate(self.names, start=1)]
+        return [f"task {t}: {one_line(name)}" for t, name in enumerate(self.names, start=1)]
+
+    @property
+    def columns(self) -> list[str]:
+        """What to call the tasks where there is little room: "birds", or "task 1"."""
+        return self.labels() if self.names is None else [one_line(name) for name in self.names]
 
     def to_json(self) -> str:
         """Returns JSON text in a fixed order: equal reports give equal bytes."""

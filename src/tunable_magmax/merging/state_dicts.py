@@ -15,6 +15,7 @@ from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
+from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, cast_copied
 from tunable_magmax.merging.report import MergeReport
@@ -22,6 +23,8 @@ from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.stream import Merge
 
 StateDict = Mapping[str, Tensor]
+Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]
+"""In training order; a dict has names, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,11 @@ class Merged:
 
 def merge_state_dicts(
     base: StateDict | Module,
-    tasks: Sequence[StateDict | Module],
+    tasks: Tasks,
     *,
     method: str = "tunable_magmax",
     weights: Any = None,
-    budget: Sequence[int] | None = None,
+    budget: Sequence[int] | Mapping[str, int] | None = None,
     scale: float | str | None = None,
     scope: str = "model",
     compare: str = "all",
@@ -54,7 +57,8 @@ def merge_state_dicts(
 
     `weights` say how much each task matters: a number each, a `Preference`, or None for equal ones; `budget` how many
     elements it gives; `scale` is the paper's lambda, a number or "matched" (None: the preference's if it has one, else
-    the method's own default, "matched" for all but tsv). docs/method.md defines every option. The inputs are not
+    the method's own default, "matched" for all but tsv). docs/method.md defines every option. `tasks` may be a dict by
+    name; `weights` and `budget` may then be by name, too, with 0 for tasks that are not named. The inputs are not
     modified.
 
     >>> import torch
@@ -64,12 +68,13 @@ def merge_state_dicts(
     >>> merged.state_dict["w"], merged.report.counts
     (tensor([4., 3., 3., 4.]), (2, 2))
     """
-    start, ends = _tensors(base), [_tensors(task) for task in tasks]
+    start, given, names = _tensors(base), *_named(tasks)
+    ends = [_tensors(task) for task in given]
     options = read_options(
         len(ends),
         method=method,
-        weights=weights,
-        budget=budget,
+        weights=in_order(weights, names),
+        budget=in_order(budget, names, "budgets"),
         scale=scale,
         scope=scope,
         compare=compare,
@@ -85,10 +90,15 @@ def merge_state_dicts(
         merge.survey()
         merge.decide()
         values = merge.values()
-        report = merge.report()
+        report = replace(merge.report(), names=names)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return Merged(assemble(start, layout, values, options), report)
+
+
+def _named(tasks: Tasks) -> tuple[list[StateDict | Module], tuple[str, ...] | None]:
+    given, names = named_tasks(tasks)
+    return given, None if names is None else tuple(names)
 
 
 def _tensors(source: StateDict | Module) -> StateDict:
@@ -212,13 +222,14 @@ class MergeSession:
     def __init__(
         self,
         base: StateDict | Module,
-        tasks: Sequence[StateDict | Module],
+        tasks: Tasks,
         *,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
-        start, ends = _tensors(base), [_tensors(task) for task in tasks]
+        start, given, self._names = _tensors(base), *_named(tasks)
+        ends = [_tensors(task) for task in given]
         self._base, self._tasks, self._threads = start, ends, threads
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(ends), **self._patterns)
@@ -253,16 +264,19 @@ class MergeSession:
         """Merges; the options are those of `merge_state_dicts`, less include and exclude."""
         if given.keys() & self._patterns.keys():
             raise InputError("include and exclude are fixed when a session is opened")
+        for what in ("weights", "budget"):
+            given[what] = in_order(given.get(what), self._names, what)
         options = read_options(len(self._tasks), **self._patterns, **given)
         method = METHODS[options.method](options, len(self._tasks), reusable=True)
         if method.own_planes:
-            return merge_state_dicts(self._base, self._tasks, threads=self._threads, **self._patterns, **given)
+            merged = merge_state_dicts(self._base, self._tasks, threads=self._threads, **self._patterns, **given)
+            return replace(merged, report=replace(merged.report, names=self._names))
         merge = self._merge_for(options, method)
         merge.restart(options, method, mark=self._needs_marks(method))
         merge.decide()
         values = merge.values()
         report = merge.report()
-        report = replace(report, warnings=(*unused_options(options), *report.warnings))
+        report = replace(report, warnings=(*unused_options(options), *report.warnings), names=self._names)
         return Merged(assemble(self._base, merge.layout, values, options), report)
 
     def _merge_for(self, options: Options, method: Method) -> Merge:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import write_atomic
+from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.estimate import (
     JSON,
     Intervals,
@@ -216,14 +217,21 @@ class Preference(WeightEstimate):
         return cls(**vars(estimate))
 
     @classmethod
-    def from_weights(cls, weights: Sequence[float] | ArrayLike) -> Preference:
-        """Takes weights as the user wants them.
+    def from_weights(
+        cls, weights: Sequence[float] | ArrayLike | Mapping[str, float], tasks: Sequence[str] | None = None
+    ) -> Preference:
+        """Takes weights as the user wants them: one for each task, or by name.
+
+        `tasks`: all names in training order; a task that is not among the weights weighs 0.
 
         >>> Preference.from_weights([3, 1]).weights
         (0.75, 0.25)
+        >>> Preference.from_weights({"bank": 3, "travel": 1}, tasks=["travel", "music", "bank"]).weights
+        (0.25, 0.0, 0.75)
         """
-        numbers = checked_weights(weights)
-        return cls(numbers, "weights", {"given": list(numbers)})
+        names = tuple(weights) if tasks is None and isinstance(weights, Mapping) else tasks
+        numbers = checked_weights(in_order(weights, names))
+        return cls(numbers, "weights", {"given": list(numbers)}).named(names)
 
     @classmethod
     def from_alpha(cls, alpha: float, tasks: int) -> Preference:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -10,7 +11,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field
 
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.merging.names import in_order
 from tunable_magmax.runs.run import Run, is_run, refuse_run_file
 
 # Texts as well, because the merge also takes 1/3 and knows names such as matched.
@@ -59,6 +61,7 @@ class ModelEntry:
 
     __pydantic_config__ = STRICT
     model: Text
+    name: Annotated[str | None, Field(description="what the task is called")] = None
     parameters: ModelParameters | None = None
 
 
@@ -100,7 +103,21 @@ class Recipe:
     tasks: tuple[Path, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
-    """The names of the tasks, if the run has them."""
+    """The names of the tasks, if they have any."""
+    base_name: str | None = None
+    """What the model card calls the base, where a saved configuration says it."""
+
+    def named(self) -> Recipe:
+        """Returns the same recipe with names: tasks that have none are called after their folders or files.
+
+        >>> Recipe(Path("base"), (Path("out/travel"), Path("bank.safetensors"))).named().names
+        ('travel', 'bank')
+        """
+        return self if self.names is not None else replace(self, names=_complete([None] * len(self.tasks), self.tasks))
+
+    def in_order(self, values: Any, what: str) -> Any:
+        """Returns numbers by task name as a list in training order, 0 for tasks that are not named; a list stays."""
+        return in_order(values, self.named().names, what) if isinstance(values, Mapping) else values
 
     def with_options(self, **options: Any) -> Recipe:
         """Returns the same recipe with options set; None leaves what the recipe says."""
@@ -110,6 +127,50 @@ class Recipe:
             if one in chosen and other not in chosen:
                 merged.pop(other, None)
         return replace(self, options=merged)
+
+
+def read_tasks(texts: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...] | None]:
+    """Reads tasks as people type them, NAME=PATH or PATH; returns paths, and names if one has a name.
+
+    What exists as it is typed is a path, also with a = in it.
+
+    >>> read_tasks(["travel=out/a", "out/b"])
+    ((PosixPath('out/a'), PosixPath('out/b')), ('travel', 'b'))
+    >>> read_tasks(["out/a", "./x=1/b"])
+    ((PosixPath('out/a'), PosixPath('x=1/b')), None)
+    """
+    pairs = [split_name(text) for text in texts]
+    paths = tuple(Path(path) for _, path in pairs)
+    names = [name for name, _ in pairs]
+    return paths, None if set(names) <= {None} else _complete(names, paths)
+
+
+def split_name(text: str) -> tuple[str | None, str]:
+    """Splits NAME=PATH; a path that exists, or that has a folder before its =, has no name.
+
+    Of several =, the one counts behind which there is a path that exists, else the first.
+    """
+    parts = text.split("=")
+    if len(parts) == 1 or "/" in parts[0] or Path(text).exists():
+        return None, text
+    splits = [("=".join(parts[:k]).strip(), "=".join(parts[k:])) for k in range(1, len(parts))]
+    name, path = next(((name, path) for name, path in splits if path and Path(path).exists()), splits[0])
+    if not name or not path:
+        raise InputError(f"{text!r}: expected NAME=PATH or a path")
+    return name, path
+
+
+def folder_name(path: Path) -> str:
+    """Returns what a task is called whose checkpoint has no other name."""
+    return path.stem if path.suffix in (".safetensors", ".bin", ".pt", ".pth") else path.absolute().name
+
+
+def _complete(names: Sequence[str | None], paths: Sequence[Path]) -> tuple[str, ...]:
+    complete = tuple(name or folder_name(path) for name, path in zip(names, paths, strict=True))
+    twice = [name for name, count in Counter(complete).items() if count > 1]
+    if twice:
+        raise InputError(f"several tasks are called {some_of(twice, show=repr)}: give them names that differ")
+    return complete
 
 
 def read_recipe(path: str | Path) -> Recipe:
@@ -151,13 +212,19 @@ def _read_yaml_recipe(path: Path) -> Recipe:
                 "some models have a weight and some have none; give one to each, 0 for those that do not matter"
             )
         options["weights"] = weights
+    paths = tuple(path.parent / task.model for task in tasks)
+    names = [task.name for task in tasks]
+    complete = None
+    try:
+        complete = None if set(names) <= {None} else _complete(names, paths)
+    except InputError as error:
+        problems.append(str(error))
     refuse(problems, str(path))
     assert file is not None
     options["method"] = file.merge_method
     if file.dtype is not None:
         options["out_dtype"] = file.dtype
-    root = path.parent
-    return Recipe(root / file.base_model, tuple(root / task.model for task in tasks), options)
+    return Recipe(path.parent / file.base_model, paths, options, complete)
 
 
 def _same(path: Path, one: str, other: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,8 +51,8 @@ class Evaluation:
         record["prior"] = None if self.prior is None else asdict(self.prior)
         record |= {"unreadable": self.unreadable, "accuracy": self.accuracy.to_dict()}
         if self.merge is not None:
-            names = ("method", "scale", "seed", "elements", "budget", "counts", "options")
-            record["merge"] = {name: getattr(self.merge, name) for name in names}
+            kept = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
+            record["merge"] = {name: getattr(self.merge, name) for name in kept}
         return record
 
 
@@ -201,7 +201,7 @@ def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor
 
     states = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
     merged = merge_state_dicts(states[0], states[1:], **recipe.options)
-    return merged.state_dict, merged.report
+    return merged.state_dict, replace(merged.report, names=recipe.names)
 
 
 def _named(name: str, run: Run) -> str:

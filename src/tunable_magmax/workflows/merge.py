@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.config import read_yaml
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.recipe import Recipe, read_recipe
+from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -44,6 +45,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
         notify(text)
 
     arguments = {**recipe.options, "names": recipe.names, **settings}
+    arguments["base_model"] = settings.get("base_model") or recipe.base_name
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
     incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
     lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
@@ -53,29 +55,23 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
 def recipe_of(
     source: Path | None,
     base: Path | None,
-    tasks: Sequence[Path] | None,
+    tasks: Sequence[str] | None,
     preference: Path | None,
     options: Mapping[str, Any],
     warn: Notify,
 ) -> Recipe:
     """Returns what to merge: `options` on top of a run directory or a YAML, or of the checkpoints named.
 
-    An option that is None leaves what the source says. The weights of a preference file count as the option `weights`,
-    and so does its scale, if it has one and no other was asked for.
+    An option that is None leaves what the source says. Each task is a path, or NAME=PATH. Weights and budget may be by
+    name. The weights of a preference file count as the option `weights`, and so does its scale, if it has one and no
+    other was asked for. A configuration that a merge saved names its models without saying where they are: they are
+    where the merge's log says, or where `base` and `tasks` say.
     """
-    if source is None:
-        if base is None or not tasks:
-            raise InputError(
-                "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
-            )
-        recipe = Recipe(base, tuple(tasks))
-    elif base is not None or tasks:
-        raise InputError(
-            f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
-            "says itself which checkpoints to merge, leave out --base and --task"
-        )
-    else:
-        recipe = read_recipe(source)
+    recipe = _source_of(source, base, tasks)
+    for name in ("weights", "budget"):
+        if isinstance(options.get(name), Mapping):
+            recipe = recipe.named()
+            options = {**options, name: recipe.in_order(options[name], f"--{name}")}
     if preference is None:
         return recipe.with_options(**options)
     if options.get("weights") is not None or options.get("budget") is not None:
@@ -85,6 +81,56 @@ def recipe_of(
         options = {**options, "scale": chosen.scale}
         warn(f"the scale is {chosen.scale:g}, which {preference} carries; --scale sets another one")
     return recipe.with_options(**{**options, "weights": list(chosen.weights)})
+
+
+def _source_of(source: Path | None, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
+    if source is None:
+        if base is None or not tasks:
+            raise InputError(
+                "what should be merged? Give --base and one --task for each task, a run directory, or a YAML"
+            )
+        paths, names = read_tasks(tasks)
+        return Recipe(base, paths, names=names)
+    if _is_saved(source):
+        return _saved_recipe(source, base, tasks)
+    if base is not None or tasks:
+        raise InputError(
+            f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
+            "says itself which checkpoints to merge, leave out --base and --task"
+        )
+    return read_recipe(source)
+
+
+def _is_saved(source: Path) -> bool:
+    """Says whether this is the configuration that a merge saved into its output."""
+    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
+
+    return source.name == CONFIG and (source.parent / REPORT).is_file()
+
+
+def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
+    """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
+    from tunable_magmax.workflows.verify import logged_inputs
+
+    recipe = read_recipe(source)
+    if base is not None and tasks:
+        paths, names = read_tasks(tasks)
+        inputs: Recipe | None = Recipe(base, paths, names=names)
+    elif base is not None or tasks:
+        raise InputError(f"{source} was saved by a merge of other paths: give --base and one --task for each, or none")
+    else:
+        inputs = logged_inputs(source.parent)
+    if inputs is None:
+        log = source.parent.with_name(f"{source.parent.name}.log")
+        raise InputError(
+            f"{source} names its models but does not say where they are, and {log} does not lead to them either: give "
+            f"--base and one --task for each of {len(recipe.tasks)} tasks"
+        )
+    if len(inputs.tasks) != len(recipe.tasks) or (inputs.names is not None and inputs.names != recipe.names):
+        wanted = ", ".join(recipe.names or [f"task {t}" for t in range(1, len(recipe.tasks) + 1)])
+        raise InputError(f"{source} is a merge of {wanted}: give one --task for each, in this order")
+    base_name = read_yaml(source, "a saved configuration", "base_model")["base_model"]
+    return replace(recipe, base=inputs.base, tasks=inputs.tasks, base_name=base_name)
 
 
 def read_preference(file: Path, recipe: Recipe, warn: Notify) -> Preference:

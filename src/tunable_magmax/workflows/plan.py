@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tunable_magmax.engines.outputs import check_space, existing_folder, expecte
 from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory
 
@@ -29,6 +30,7 @@ class MergePlan:
 
     method: str
     tasks: int
+    names: tuple[str, ...] | None = None
     mergeable: tuple[str, ...] = ()
     copied: tuple[str, ...] = ()
     elements: int = 0
@@ -66,7 +68,7 @@ class ClusterTime:
 
 def plan_merge(
     base: PathLike,
-    tasks: Sequence[PathLike],
+    tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike | None = None,
     *,
     estimate: bool = False,
@@ -97,6 +99,9 @@ def plan_merge(
     kernels = kernels_for(torch.device("cpu"))
     start += time.perf_counter() - began if start else 0.0
     target = None if out is None else Path(out)
+    tasks, options["names"] = named_tasks(tasks, options.get("names"))
+    for name in ("weights", "budget"):
+        options[name] = in_order(options.get(name), options["names"], name)
     settings = OutputSettings.take(options)
     resources = Resources(memory=options.pop("memory", None), threads=options.pop("threads", None))
     problems = [] if target is None else _output_problems(target, settings.overwrite)
@@ -111,7 +116,7 @@ def plan_merge(
                 problems += _problems(Output.check_unfinished, target, fingerprint, settings.fresh)
             plan, load, memory = _planned(inputs, read, resources, settings, target)
             problems += plan.problems
-            plan = replace(plan, problems=tuple(problems))
+            plan = replace(plan, problems=tuple(problems), names=settings.task_names(len(tasks)))
             if not estimate or problems:
                 return plan
             folder = None if target is None else existing_folder(target.absolute().parent)

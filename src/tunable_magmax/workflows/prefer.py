@@ -17,6 +17,7 @@ from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, some_of
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.features import Bandwidth
 from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.preference import Preference
@@ -161,7 +162,7 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
     sources = target.sources
     files = {name: getattr(sources, name) for name in ("labels", "inputs", "predictions", "pairs")}
     samples = [name for name, file in files.items() if file is not None]
-    preferences = list(opinions(sources, len(target.run.tasks)))
+    preferences = list(opinions(sources, target.run))
     if not preferences and not samples:
         raise InputError(
             "what is known of the target? Give --labels, --inputs or --pairs, or --weights, --alpha or --equal if "
@@ -185,18 +186,20 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
     return Preference.combined(preferences, sources.strengths)
 
 
-def opinions(sources: TargetSources, tasks: int) -> Iterator[Preference]:
+def opinions(sources: TargetSources, run: Run) -> Iterator[Preference]:
     """Yields the preference that is given by hand, if one is."""
+    tasks = len(run.tasks)
     names = [name for name in sources.named() if name in ("weights", "alpha", "equal")]
     if len(names) > 1:
         raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
     if sources.weights is not None:
-        if len(sources.weights) != tasks:
+        weights = in_order(sources.weights, run.labels)
+        if len(weights) != tasks:
             raise InputError(
-                f"{len(sources.weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for "
-                "tasks that do not matter"
+                f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
+                f"that do not matter; or by name, as {run.labels[0]}=3"
             )
-        yield Preference.from_weights(sources.weights)
+        yield Preference.from_weights(weights)
     if sources.alpha is not None:
         yield Preference.from_alpha(sources.alpha, tasks)
     if sources.equal:
@@ -249,9 +252,9 @@ def _with_prior(preference: Preference, target: TargetSamples, estimation: Estim
     tables = class_tables(target.run)
     if estimation.prior == "none" or tables is None:
         return preference
-    labels = target.labels if target.sources.labels is not None else None
     if target.sources.pairs is not None:
-        labels = replace(target, sources=replace(target.sources, labels=target.sources.pairs)).labels
+        target = replace(target, sources=replace(target.sources, labels=target.sources.pairs))
+    labels = target.labels if target.sources.labels is not None and not target.by_task else None
     return preference.with_prior(tables, labels, eps=None if estimation.prior == "auto" else estimation.prior)
 
 
@@ -314,7 +317,7 @@ def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
     labelled = sources.labels is not None
-    joint = labelled and (method in ("shift", "em") or (method == "auto" and target.can_predict))
+    joint = labelled and not target.by_task and (method in ("shift", "em") or (method == "auto" and target.can_predict))
     labels = [_by_labels(target, estimation)] if labelled and not joint else []
     if method == "auto":
         return [*labels, _by_rule(target, estimation, joint)]
@@ -326,7 +329,10 @@ def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
 
 
 def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
-    counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
+    if target.by_task:
+        counts = [{label: 1} for label in target.run.labels]
+    else:
+        counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
     return Preference.from_labels(
         counts,
         target.labels,

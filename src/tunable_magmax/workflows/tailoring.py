@@ -292,7 +292,7 @@ def plan_tailor(
     head = attempt(require_head, target, True)
     samples = attempt(_count_samples, target)
     how = attempt(_estimator, target, tailoring, preference) or "not known"
-    opinion = preference or attempt(_opinion, sources, len(run.tasks))
+    opinion = preference or attempt(_opinion, sources, run)
     weights = None if opinion is None else opinion.weights
     method = tailoring.method
     no_tsv = attempt(why_not_tsv, run, tailoring.output) if method == "auto" else None
@@ -357,7 +357,8 @@ def _estimator(target: TargetSamples, tailoring: Tailoring, preference: Preferen
             "what is known of the site? Give --inputs, --labels or --pairs, --preference FILE, or --weights, --alpha "
             "or --equal if there are no samples of it"
         )
-    target.run.require_profiles("an estimate from samples")
+    if not (sources.named().keys() <= {"labels", "strengths"} and target.by_task):  # labels that name tasks need none
+        target.run.require_profiles("an estimate from samples")
     if method != "auto":
         return method
     if sources.pairs is not None or sources.inputs is None:
@@ -366,8 +367,8 @@ def _estimator(target: TargetSamples, tailoring: Tailoring, preference: Preferen
     return by_inputs if sources.labels is None else f"{by_inputs} and labels"
 
 
-def _opinion(sources: TargetSources, tasks: int) -> Preference | None:
-    return next(opinions(sources, tasks), None)
+def _opinion(sources: TargetSources, run: Run) -> Preference | None:
+    return next(opinions(sources, run), None)
 
 
 def _gets_prior(run: Run, tailoring: Tailoring, preference: Preference | None) -> bool:

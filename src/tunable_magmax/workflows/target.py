@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from tunable_magmax.data.features import (
 )
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.arrays import choose_rows, task_matrices
 from tunable_magmax.preference.base_features import TaskProbe
@@ -40,9 +40,12 @@ COPIES = 0.1
 
 @dataclass(frozen=True)
 class TargetSources:
-    """What is known of a target: files of samples, or an opinion. `strengths`: how much each source counts."""
+    """What is known of a target: files of samples, or an opinion. `weights`: one for each task, or by name.
 
-    weights: Sequence[float] | None = None
+    `strengths`: how much each source counts.
+    """
+
+    weights: Sequence[float] | Mapping[str, float] | None = None
     alpha: float | None = None
     equal: bool = False
     labels: Path | None = None
@@ -117,14 +120,32 @@ class TargetSamples:
 
     @cached_property
     def labels(self) -> list[Any]:
-        """The target's labels, in the names of the tasks' classes."""
-        file = self.sources.labels
+        """The target's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
+        labels, file = self._read_labels, self.sources.labels
         assert file is not None
-        labels = open_labels(file, self.reading.split, self.reading.label_column)
-        self.facts["labels_file"] = file.name
+        if self.by_task:
+            return list(labels)
         lists = [profile.classes for profile in self.run.require_profiles("--labels")]
         classifiers = [profile.classifier_classes for profile in self.run.profiles if profile is not None]
         return by_name(labels, lists, classifiers, file)
+
+    @cached_property
+    def by_task(self) -> bool:
+        """Whether the labels are names of tasks. A name of both is a class, and so are indices."""
+        labels, tasks = set(self._read_labels), set(self.run.names or ())
+        classes = {name for profile in self.run.profiles if profile is not None for name in profile.classes}
+        classes.update(*self.run.classes.values())
+        both = sorted(labels & tasks & classes)
+        if both:
+            warnings.warn(f"{some_of(both)}: both a class and a task; the labels are taken as classes", stacklevel=2)
+        return bool(labels & tasks) and not labels & classes and not all(label.isdigit() for label in labels)
+
+    @cached_property
+    def _read_labels(self) -> Sequence[str]:
+        file = self.sources.labels
+        assert file is not None
+        self.facts["labels_file"] = file.name
+        return open_labels(file, self.reading.split, self.reading.label_column)
 
     @cached_property
     def predictions(self) -> list[str]:

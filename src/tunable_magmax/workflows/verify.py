@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
-from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
 from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
@@ -69,7 +69,7 @@ class Verification:
 def verify_checkpoint(
     path: str | Path,
     base: str | Path | None = None,
-    tasks: Sequence[str | Path] | None = None,
+    tasks: Sequence[str | Path] | Mapping[str, str | Path] | None = None,
     *,
     memory: int | str | None = None,
     threads: int | None = None,
@@ -77,9 +77,9 @@ def verify_checkpoint(
 ) -> Verification:
     """Checks a merged checkpoint against its report: digests, files, tensors, sums of counts.
 
-    With `base` and `tasks` the merge is done again as the report says, under the bound `memory`, and every byte is
-    compared; merged values of `tsv` are compared within a tolerance. What does not fit is a failed check; no report, or
-    inputs that cannot be merged, an `InputError`.
+    With `base` and `tasks` (in training order, or by name) the merge is done again as the report says, under the bound
+    `memory`, and every byte is compared; merged values of `tsv` are compared within a tolerance. What does not fit is a
+    failed check; no report, or inputs that cannot be merged, an `InputError`.
 
     >>> import tempfile, torch, tunable_magmax as tmx
     >>> from safetensors.torch import save_file
@@ -97,6 +97,8 @@ def verify_checkpoint(
         raise InputError("to merge again, the base and all tasks are needed: give both or neither")
     if tasks and len(tasks) != report.tasks:
         raise InputError(f"{path} is a merge of {report.tasks} tasks, but {len(tasks)} were given")
+    if isinstance(tasks, Mapping):
+        tasks = _placed(tasks, report)
     checks = [*_files(path, report, progress), *_sums(report)]
     try:
         checkpoint = open_checkpoint(path)
@@ -108,6 +110,17 @@ def verify_checkpoint(
         if base is not None and tasks:
             checks += _rederive(checkpoint, report, base, tasks, Resources(memory=memory, threads=threads), progress)
     return Verification(str(path), tuple(checks), base is not None)
+
+
+def _placed(tasks: Mapping[str, str | Path], report: MergeReport) -> list[str | Path]:
+    """Returns tasks by name in the order of the report's names; in their own if it has none."""
+    if report.names is None:
+        return list(tasks.values())
+    for name in tasks:
+        if name not in report.names:
+            hint = closest(name, report.names)
+            raise InputError(f"the merge has no task {name!r}{hint}; its tasks are {', '.join(report.columns)}")
+    return [tasks[name] for name in report.names]
 
 
 # -- from the files alone ---------------------------------------------------------------------------------------------
@@ -164,10 +177,10 @@ def _sums(report: MergeReport) -> Iterator[Check]:
     ]
     yield _none("counts of each tensor add up to its elements", wrong, f"{len(by_tensor)} tensors")
     sums = tuple(map(sum, zip(*(c for c in by_tensor.values() if c is not None), strict=True))) or (0,) * report.tasks
-    yield _equal("counts of the tensors add up to the counts", sums, report.counts)
+    yield _equal("counts of the tensors add up to the counts", sums, report.counts, report.names)
     yield _equal("counts add up to the elements", sum(report.counts), report.elements)
     if report.budget is not None:
-        yield _equal("counts equal the budget", report.counts, report.budget)
+        yield _equal("counts equal the budget", report.counts, report.budget, report.names)
     if report.leftovers is not None:
         fits = 0 <= report.leftovers <= report.elements
         yield Check("leftovers are among the elements", fits, f"{report.leftovers} of {report.elements}")
@@ -221,8 +234,9 @@ def _rederive(
             checks.append(values)
             again = merge.report()
     for name in _REDERIVED:
-        compare = _close if merge.varies and name in ("scale", "merged_length") else _equal
-        checks.append(compare(f"{name.replace('_', ' ')}, derived again", getattr(again, name), getattr(report, name)))
+        what, pair = f"{name.replace('_', ' ')}, derived again", (getattr(again, name), getattr(report, name))
+        close = merge.varies and name in ("scale", "merged_length")
+        checks.append(_close(what, *pair) if close else _equal(what, *pair, report.names))
     tensors = [k for k in {**again.tensors, **report.tensors} if again.tensors.get(k) != report.tensors.get(k)]
     copied = sorted(set(again.copied) ^ set(report.copied))
     for what, differ, count in (("tensors", tensors, len(again.tensors)), ("copied", copied, len(again.copied))):
@@ -308,10 +322,10 @@ def _none(what: str, faults: Sequence[str], fine: str) -> Check:
     return Check(what, not faults, some_of(faults, limit=3, joint="; ") or fine)
 
 
-def _equal(what: str, actual: object, reported: object) -> Check:
+def _equal(what: str, actual: object, reported: object, names: Sequence[str] | None = None) -> Check:
     if actual == reported:
-        return Check(what, True, _short(actual))
-    return Check(what, False, f"{_short(actual)}, but the report says {_short(reported)}")
+        return Check(what, True, _short(actual, names))
+    return Check(what, False, f"{_short(actual, names)}, but the report says {_short(reported, names)}")
 
 
 def _close(what: str, actual: float, reported: float) -> Check:
@@ -320,8 +334,13 @@ def _close(what: str, actual: float, reported: float) -> Check:
     return _equal(what, actual, reported)
 
 
-def _short(value: object) -> str:
-    return some_of(value, limit=8) if isinstance(value, tuple) else str(value)
+def _short(value: object, names: Sequence[str] | None) -> str:
+    """Shows a value; one that has a number for each task with their names, if they have any."""
+    if not isinstance(value, tuple):
+        return str(value)
+    if names is None or len(names) != len(value):
+        return some_of(value, limit=8)
+    return some_of([f"{one_line(name)} {part}" for name, part in zip(names, value, strict=True)], limit=8)
 
 
 # -- where the inputs were --------------------------------------------------------------------------------------------
@@ -334,7 +353,7 @@ def logged_inputs(path: str | Path) -> Recipe | None:
     for entry in log_entries(path):
         try:
             made = entry["files"].items() <= dict(report.files).items()
-            inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])))
+            inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])), names=report.names)
         except (KeyError, TypeError, AttributeError):
             continue
         if made and len(inputs.tasks) == report.tasks:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.files import read_json
@@ -19,6 +20,16 @@ MODEL_CONFIG = "config.json"
 
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
 _NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "tmx-*", ".*")
+_TOOLS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 _MODULES = "modules.json"
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16
@@ -74,13 +85,26 @@ model's own there"
     return f"{what}: there was none beside the weights; put the model's own there"
 
 
-def retyped_config(name: str, path: Path, dtype: str | None) -> bytes | None:
-    """Returns a config.json that names the output's type; None if the file can stay as it is."""
-    if name != MODEL_CONFIG or dtype is None:
+def prepares_inputs(name: str) -> bool:
+    """Whether a file belongs to a tokenizer or an image processor.
+
+    >>> prepares_inputs("tokenizer_config.json"), prepares_inputs("config.json")
+    (True, False)
+    """
+    return any(fnmatchcase(name, pattern) for pattern in _TOOLS)
+
+
+def retyped_config(name: str, path: Path, dtype: str | None, content: Mapping[str, Any] | None = None) -> bytes | None:
+    """Returns a config.json that names the output's type; None if the file can stay as it is.
+
+    `content`: what it is to hold besides, if that is not what the file holds.
+    """
+    if name != MODEL_CONFIG or (dtype is None and content is None):
         return None
-    config = read_json(path)
-    wrong = [key for key in ("torch_dtype", "dtype") if config.get(key, FLOATS[dtype]) != FLOATS[dtype]]
-    if not wrong:
+    config = read_json(path) if content is None else dict(content)
+    named = None if dtype is None else FLOATS[dtype]
+    wrong = [key for key in ("torch_dtype", "dtype") if named is not None and config.get(key, named) != named]
+    if not wrong and content is None:
         return None
-    config |= dict.fromkeys(wrong, FLOATS[dtype])
+    config |= dict.fromkeys(wrong, named)
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

@@ -80,6 +80,13 @@ class Merging:
     exclude: Annotated[
         list[str] | None, Parameter(help="Copy tensors whose names match this pattern from the base; repeatable.")
     ] = None
+    heads: Annotated[
+        str | None,
+        Parameter(
+            help="Stack the tasks' own classifiers over all labels (stack), take one (last, or a task's name), or "
+            "leave them out (drop). Default: stack, unless the base has the same head (docs/heads.md)."
+        ),
+    ] = None
 
 
 @Parameter(name="*", group="What is merged, and how")

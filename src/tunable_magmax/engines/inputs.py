@@ -7,17 +7,20 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG
+from tunable_magmax.checkpoints.heads import CHOICES, Heads
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
+from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import read_json, show_size
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
@@ -35,8 +38,13 @@ class Inputs:
         self.paths = [Path(base), *map(Path, tasks)]
         self._options = options
         self._digests: dict[str, str] | None = None
+        self.heads: Heads | None = None
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
+            bias = None if options.class_bias is None else dict(options.class_bias)
+            self.heads = match_heads(self.checkpoints, options.heads, bias)
+            if self.heads is not None:
+                self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
             self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))
         except BaseException:
             self._stack.close()
@@ -79,14 +87,21 @@ class Inputs:
             for checkpoint in opened.values()
         ]
         names = [f"{self.labels[k]} ({self.paths[k]})" for k in opened]
-        options = self._options
-        return build_layout(signatures, names, options.include, options.exclude, unused_options(options))
+        options, heads = self._options, self.heads
+        exclude = options.exclude if heads is None else (*(options.exclude or ()), *map(escape, heads.copied))
+        return build_layout(signatures, names, options.include, exclude, unused_options(options))
 
     @property
     def base(self) -> Checkpoint:
         base = self.checkpoints[0]
         assert isinstance(base, Checkpoint)
         return base
+
+    def base_by(self, options: Options) -> Checkpoint:
+        """Returns the base, with heads of the tasks by the weights of some options, where heads are made of theirs."""
+        if self.heads is None:
+            return self.base
+        return self.heads.base(options.head_weights(len(self.paths) - 1))
 
     @property
     def adapters(self) -> dict[int, Adapter]:
@@ -160,6 +175,8 @@ class Inputs:
 
     def notes(self) -> Iterator[str]:
         """Yields notes for the user before a merge begins."""
+        if self.heads is not None:
+            yield from self.heads.notes
         for k, adapter in self.adapters.items():
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
@@ -205,6 +222,22 @@ def _open_base(path: Path) -> Checkpoint:
             f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
         )
     return open_checkpoint(path)
+
+
+def named_heads(heads: str | None, names: Sequence[str] | None, tasks: Sequence[PathLike]) -> str | None:
+    """Returns what to do with heads, where a task that is given by its name or directory is given by its number.
+
+    >>> named_heads("cars", ["birds", "cars"], ["run/task-01", "run/task-02"]), named_heads("drop", None, ["a", "b"])
+    ('task 2', 'drop')
+    """
+    if not isinstance(heads, str) or heads in CHOICES:
+        return heads
+    numbers = [f"task {t}" for t in range(1, len(tasks) + 1)]
+    for known in (names or (), [Path(task).name for task in tasks], list(map(str, tasks)), numbers):
+        if list(known).count(heads) == 1:
+            return numbers[list(known).index(heads)]
+    known = [*CHOICES, *(names or numbers)]
+    raise InputError(f"heads is {heads!r}{closest(heads, known)}; expected one of {', '.join(known)}")
 
 
 def model_type(path: Path) -> str | None:

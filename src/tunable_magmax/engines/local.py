@@ -12,12 +12,20 @@ from typing import Any, Protocol
 
 import torch
 
-from tunable_magmax.checkpoints.companions import companion_files, retyped_config
+from tunable_magmax.checkpoints.companions import retyped_config
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
-from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.order import doubtful_order
-from tunable_magmax.engines.outputs import Job, Log, check_space, expected_shards, write_sidecars, write_weights
+from tunable_magmax.engines.outputs import (
+    Job,
+    Log,
+    check_space,
+    expected_shards,
+    output_companions,
+    write_sidecars,
+    write_weights,
+)
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
@@ -64,6 +72,8 @@ def merge_checkpoints(
     out_dtype: torch.dtype | str | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    heads: str | None = None,
+    class_bias: Mapping[str, float] | None = None,
     memory: int | str | None = None,
     shard_size: int | str | None = None,
     threads: int | None = None,
@@ -82,7 +92,8 @@ def merge_checkpoints(
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    A task may be a directory with a LoRA adapter (docs/lora.md).
+    A task may be a directory with a LoRA adapter (docs/lora.md), or have a classifier of its own (docs/heads.md):
+    `heads` is then "stack", "last", "drop" or a task's name, and `class_bias` is added to its bias, by label.
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report,
@@ -118,6 +129,8 @@ def merge_checkpoints(
         out_dtype=out_dtype,
         include=include,
         exclude=exclude,
+        heads=named_heads(heads, names, tasks),
+        class_bias=class_bias,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
     resources.check_method(method)
@@ -129,8 +142,10 @@ def merge_checkpoints(
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
-        for name, path in companion_files(inputs.paths[0]):
-            retyped_config(name, path, options.out_dtype)  # a broken one is better found now than after the merge
+        for name, path, content in output_companions(inputs):
+            retyped_config(
+                name, path, options.out_dtype, content
+            )  # a broken one is better found now than after the merge
         fingerprint = fingerprint_of(inputs, options, settings, target)
         # Checked here, so that too few resources do not cost the finished shards of an earlier run.
         spilled = runs_on.check(inputs, options, bound)
@@ -170,7 +185,10 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
 def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
     """Returns a report with what is known of its inputs: their digests if asked for, names, and adapters."""
     digests = inputs.digests() if settings.digest_inputs else {}
-    return replace(report, inputs=digests, names=settings.task_names(report.tasks), adapters=inputs.described())
+    report = replace(report, inputs=digests, names=settings.task_names(report.tasks), adapters=inputs.described())
+    if inputs.heads is None:
+        return report
+    return replace(report, heads=inputs.heads.describe(), warnings=(*report.warnings, *inputs.heads.doubts()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +238,7 @@ def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, o
         "shard_size": settings.shard_bytes(out) or 0,
         "base_model": settings.base_model,
         **({} if names is None else {"names": list(names)}),
+        **({} if inputs.heads is None else {"labels": inputs.heads.describe()}),
         "inputs": inputs.identity(),
     }
 

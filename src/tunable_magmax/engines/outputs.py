@@ -27,6 +27,7 @@ from tunable_magmax.checkpoints.companions import (
     MODEL_CONFIG,
     REPORT,
     companion_files,
+    prepares_inputs,
     retyped_config,
 )
 from tunable_magmax.checkpoints.layout import Layout
@@ -157,7 +158,7 @@ def shard_data(
     """
     by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.places}
     places = [by_name[info.name] for info in shard.tensors if info.name in by_name]
-    buffers = _Buffers(merge.memory.chunk)
+    buffers, base = _Buffers(merge.memory.chunk), inputs.base_by(merge.options)
 
     def into(bounds: TensorRange) -> Tensor:
         dtype = merge.torch_out_dtype(merge.layout.mergeable[bounds.place.tensor])
@@ -166,7 +167,7 @@ def shard_data(
     rendered = merge.render(into, places)
     for info in shard.tensors:
         if info.name not in by_name:
-            yield from _copied(inputs.base, info, (begins or {}).get(info.name, 0))
+            yield from _copied(base, info, (begins or {}).get(info.name, 0))
             continue
         left = info.numel
         while left:
@@ -230,8 +231,8 @@ def write_sidecars(
         return report
     digests = dict(report.files)
     types = _written_types(report, inputs)
-    for name, path in companion_files(inputs.paths[0]):
-        changed = retyped_config(name, path, types[0] if types else None)
+    for name, path, config_content in output_companions(inputs):
+        changed = retyped_config(name, path, types[0] if types else None, config_content)
         if name == MODEL_CONFIG and len(types) > 1:
             mixed, loaded = ", ".join(FLOATS[dtype] for dtype in types), FLOATS[types[0]]
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
@@ -245,11 +246,25 @@ def write_sidecars(
     for own, content in sorted(added.files.items()):
         digests[own] = output.write_file(own, content)
     library = "transformers" if MODEL_CONFIG in digests else None
-    card = _model_card(name, report.method, _shares(report), config, library) + added.card
+    card = _model_card(name, report.method, _shares(report), config, library) + _heads_section(inputs) + added.card
     digests[CARD] = output.write_file(CARD, card.encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report
+
+
+def output_companions(inputs: Inputs) -> Iterator[tuple[str, Path, Mapping[str, Any] | None]]:
+    """Yields the files that go along into an output, and what config.json is to hold if it is not the base's own.
+
+    Tokenizer and image processor are the base's, or else those of the task that gives the architecture.
+    """
+    base, heads = inputs.paths[0], inputs.heads
+    config = None if heads is None else heads.config
+    own = list(companion_files(base))
+    yield from ((name, path, config if name == MODEL_CONFIG else None) for name, path in own)
+    if heads is not None and heads.giver is not None and not any(prepares_inputs(name) for name, _ in own):
+        task = inputs.paths[1 + heads.giver]
+        yield from ((name, path, None) for name, path in companion_files(task) if prepares_inputs(name))
 
 
 def _written_types(report: MergeReport, inputs: Inputs) -> list[str]:
@@ -341,7 +356,7 @@ def _effective_config(report: MergeReport, base: str) -> dict[str, Any]:
             exact = Fraction(weight)
             short = float(exact)
             model["parameters"] = {"weight": short if Fraction(str(short)) == exact else weight}
-    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude"}
+    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude", "heads"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()
@@ -366,6 +381,16 @@ def _model_card(base: str, method: str, shares: list[tuple[str, str]], config: s
         f"The configuration that was used (also in `{CONFIG}`; what came out of it is in `{REPORT}`):\n\n"
         f"```yaml\n{config}```\n"
     )
+
+
+def _heads_section(inputs: Inputs) -> str:
+    """Returns what the model card says of heads that base and tasks do not share."""
+    if inputs.heads is None:
+        return ""
+    lines = "".join(f"- {_cell(note)}\n" for note in inputs.heads.notes)
+    labels = inputs.heads.labels
+    named = f"Labels: {', '.join(map(_cell, labels))}.\n" if labels else ""
+    return f"\n## Heads\n\n{lines}\n{named}"
 
 
 def _cell(text: str) -> str:

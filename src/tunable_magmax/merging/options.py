@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -26,6 +26,8 @@ DEFAULTS: dict[str, Any] = {
     "out_dtype": None,
     "include": None,
     "exclude": None,
+    "heads": None,
+    "class_bias": None,
 }
 """What the options of a merge are if nobody sets them. A scale of None is the method's own default."""
 _OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
@@ -48,6 +50,10 @@ class Options:
     out_dtype: str | None
     include: tuple[str, ...] | None
     exclude: tuple[str, ...] | None
+    heads: str | None = None
+    """What becomes of heads that base and tasks do not share; of files only."""
+    class_bias: tuple[tuple[str, float], ...] | None = None
+    """What is added to the bias of the classifier, by label: the log of a site's prior; of files only."""
 
     @classmethod
     def read(cls, tasks: int, **given: Any) -> Options:
@@ -68,7 +74,16 @@ class Options:
             out_dtype=_read_dtype(options["out_dtype"]),
             include=_read_patterns(options["include"], "include"),
             exclude=_read_patterns(options["exclude"], "exclude"),
+            heads=_read_heads(options["heads"]),
+            class_bias=_read_class_bias(options["class_bias"]),
         )
+
+    def head_weights(self, tasks: int) -> list[float]:
+        """Returns how much each task's head counts: by weights or budget, equally, or the last one's alone."""
+        if self.method == "last_task":
+            return [float(t == tasks - 1) for t in range(tasks)]
+        given = self.weights if self.budget is None else self.budget
+        return [1.0] * tasks if given is None else [max(0.0, float(weight)) for weight in given]
 
     def takes_part(self, task: int) -> bool:
         """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
@@ -125,3 +140,19 @@ def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ..
     if not listed or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"{option} is {patterns!r}, expected a list of patterns such as ['head.*']")
     return tuple(patterns)
+
+
+def _read_heads(heads: Any) -> str | None:
+    if heads is None or isinstance(heads, str):
+        return heads
+    raise InputError(f"heads is {heads!r}, expected stack, last, drop or the name of a task")
+
+
+def _read_class_bias(bias: Any) -> tuple[tuple[str, float], ...] | None:
+    if bias is None:
+        return None
+    pairs = bias.items() if isinstance(bias, Mapping) else bias
+    read = tuple((str(label), float(value)) for label, value in pairs)
+    if not all(math.isfinite(value) for _, value in read):
+        raise InputError("class_bias must hold finite numbers, one for each label")
+    return read

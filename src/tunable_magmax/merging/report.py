@@ -127,6 +127,8 @@ class MergeReport:
     """What the tasks are called, if somebody said so."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """What the tasks are that are no checkpoints but adapters, by role: "task 1"."""
+    heads: Mapping[str, Any] | None = None
+    """What became of heads that base and tasks do not share; None if there are none."""
 
     def labels(self) -> list[str]:
         """Returns what to call the tasks, "task 1" or "task 1: birds", in training order."""
@@ -146,6 +148,8 @@ class MergeReport:
             del record["names"]  # a report without names is as it was before there were any
         if not self.adapters:
             del record["adapters"]  # nor does one without adapters speak of them
+        if self.heads is None:
+            del record["heads"]
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod
@@ -182,6 +186,10 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
         "include": options.include,
         "exclude": options.exclude,
     }
+    if options.heads is not None:
+        used["heads"] = options.heads
+    if options.class_bias is not None:
+        used["class_bias"] = dict(options.class_bias)
     for name in reads:
         value = getattr(options, name)
         used[name] = _decimal(value) if isinstance(value, Fraction) else value

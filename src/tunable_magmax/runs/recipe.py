@@ -81,6 +81,7 @@ class RecipeParameters:
     seed: _Value | None = None
     include: _Patterns | None = None
     exclude: _Patterns | None = None
+    heads: Text | None = None
 
 
 @dataclass(frozen=True)

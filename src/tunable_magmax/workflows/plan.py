@@ -13,7 +13,7 @@ import torch
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_of, measure_speeds
 from tunable_magmax.engines.cost import estimate as estimate_time
-from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.local import fingerprint_of
 from tunable_magmax.engines.outputs import check_space, existing_folder, expected_shards
 from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
@@ -108,7 +108,8 @@ def plan_merge(
     if target is not None and _problems(is_one_file, target):
         target = None  # its name was refused
     try:
-        read = read_options(len(tasks), **options)
+        heads = named_heads(options.pop("heads", None), settings.names, tasks)
+        read = read_options(len(tasks), **options, heads=heads)
         with Inputs(base, tasks, read) as inputs:
             if target is not None:
                 problems += _problems(inputs.refuse_as_output, target)

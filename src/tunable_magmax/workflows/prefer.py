@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tunable_magmax.checkpoints.layout import build_layout
-from tunable_magmax.checkpoints.lora.adapter import open_task
-from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, some_of
 from tunable_magmax.files import Progress
@@ -151,11 +146,11 @@ def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch
 
 
 def _count_elements(run: Run) -> int:
-    with ExitStack() as opened:
-        base = opened.enter_context(open_checkpoint(run.base))
-        tasks = [opened.enter_context(open_task(path, base)) for path in run.tasks]
-        signatures = [Signature(checkpoint.tensors, checkpoint.aliases) for checkpoint in (base, *tasks)]
-        return build_layout(signatures, ["base", *run.labels]).elements
+    from tunable_magmax.engines.inputs import Inputs
+    from tunable_magmax.merging.methods import read_options
+
+    with Inputs(run.base, run.tasks, read_options(len(run.tasks))) as inputs:
+        return inputs.layout.elements
 
 
 def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:

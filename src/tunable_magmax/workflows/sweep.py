@@ -17,7 +17,7 @@ import torch
 from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
-from tunable_magmax.engines.inputs import Inputs, PathLike
+from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.local import completed, fingerprint_of, write_output
 from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_problem, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
@@ -276,6 +276,7 @@ def _opened(
     rest = dict(arguments)
     settings = OutputSettings.take(rest)
     resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
+    rest["heads"] = named_heads(rest.get("heads"), settings.names, tasks)
     options = _read_options(len(tasks), points, rest)
     settings.task_names(len(tasks))
     if folder.name.endswith(".safetensors") or looks_like_torch(folder) or folder.is_file():

@@ -1,0 +1,175 @@
+"""What becomes of the heads of merged models: a classifier over all labels, layers that are means of the tasks' own.
+
+Tensors of heads are made of the tasks' own, because the base has none to measure a step from (docs/heads.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.model_config import ModelConfig
+from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.views import Make, View, read_tensor
+from tunable_magmax.errors import InputError, some_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STACK, LAST, DROP = "stack", "last", "drop"
+CHOICES = (STACK, LAST, DROP)
+"""What may be done with heads, beside the number of the task that gives its own: "task 2"."""
+MERGED, BASE = "merge", "base"
+"""What is done if nothing else is asked for: heads are merged like any tensor, or only the base has one."""
+APART = 0.2
+"""Layers of two tasks with a smaller cosine were not trained from the same beginning."""
+
+
+@dataclass(frozen=True)
+class HeadedModel:
+    """A checkpoint with its configuration; `names` are its own names by those that all models have in common."""
+
+    opened: Checkpoint
+    config: ModelConfig
+    names: Mapping[str, str]
+
+    def info(self, name: str) -> TensorInfo:
+        own = self.names[name]
+        return self.opened.tensors[self.opened.aliases.get(own, own)]
+
+    def read(self, name: str) -> Tensor:
+        return read_tensor(self.opened, self.names[name])
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """How the models of a merge fit together, and what becomes of their heads.
+
+    `views` are base and tasks under the output's names; `copied` are names that are not merged, but read from the first
+    view. Of these, `classifier` (a row for each of `labels`) and `mean` are made of the tasks' tensors.
+    """
+
+    rule: str
+    views: tuple[View, ...]
+    copied: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    classifier: tuple[str, ...]
+    mean: tuple[str, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+    config: Mapping[str, Any] | None
+    """The output's config.json; None: the base's."""
+    giver: int | None
+    """The task, from 0, whose files come with those of the base if the base lacks them; None: no task's."""
+    _tasks: tuple[HeadedModel, ...]
+    _task_labels: tuple[tuple[str, ...] | None, ...]
+    _class_bias: Mapping[str, float] | None
+
+    @property
+    def takes_prior(self) -> bool:
+        """Whether the classifier has a bias, to which the log of a prior can be added."""
+        return any(name.endswith(".bias") for name in self.classifier)
+
+    def make(self, weights: Sequence[float]) -> Make:
+        """Returns what makes tensors of heads, from those of the tasks by their weights."""
+        import torch
+
+        def made(name: str) -> Tensor:
+            values = self._stacked(name, weights) if name in self.classifier else self._mean(name, weights)
+            if self._class_bias and name in self.classifier and name.endswith(".bias"):
+                prior = [self._class_bias.get(label, 0.0) for label in self.labels or ()]
+                values = values.double() + values.new_tensor(prior, dtype=torch.float64)
+            return values.to(torch_dtype(self.views[0].tensors[name].dtype))
+
+        return made
+
+    def state(self, weights: Sequence[float]) -> dict[str, Tensor]:
+        """Returns all made tensors by name."""
+        make = self.make(weights)
+        return {name: make(name) for name in (*self.classifier, *self.mean)}
+
+    def base(self, weights: Sequence[float]) -> View:
+        """Returns the base, with heads that are made by these weights."""
+        return self.views[0].making(self.make(weights))
+
+    def _holders(self, name: str) -> list[int]:
+        """Returns the tasks whose tensor of this name counts: all that have it, or the one that gives its head."""
+        if self.rule.startswith("task") and self.giver is not None:
+            return [self.giver]
+        return [t for t, task in enumerate(self._tasks) if name in task.names]
+
+    def _mean(self, name: str, weights: Sequence[float]) -> Tensor:
+        holders = self._holders(name)
+        return _weighted([self._read(t, name) for t in holders], [weights[t] for t in holders])
+
+    def _stacked(self, name: str, weights: Sequence[float]) -> Tensor:
+        """Returns a row for each label: of the task that has it, or the mean of several tasks' by weight."""
+        import torch
+
+        tensors = {t: self._read(t, name) for t in self._holders(name)}
+        places = {t: {label: row for row, label in enumerate(self._task_labels[t] or ())} for t in tensors}
+        rows = []
+        for label in self.labels or ():
+            having = [t for t in tensors if label in places[t]]
+            rows.append(_weighted([tensors[t][places[t][label]] for t in having], [weights[t] for t in having]))
+        widest = max((row.dtype for row in rows), key=lambda kind: kind.itemsize)
+        return torch.stack([row.to(widest) for row in rows])
+
+    def _read(self, task: int, name: str) -> Tensor:
+        import torch
+
+        values = self._tasks[task].read(name)
+        if not torch.isfinite(values).all():
+            raise InputError(f"task {task + 1}: {name!r} has values that are NaN or infinite: mend this checkpoint")
+        return values
+
+    def doubts(self) -> list[str]:
+        """Returns warnings, for which values of heads are read: layers that were not trained from one beginning."""
+        if self.rule != STACK:
+            return []
+        apart = [name for name in self.mean if len(self.views[0].tensors[name].shape) > 1 and self._apart(name)]
+        if not apart:
+            return []
+        return [
+            f"{some_of(apart, show=repr)} of the tasks have nothing in common: each task began with random numbers of "
+            "its own, and the mean by weight is worse than any of them. Measure the result (`tmx eval`); heads of one "
+            "task (--heads NAME) stay as they were trained, and tasks that are trained one after the other, each from "
+            "the last one's whole checkpoint, have layers that can be averaged"
+        ]
+
+    def _apart(self, name: str) -> bool:
+        flat = [self._read(t, name).double().reshape(-1) for t in self._holders(name)]
+        return any(
+            float(one @ other) < APART * float(one.norm() * other.norm())
+            for k, one in enumerate(flat)
+            for other in flat[:k]
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what a report says of heads."""
+        return {
+            "rule": self.rule,
+            "labels": None if self.labels is None else list(self.labels),
+            "classifier": list(self.classifier),
+            "mean": list(self.mean),
+            "left_out": list(self.left_out),
+            "prior": self._class_bias is not None,
+        }
+
+
+def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Returns the mean by weight, each part of it in float64; by equal weights where all are 0."""
+    if len(tensors) == 1:
+        return tensors[0]
+    total = sum(weights)
+    shares = [weight / total for weight in weights] if total > 0 else [1 / len(tensors)] * len(tensors)
+    used = [(tensor, share) for tensor, share in zip(tensors, shares, strict=True) if share > 0]
+    if len(used) == 1:
+        return used[0][0]
+    dtype = max((tensor.dtype for tensor in tensors), key=lambda kind: kind.itemsize)
+    first, *others = (tensor.double() * share for tensor, share in used)
+    for other in others:
+        first += other
+    return first.to(dtype)

@@ -1,0 +1,198 @@
+"""A bare base and tasks with classifiers of their own become one classifier that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tunable_magmax
+from tunable_magmax import merge_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.workflows.plan import plan_merge
+from tunable_magmax.workflows.verify import verify_checkpoint
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
+
+TEXT = {"vocab_size": 16, "max_position_embeddings": 12}
+SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+DISTIL = {"dim": 8, "hidden_dim": 12, "n_layers": 1, "n_heads": 2}
+IMAGE = {"image_size": 16, "patch_size": 8}
+KINDS = {
+    "bert": (transformers.BertConfig, {**TEXT, **SIZES}, "BertModel", "BertForSequenceClassification"),
+    "distilbert": (
+        transformers.DistilBertConfig,
+        {**TEXT, **DISTIL},
+        "DistilBertModel",
+        "DistilBertForSequenceClassification",
+    ),
+    "roberta": (transformers.RobertaConfig, {**TEXT, **SIZES}, "RobertaModel", "RobertaForSequenceClassification"),
+    "vit": (transformers.ViTConfig, {**IMAGE, **SIZES}, "ViTModel", "ViTForImageClassification"),
+    "deit": (transformers.DeiTConfig, {**IMAGE, **SIZES}, "DeiTModel", "DeiTForImageClassification"),
+}
+LABELS = (("cat", "dog"), ("saw", "nail", "file"))
+
+
+def saved(kind: str, folder: Path, labels: tuple[str, ...] | None, seed: int, architecture: str | None = None) -> Path:
+    """A random model as transformers saves it: bare without labels."""
+    config_class, options, bare, headed = KINDS[kind]
+    named = (
+        {}
+        if labels is None
+        else {"id2label": dict(enumerate(labels)), "label2id": {n: k for k, n in enumerate(labels)}}
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, architecture or (bare if labels is None else headed))(
+        config_class(**options, **named)
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path):
+    def run(kind: str, labels=LABELS, base: str | None = None) -> tuple[Path, list[Path]]:
+        start = saved(kind, tmp_path / "base", None, 0, base)
+        return start, [saved(kind, tmp_path / f"task{t}", each, t) for t, each in enumerate(labels, 1)]
+
+    return run
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def loaded(out: Path):
+    """The model by its own architecture: no tensor is missing, and none too many."""
+    model, told = getattr(transformers, config(out)["architectures"][0]).from_pretrained(out, output_loading_info=True)
+    assert not any(told.values()), told
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
+    base, tasks = make(kind)
+    out = tmp_path / "out"
+    report = merge_checkpoints(base, tasks, out, weights=[3, 1], scale=1)
+    model = loaded(out)
+    assert type(model).__name__ == KINDS[kind][3]
+    assert model.config.id2label == dict(enumerate([*LABELS[0], *LABELS[1]]))
+    assert model.config.num_labels == 5
+    last = "classifier.out_proj" if kind == "roberta" else "classifier"
+    for part in ("weight", "bias"):
+        rows = [tensors(task)[f"{last}.{part}"] for task in tasks]
+        assert torch.equal(tensors(out)[f"{last}.{part}"], torch.cat(rows))
+    assert report.heads["rule"] == "stack"
+    assert report.heads["labels"] == [*LABELS[0], *LABELS[1]]
+    between = {"distilbert": "pre_classifier.weight", "roberta": "classifier.dense.weight"}.get(kind)
+    if between is not None:
+        mean = 0.75 * tensors(tasks[0])[between].double() + 0.25 * tensors(tasks[1])[between].double()
+        assert torch.equal(tensors(out)[between], mean.float())
+        assert "nothing in common" in report.warnings[-1]
+    # The encoder is what a merge of the bare models gives.
+    prefix = model.base_model_prefix + "."
+    bare = {name: value for name, value in tensors(base).items() if f"{prefix}{name}" in tensors(tasks[0])}
+    others = [{name: tensors(task)[f"{prefix}{name}"] for name in bare} for task in tasks]
+    expected = tunable_magmax.merge_state_dicts(bare, others, weights=[3, 1], scale=1).state_dict
+    for name, value in expected.items():
+        assert torch.equal(tensors(out)[f"{prefix}{name}"], value), name
+    assert verify_checkpoint(out, base, tasks).ok
+
+
+def test_the_head_of_one_task_or_of_none(make, tmp_path):
+    base, tasks = make("distilbert")
+    for heads, task in (("last", 2), ("task 1", 1), ("task1", 1), ("animals", 1)):
+        out = tmp_path / f"with {heads}"
+        report = merge_checkpoints(base, tasks, out, heads=heads, names=["animals", "tools"])
+        assert report.heads["rule"] == f"task {task}"
+        assert tuple(loaded(out).config.id2label.values()) == LABELS[task - 1]
+        for name in ("pre_classifier.weight", "classifier.weight", "classifier.bias"):
+            assert torch.equal(tensors(out)[name], tensors(tasks[task - 1])[name])
+    merge_checkpoints(base, tasks, tmp_path / "dropped", heads="drop")
+    assert type(loaded(tmp_path / "dropped")).__name__ == "DistilBertModel"
+    assert tensors(tmp_path / "dropped").keys() == tensors(base).keys()
+    with pytest.raises(InputError, match=r"heads is 'tolls' \(did you mean 'tools'\?\)"):
+        merge_checkpoints(base, tasks, tmp_path / "no", heads="tolls", names=["animals", "tools"])
+
+
+def test_a_label_of_several_tasks_is_the_mean_by_weight_and_a_prior_is_added(make, tmp_path):
+    base, tasks = make("vit", (("cat", "dog"), ("dog", "owl")))
+    merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1], class_bias={"dog": 0.5, "owl": -1.0})
+    one, two = (tensors(task) for task in tasks)
+    made = tensors(tmp_path / "out")
+    assert list(config(tmp_path / "out")["label2id"]) == ["cat", "dog", "owl"]
+    assert torch.allclose(
+        made["classifier.weight"][1], 0.75 * one["classifier.weight"][1] + 0.25 * two["classifier.weight"][0]
+    )
+    plain = torch.stack(
+        [
+            one["classifier.bias"][0],
+            0.75 * one["classifier.bias"][1] + 0.25 * two["classifier.bias"][0],
+            two["classifier.bias"][1],
+        ]
+    )
+    assert torch.allclose(made["classifier.bias"], plain + torch.tensor([0.0, 0.5, -1.0]))
+
+
+def test_a_base_with_another_head_loses_it_and_a_lacking_pooler_is_a_mean(make, tmp_path):
+    base, tasks = make("bert", base="BertForMaskedLM")
+    report = merge_checkpoints(base, tasks, tmp_path / "out")
+    loaded(tmp_path / "out")
+    assert any(name.startswith("cls.predictions") for name in report.heads["left_out"])
+    assert sorted(report.heads["mean"]) == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
+    merge_checkpoints(base, tasks, tmp_path / "dropped", heads="drop")
+    assert type(loaded(tmp_path / "dropped")).__name__ == "BertForMaskedLM"
+
+
+def test_a_headed_base_with_bare_tasks_keeps_its_head(tmp_path):
+    base = saved("bert", tmp_path / "base", None, 0, "BertForMaskedLM")
+    tasks = [saved("bert", tmp_path / f"task{t}", None, t) for t in (1, 2)]
+    merge_checkpoints(base, tasks, tmp_path / "out", scale=1)
+    assert type(loaded(tmp_path / "out")).__name__ == "BertForMaskedLM"
+    name = "cls.predictions.transform.dense.weight"
+    assert torch.equal(tensors(tmp_path / "out")[name], tensors(base)[name])
+
+
+def test_equal_heads_are_merged_like_any_tensor(tmp_path):
+    base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
+    report = merge_checkpoints(base, tasks, tmp_path / "out")
+    assert report.heads is None
+    assert "classifier.weight" in report.tensors
+    assert "heads" not in json.loads((tmp_path / "out/tmx-report.json").read_text())
+    # A prior needs a bias of its own; the rows are still merged.
+    biased = merge_checkpoints(base, tasks, tmp_path / "site", class_bias={"dog": 1.0})
+    assert "classifier.weight" in biased.tensors
+    bias = sum(tensors(task)["classifier.bias"] for task in tasks) / 2 + torch.tensor([0.0, 1.0])
+    assert torch.allclose(tensors(tmp_path / "site")["classifier.bias"], bias)
+
+
+def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
+    base, tasks = make("bert", (("LABEL_0", "LABEL_1"), ("LABEL_0", "LABEL_1", "LABEL_2")))
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in tensors(base).items()
+    }
+    save_file(old, base / "model.safetensors", {"format": "pt"})
+    merge_checkpoints(base, tasks, tmp_path / "out")
+    assert loaded(tmp_path / "out").config.id2label[2] == "task2/LABEL_0"
+
+
+def test_a_plan_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, tmp_path):
+    base, tasks = make("vit")
+    plan = plan_merge(base, tasks)
+    assert not plan.problems
+    assert plan.notes[0] == "names of the base are matched by adding 'vit.'"
+    assert plan.notes[-1] == "the classifier has 5 labels, stacked of 2 tasks"
+    kept = tensors(tasks[1])
+    lost = next(name for name in kept if name.endswith(("q_proj.weight", "query.weight")))
+    save_file({n: v for n, v in kept.items() if n != lost}, tasks[1] / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="can't be merged"):
+        merge_checkpoints(base, tasks, tmp_path / "out")

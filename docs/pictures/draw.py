@@ -16,7 +16,7 @@ ROWS = {
     "magmax@best": ("MAGMAX, at its best scale", "#a3afbb"),
     "magmax@best+prior:auto": ("MAGMAX with the site prior", "#6f7f8f"),
     "tailor:auto+prior": ("tailored to the site, from its unlabelled inputs", "#0b5fa5"),
-    "joint": ("trained on all data at once, where measured", "#e0a458"),
+    "joint": ("trained on all data at once", "#e0a458"),
 }
 ROOMS = (
     ("cli", "one short file per command: parses options, prints results"),

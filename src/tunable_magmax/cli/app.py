@@ -28,6 +28,7 @@ COMMANDS = (
     "eval",
     "compare",
     "predict",
+    "studio",
     "reproduce",
     "inspect",
     "verify",

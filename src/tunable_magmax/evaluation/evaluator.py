@@ -58,6 +58,18 @@ class Labelled:
             raise InputError(f"the limit is {limit}, expected at least 1 sample")
         return self.take(choose_rows(len(self), limit, seed))
 
+    def draw_evenly(self, limit: int, seed: int = 0) -> Labelled:
+        """Draws at most `limit` samples, as many of one task as of another where each has enough."""
+        if self.sample_tasks is None or limit >= len(self):
+            return self.draw(limit, seed)
+        groups = [np.flatnonzero(self.sample_tasks == task) for task in np.unique(self.sample_tasks)]
+        left, rows = limit, list[int]()
+        for done, group in enumerate(sorted(groups, key=len)):  # what small groups leave goes to the larger ones
+            share = min(len(group), -(-left // (len(groups) - done)))
+            rows += group[choose_rows(len(group), share, seed)].tolist() if share else []
+            left -= share
+        return self.take(sorted(rows))
+
 
 def known_labels(
     samples: Samples, classes: Sequence[str], lists: Sequence[tuple[str, ...]] | None = None
@@ -237,13 +249,19 @@ class Evaluator:
                 progress("evaluating", done, len(self))
         return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
 
-    def logits(self, state: Mapping[str, Tensor] | None = None) -> Tensor:
+    def logits(self, state: Mapping[str, Tensor] | None = None, progress: Progress | None = None) -> Tensor:
         """Returns the scaled cosines with the head's rows [n, classes], without its bias, on the encoder's device."""
         import torch
 
         if state is not None:
             self.fill(state)
-        return torch.cat([*self._logits()])
+        parts, done = [], 0
+        for part in self._logits():
+            parts.append(part)
+            done += len(part)
+            if progress is not None:
+                progress("evaluating", done, len(self))
+        return torch.cat(parts)
 
     def fill(self, state: Mapping[str, Tensor]) -> None:
         """Puts the weights of a checkpoint into the encoder."""

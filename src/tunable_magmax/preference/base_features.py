@@ -194,14 +194,18 @@ def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentrati
 def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
     """Returns the share of target samples that are farther from every class than 95 % of the tasks' own held-out rows.
 
-    Tasks count by their weights. About 0.05 for a target that is a mixture of the tasks.
+    About 0.05 for a target that is a mixture of the tasks.
     """
+    return float((distances > farthest(fitted, weights)).mean())
+
+
+def farthest(fitted: TaskProbe, weights: Floats) -> float:
+    """Returns the distance within which 95 % of the tasks' own held-out rows lie; tasks count by their weights."""
     own = fitted.probe.held_out_distances
     importance = (weights / np.bincount(fitted.members, minlength=fitted.tasks))[fitted.members]
     order = np.argsort(own, kind="stable")
     reached = np.cumsum(importance[order])
-    limit = own[order][min(int(np.searchsorted(reached, FAR * reached[-1])), len(own) - 1)]
-    return float((distances > limit).mean())
+    return float(own[order][min(int(np.searchsorted(reached, FAR * reached[-1])), len(own) - 1)])
 
 
 def _checked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,28 +92,24 @@ def refuse_adapters(run: Run, instead: str = "") -> None:
         )
 
 
-class Candidates:
-    """Scores candidates of one run on the samples of an evaluator. A context manager.
+class Merges:
+    """The checkpoints of a run and its merges, all in memory. A context manager.
 
-    Base and tasks are read once and task vectors compared once; a candidate then costs a merge and a forward pass.
-
-        with Candidates(run, evaluator) as candidates:
-            logits = candidates.logits(tunable(), preference.weights)
-        right = right_answers(logits, candidates.truth, preference.prior.bias(head.classes))
+    Base and tasks are read once and task vectors compared once; a candidate then costs a merge.
     """
 
-    def __init__(self, run: Run, evaluator: Evaluator, *, seed: int = 0, progress: Progress | None = None) -> None:
-        """`evaluator`: with the encoder of the run's base; its head's bias is not used. `seed`: of the lottery."""
+    def __init__(self, run: Run, *, seed: int = 0, progress: Progress | None = None) -> None:
+        """`seed`: of the lottery."""
         from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.state import read_tensors
 
-        self.evaluator, self.seed = evaluator, seed
+        self.seed = seed
         self.reports: dict[Candidate, MergeReport] = {}
         """The report of the latest merge of each candidate."""
         self._states = read_each((run.base, *run.tasks), read_tensors, progress)
         self._session = MergeSession(self._states[0], self._states[1:])
 
-    def __enter__(self) -> Candidates:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -124,9 +120,9 @@ class Candidates:
         self._session.close()
 
     @property
-    def truth(self) -> NDArray[np.int64]:
-        """The right class of each sample, as an index into the head's classes."""
-        return self.evaluator.truth
+    def elements(self) -> int:
+        """d, the number of merged elements."""
+        return self._session.elements
 
     def state(self, candidate: Candidate, weights: Sequence[float] | None = None) -> dict[str, Tensor]:
         """Returns the tensors of a candidate; of a merge, its report is put into `reports`."""
@@ -138,6 +134,25 @@ class Candidates:
         merged = self._session.merge(method=candidate.method, scale=candidate.scale, seed=self.seed, **options)
         self.reports[candidate] = merged.report
         return merged.state_dict
+
+
+class Candidates(Merges):
+    """Scores candidates of one run on the samples of an evaluator; each costs a merge and a forward pass.
+
+    with Candidates(run, evaluator) as candidates:
+        logits = candidates.logits(tunable(), preference.weights)
+    right = right_answers(logits, candidates.truth, preference.prior.bias(head.classes))
+    """
+
+    def __init__(self, run: Run, evaluator: Evaluator, *, seed: int = 0, progress: Progress | None = None) -> None:
+        """`evaluator`: with the encoder of the run's base; its head's bias is not used. `seed`: of the lottery."""
+        self.evaluator = evaluator
+        super().__init__(run, seed=seed, progress=progress)
+
+    @property
+    def truth(self) -> NDArray[np.int64]:
+        """The right class of each sample, as an index into the head's classes."""
+        return self.evaluator.truth
 
     def logits(self, candidate: Candidate, weights: Sequence[float] | None = None) -> NDArray[np.float32]:
         """Returns the scaled cosines [n, classes] of a candidate without any prior: one forward pass."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
@@ -238,3 +240,12 @@ class Unfinished:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+
+def discard_unfinished(out: Path) -> None:
+    """Removes the unfinished work of a model, unless another process is at it."""
+    partial = Partial(out.with_name(f"{out.name}.partial"))
+    if partial.path.is_dir():
+        with suppress(InputError, OSError):
+            partial.lock()
+            partial.remove()

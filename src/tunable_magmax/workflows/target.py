@@ -82,7 +82,11 @@ class TargetReading:
 
 @dataclass(frozen=True, eq=False)
 class TargetSamples:
-    """What is known of a target, and the run that it is compared with. `facts`: what was read, for the provenance."""
+    """What is known of a target, and the run that it is compared with.
+
+    `facts`: what was read, for the provenance. `rows`: which row of its features each readable input has, by position;
+    copies share one.
+    """
 
     run: Run
     sources: TargetSources = TargetSources()
@@ -90,6 +94,7 @@ class TargetSamples:
     seed: int = 0
     progress: Progress | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
 
     @property
     def can_predict(self) -> bool:
@@ -246,13 +251,14 @@ class TargetSamples:
         samples, positions = self._samples
         failed: dict[int, Unreadable] = {}
         results, done = [], part * len(positions)
-        distinct: set[Any] = set()
-        for _, inputs in samples.batches(positions, BATCH, failed):
+        distinct: dict[Any, int] = {}
+        for where, inputs in samples.batches(positions, BATCH, failed):
             fresh = []
-            for value in inputs:
+            for position, value in zip(where, inputs, strict=True):
                 if (content := _content(value)) not in distinct:
-                    distinct.add(content)
+                    distinct[content] = len(distinct)
                     fresh.append(value)
+                self.rows[position] = distinct[content]
             if fresh:
                 results.append(function(fresh))
             done += len(inputs)

@@ -1,0 +1,186 @@
+"""The work behind the page: one thread that measures, where the latest request wins, and the events that it sends.
+
+Longer work goes on in steps between measurements, so that a drag never waits for more than one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tunable_magmax.errors import TmxError
+from tunable_magmax.studio.guard import Refused, error_body
+
+STREAMS = 16
+"""Pages that may listen at a time."""
+WAITING = 256
+"""Events that wait for a page which does not read; then it is dropped, and gets the state when it comes back."""
+KEEP_ALIVE = 15.0
+PATIENCE = 1.0
+"""Seconds after which a measurement is given up for a newer request. Shorter ones are finished: a drag shows them."""
+
+
+class Stopped(TmxError):
+    """Work that was called off: a newer request came, somebody cancelled it, or the studio closes."""
+
+
+class Events:
+    """Sends events to all pages that listen. `publish` may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._queues: dict[asyncio.Queue[tuple[str, Any] | None], asyncio.AbstractEventLoop] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def publish(self, name: str, data: Any) -> None:
+        """Sends an event."""
+        self._send((name, data))
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        self._send(None)
+
+    def _send(self, event: tuple[str, Any] | None) -> None:
+        with self._lock:
+            listeners = list(self._queues.items())
+        for queue, loop in listeners:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._put, queue, event)
+
+    def _put(self, queue: asyncio.Queue[tuple[str, Any] | None], event: tuple[str, Any] | None) -> None:
+        if queue.full():
+            with self._lock:
+                self._queues.pop(queue, None)
+            while not queue.empty():
+                queue.get_nowait()
+            event = None
+        queue.put_nowait(event)
+
+    def listen(self) -> AsyncIterator[bytes]:
+        """Returns the stream of events for one page, as server-sent events."""
+        queue: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue(WAITING)
+        with self._lock:
+            if self._closed or len(self._queues) >= STREAMS:
+                raise Refused(409, "too many pages listen to this studio: close some of them")
+            self._queues[queue] = asyncio.get_running_loop()
+        return self._stream(queue)
+
+    async def _stream(self, queue: asyncio.Queue[tuple[str, Any] | None]) -> AsyncIterator[bytes]:
+        try:
+            yield b": tmx studio\n\n"
+            while True:
+                try:
+                    event = await asyncio.wait_for(queue.get(), KEEP_ALIVE)
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if event is None:
+                    return
+                yield f"event: {event[0]}\ndata: {json.dumps(event[1], ensure_ascii=False)}\n\n".encode()
+        finally:
+            with self._lock:
+                self._queues.pop(queue, None)
+
+
+@dataclass(frozen=True)
+class _Request:
+    number: int
+    work: Callable[[Callable[[], None]], Any]
+    """Is called with a check that raises `Stopped` once a newer request came; returns the event's data."""
+
+
+class Desk:
+    """One thread for everything that uses the models: requests first, the latest only; then steps of longer work."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._changed = threading.Condition()
+        self._next: _Request | None = None
+        self._last = 0
+        self._steps: deque[tuple[dict[str, Any], Iterator[None]]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="studio", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Calls all work off, and waits until the thread has ended."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=20)
+
+    def check(self) -> None:
+        """Raises `Stopped` if the studio closes."""
+        if self._stopping:
+            raise Stopped("the studio closes")
+
+    def request(self, work: Callable[[Callable[[], None]], Any]) -> int:
+        """Takes a request, instead of one that waits; returns its number. The event `measured` has its result."""
+        with self._changed:
+            self._last += 1
+            before, self._next = self._next, _Request(self._last, work)
+            self._changed.notify_all()
+            number = self._last
+        if before is not None:
+            self._events.publish("superseded", {"request": before.number})
+        return number
+
+    def later(self, about: dict[str, Any], steps: Iterator[None]) -> None:
+        """Takes longer work, a step at a time. `about`: what an event `failed` says beside the error."""
+        with self._changed:
+            self._steps.append((about, steps))
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._stopping or self._next or self._steps):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                request, self._next = self._next, None
+                step = None if request else self._steps[0]
+            if request is not None:
+                self._serve(request)
+            elif step is not None and self._step(*step):
+                with self._changed:
+                    self._steps.remove(step)
+
+    def _serve(self, request: _Request) -> None:
+        began = time.monotonic()
+
+        def check() -> None:
+            self.check()
+            if self._next is not None and time.monotonic() - began > PATIENCE:
+                raise Stopped("a newer request came")
+
+        try:
+            self._events.publish("measured", {**request.work(check), "request": request.number})
+        except Stopped:
+            self._events.publish("superseded", {"request": request.number})
+        except Exception as error:
+            self._events.publish("failed", {"request": request.number, **error_body(error)})
+
+    def _step(self, about: dict[str, Any], steps: Iterator[None]) -> bool:
+        """Does a step of longer work; returns whether that was the last."""
+        try:
+            next(steps)
+        except StopIteration:
+            return True
+        except Stopped:
+            return True
+        except Exception as error:
+            self._events.publish("failed", {**about, **error_body(error)})
+            return True
+        return False

@@ -1,0 +1,142 @@
+"""Lets only this machine's own page talk to the server: with the address's token, in requests of bounded size.
+
+The server listens on 127.0.0.1, which every web page that the user visits can send requests to, and every program on
+the machine. So each request is checked before anything reads it:
+
+- Host must be ours, or a foreign name could be pointed at 127.0.0.1 (DNS rebinding).
+- Origin, if there is one, must be ours, and Sec-Fetch-Site must not say that another site asks.
+- Everything but the page's own files needs the token, in a header that no other page can send.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tunable_magmax.errors import InputError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TOKEN = b"x-studio-token"
+JSON_BYTES = 256 << 10
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Refused(InputError):
+    """A request that is answered with an error of its own status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """Returns what an answer says of an error."""
+    kind = "InputError" if isinstance(error, Refused) else type(error).__name__
+    text = str(error).strip() or kind
+    return {"error": {"kind": kind, "message": text, "problems": list(getattr(error, "problems", ()))}}
+
+
+class Guard:
+    """Lets only requests of the studio's own page through to `app`, and puts the security headers on every answer."""
+
+    def __init__(self, app: App, port: int, token: str) -> None:
+        self._app, self._token = app, token.encode()
+        names = ("127.0.0.1", "localhost")
+        self._hosts = {f"{name}:{port}".encode() for name in names}
+        self._origins = {f"http://{name}:{port}".encode() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or refuses it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                kept = [pair for pair in message["headers"] if pair[0].decode().lower() not in HEADERS]
+                message = {**message, "headers": [*kept, *own]}
+            await send(message)
+
+        if scope["type"] != "http":
+            return  # there are no web sockets: the server closes the connection
+        refused = self._refusal(scope)
+        if refused is not None:
+            await _answer(guarded, refused)
+            return
+        await self._app(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> Refused | None:
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        hosts = headers.get(b"host", [])
+        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
+            return Refused(403, "the studio answers only under the address that tmx studio printed")
+        if any(origin.lower() not in self._origins for origin in headers.get(b"origin", [])):
+            return Refused(403, "another page may not ask the studio anything")
+        path = scope["path"]
+        if path == "/" or path.startswith("/static/"):
+            return None
+        if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
+            return Refused(403, "another page may not ask the studio anything")
+        if path.startswith("/download/"):
+            return None  # its ticket is the permission
+        tokens = headers.get(TOKEN, [])
+        if len(tokens) != 1 or not secrets.compare_digest(tokens[0], self._token):
+            return Refused(401, "the token is missing or wrong: open the address that tmx studio printed")
+        return None
+
+
+async def _answer(send: Send, refused: Refused) -> None:
+    body = json.dumps(error_body(refused)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    # The request's body is not read, so the connection cannot serve another one.
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read_body(request: Any, most: int, what: str) -> bytes:
+    """Reads a request's body, refused by its declared length, or as soon as it is longer than `most` bytes."""
+    too_large = Refused(413, f"{what} is larger than {most:,} bytes, the most that the studio takes")
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdigit() or int(declared) > most:
+        raise too_large
+    parts, total = [], 0
+    async for part in request.stream():
+        total += len(part)
+        if total > most:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_object(request: Any) -> dict[str, Any]:
+    """Reads a request's JSON object."""
+    body = await read_body(request, JSON_BYTES, "the request")
+    try:
+        content = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError("the request is not a JSON object")
+    return content

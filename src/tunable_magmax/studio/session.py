@@ -1,0 +1,369 @@
+"""`Studio`: one run on the page: its models in memory, the samples, what was measured, and what is written."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.merging.report import matched_scale
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.desk import Desk, Events
+from tunable_magmax.studio.guard import Refused
+from tunable_magmax.studio.lines import (
+    checkpoints,
+    compared,
+    measure_lines,
+    mix_record,
+    sentence,
+    share_record,
+)
+from tunable_magmax.studio.points import PointRequest, Preset, commands, setting_of, usual_presets
+from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
+from tunable_magmax.studio.uploads import Uploads
+from tunable_magmax.studio.writing import Model, Tickets, Writer, find_download
+from tunable_magmax.workflows.inspect import layers
+from tunable_magmax.workflows.measured import MeasuredFile, unpacked
+from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
+from tunable_magmax.workflows.merge import read_preference
+from tunable_magmax.workflows.tailoring import why_not_tsv, with_site_prior
+
+POINTS, SAMPLES_FOLDER = "points.jsonl", "samples"
+
+
+@dataclass(frozen=True)
+class StudioOptions:
+    """What the user began with. `samples`: the most that are measured on; `data`: labelled ones of the site."""
+
+    data: Path | None = None
+    inputs: Path | None = None
+    labels: Path | None = None
+    pairs: Path | None = None
+    preference: Path | None = None
+    samples: int = SAMPLES
+    seed: int = 0
+    device: str | None = None
+
+
+@dataclass
+class Studio:
+    """A run on the page. `start` begins to read the models; everything else may be called at any time."""
+
+    run: Run
+    out: Path
+    options: StudioOptions = field(default_factory=StudioOptions)
+
+    def __post_init__(self) -> None:
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"{self.out} is a file: give a folder with -o")
+        self.events = Events()
+        self.desk = Desk(self.events)
+        self.uploads, self.tickets = Uploads(self.out / SAMPLES_FOLDER), Tickets()
+        self.measured = MeasuredFile(self.out / POINTS)
+        self.data: dict[str, DataSet] = {}
+        self.site: SiteSamples | None = None
+        self.presets = {preset.id: preset for preset in usual_presets(self.run)}
+        self.warnings: list[str] = []
+        self._quiet = threading.Lock()
+        self.writer = Writer(self.run, self.out, self.options.seed, self.events, self._quiet)
+        self._measuring: Measuring | None = None
+        self._last: Setting | None = None
+        self.lines = {"done": 0, "total": 0}
+        self.no_tsv = why_not_tsv(self.run, {"memory": "1GiB"})
+        if self.options.preference is not None:
+            file = self.options.preference
+            found = read_preference(file, Recipe(self.run.base, self.run.tasks, names=self.run.names), self._warn)
+            if len(found.weights) != len(self.run.tasks):
+                raise InputError(f"{file} has {len(found.weights)} weights, and the run {len(self.run.tasks)} tasks")
+            self._add_presets([Preset("given", file.name, found, file)])
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to read the run's models and samples, in the background."""
+        self.desk.later({"what": "opening"}, self._open())
+        self.desk.start()
+
+    def close(self) -> None:
+        """Calls all work off and frees the models; unfinished output is removed."""
+        self.events.close()
+        self.writer.stop()
+        self.desk.stop()
+        if self._measuring is not None:
+            self._measuring.close()
+
+    def open_all(self) -> None:
+        """Reads everything at once, and measures what points are compared with."""
+        for _ in self._open():
+            pass
+
+    def _open(self) -> Iterator[None]:
+        options = self.options
+        self._measuring = Measuring(
+            self.run, seed=options.seed, device=options.device, progress=self._progress("opening")
+        )
+        yield
+        known: list[tuple[str, Path | None]] = [("given", options.data)] if options.data is not None else []
+        known += [("heldout", None)] if self.run.benchmark is not None else []
+        for name, data in known:
+            try:
+                with self._noted():
+                    self.data[name] = self.measuring.open_data(
+                        name, data, mixed=data is not None, limit=options.samples
+                    )
+            except TmxError as error:
+                if data is not None:
+                    raise
+                self._warn(f"the run's test data cannot be opened: {error}")  # its data may be elsewhere
+            self.events.publish("state", {})
+            yield
+        if options.labels is not None:
+            with self._noted():
+                preset, texts = preset_from_labels(self.run, options.labels, self.out)
+            self.warnings += texts
+            self._add_presets([preset])
+        place = options.pairs or options.inputs
+        if place is not None:
+            yield
+            self._take_site(place, None, options.pairs is not None)
+        yield from self._open_lines()
+
+    def _open_lines(self) -> Iterator[None]:
+        """Measures what points are compared with, on all data that lack it, a model at each step."""
+        lacking = [data for data in self.data.values() if not self.has_lines(data)]
+        self.lines = {"done": 0, "total": len(lacking) * len(checkpoints(self.measuring))}
+        for data in lacking:
+            for _ in measure_lines(self.measuring, data):
+                self.lines["done"] += 1
+                self.events.publish("progress", {"what": "lines", "phase": "measuring", **self.lines})
+                yield
+        self.events.publish("lines", {})
+
+    def has_lines(self, data: DataSet) -> bool:
+        """Whether all that points are compared with was measured on some data."""
+        return all(self.measuring.knows(model, data) for model in checkpoints(self.measuring))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the models are read."""
+        return self._measuring is not None
+
+    @property
+    def measuring(self) -> Measuring:
+        """The models in memory; refused until they are read."""
+        if self._measuring is None:
+            raise Refused(409, "the run's checkpoints are still being read: wait a moment")
+        return self._measuring
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Collects warnings for the page. One thread at a time."""
+        with self._quiet, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        self.warnings += [str(item.message) for item in caught if item.category is UserWarning]
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def _progress(self, what: str) -> Callable[[str, int, int], None]:
+        def progress(phase: str, done: int, total: int) -> None:
+            self.desk.check()
+            self.events.publish("progress", {"what": what, "phase": phase, "done": done, "total": total})
+
+        return progress
+
+    def _add_presets(self, presets: Sequence[Preset]) -> None:
+        """Adds presets after equal weights; those of the same ids are replaced."""
+        order = ("equal", "given", "labels", "inputs")
+        known = {**self.presets, **{preset.id: preset for preset in presets}}
+        first = {name: known[name] for name in order if name in known}
+        self.presets = {**first, **{name: preset for name, preset in known.items() if name not in first}}
+
+    # -- points ------------------------------------------------------------------------------------------------------
+
+    def setting(self, request: PointRequest) -> tuple[Setting, Preset | None]:
+        """Returns the model that a request means, and its preset."""
+        return setting_of(request, self.run, self.presets)
+
+    def _data_of(self, request: PointRequest) -> DataSet:
+        if not self.data:
+            raise Refused(409, "there is nothing to measure on: give labelled samples with --data, or on the page")
+        name = next(iter(self.data)) if request.data is None else request.data
+        if name not in self.data:
+            raise InputError(f"there are no data {name!r}: there are {', '.join(self.data)}")
+        return self.data[name]
+
+    def measure(self, request: PointRequest) -> int:
+        """Asks for a measurement; returns the number of the request, which its event has."""
+        self.measuring  # noqa: B018  (refused until it is there)
+        self.setting(request)
+        self._data_of(request)
+        return self.desk.request(lambda check: self.measure_now(request, check))
+
+    def measure_now(self, request: PointRequest, check: Callable[[], None] | None = None) -> dict[str, Any]:
+        """Measures a point, or finds what was measured before, and compares it with the lines."""
+        setting, preset = self.setting(request)
+        data, measuring = self._data_of(request), self.measuring
+        identity = measuring.identify(setting, data)
+        if identity in self.measured and not measuring.keeps(setting, data):
+            record = self.measured.records[identity]
+            found = Measurement(identity, data.name, unpacked(record), float(record["scale_used"]), {"total": 0.0})
+        else:
+            found = measuring.measure(setting, data, check, identity)
+        self._last = setting
+        point = self._point(setting, preset, found, data, request.mix)
+        kept = ("weights", "scale", "scale_used", "prior", "method", "preset", "data", "time", "tasks", "overall")
+        self.measured.add({"id": identity, **{key: point[key] for key in kept}}, found.right)
+        return point
+
+    def _point(
+        self, setting: Setting, preset: Preset | None, found: Measurement, data: DataSet, mix: Sequence[float] | None
+    ) -> dict[str, Any]:
+        wanted = Preference.from_weights(setting.weights if mix is None else mix).weights
+        shares = found.tasks(data, len(self.run.tasks))
+        lines = compared(self.measuring, setting, found, data, wanted)
+        return {
+            "id": found.id,
+            "request": None,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "weights": list(setting.weights),
+            "scale": setting.scale,
+            "scale_used": found.scale,
+            "prior": setting.prior,
+            "method": setting.method,
+            "preset": None if preset is None else preset.id,
+            "data": data.name,
+            "tasks": None if shares is None else [share_record(share) for share in shares],
+            "overall": share_record(found.overall),
+            "mix": {"weights": list(wanted), **mix_record(found.mixed(data, wanted))},
+            "lines": [line.to_dict() for line in lines],
+            "sentence": sentence(lines),
+            "seconds": dict(found.seconds),
+        }
+
+    def points(self) -> list[dict[str, Any]]:
+        """Returns all measured points whose data are open, oldest first, without lines."""
+        found = []
+        for record in self.shown_records():
+            data = self.data[record["data"]]
+            measured = Measurement(record["id"], data.name, unpacked(record), record["scale_used"])
+            share = mix_record(measured.mixed(data, record["weights"]))
+            kept = {key: value for key, value in record.items() if key not in ("right", "samples")}
+            mix = {"weights": record["weights"], **share}
+            found.append({**kept, "request": None, "mix": mix, "lines": [], "sentence": None, "seconds": {}})
+        return found
+
+    def shown_records(self) -> list[dict[str, Any]]:
+        """Returns the records that belong to data which are open; a file may hold others of earlier sessions."""
+        return [
+            record
+            for record in self.measured.records.values()
+            if record.get("data") in self.data and record["samples"] == len(self.data[record["data"]])
+        ]
+
+    def command(self, request: PointRequest, name: str = "site-model") -> dict[str, str]:
+        """Returns the commands that make the model of a point."""
+        setting, preset = self.setting(request)
+        return commands(setting, preset, self.run, self.out / name, self.options.seed)
+
+    def details(self, request: PointRequest) -> dict[str, Any]:
+        """Returns what each task gives to the merge of a point."""
+        setting, _ = self.setting(request)
+        report = self.measuring.report(setting)
+        rows = [
+            {
+                "name": layer.name,
+                "tensors": layer.tensors,
+                "elements": layer.elements,
+                "counts": None if layer.counts is None else list(layer.counts),
+            }
+            for layer in layers(report)
+        ]
+        return {
+            "elements": report.elements,
+            "scale": report.scale,
+            "matched": matched_scale(report.last_length**2, report.merged_length**2),
+            "counts": None if report.counts is None else list(report.counts),
+            "leftovers": report.leftovers,
+            "layers": rows,
+        }
+
+    # -- samples -----------------------------------------------------------------------------------------------------
+
+    def estimate(self, upload: str, use_labels: bool) -> None:
+        """Begins to estimate weights from uploaded samples; the result is an event."""
+        held = self.uploads.get(upload)
+        place, _ = held.arrange(set(self.measuring.head.classes))
+
+        def steps() -> Iterator[None]:
+            self._take_site(place, upload, use_labels)
+            yield from self._open_lines()
+
+        self.desk.later({"upload": upload}, steps())
+
+    def _take_site(self, place: Path, upload: str | None, use_labels: bool) -> None:
+        with self._noted():
+            self.out.mkdir(parents=True, exist_ok=True)
+            site = estimate_site(
+                self.measuring, place, use_labels, self.out, self._progress("samples"), self.options.device
+            )
+            self.data.pop("site", None)
+            self.measuring.forget("site")
+            if site.labelled:
+                self.data["site"] = self.measuring.open_data("site", place, mixed=True, limit=self.options.samples)
+        for name in ("labels", "inputs"):
+            if name in self.presets and upload is not None:
+                del self.presets[name]
+        self._add_presets(list(site.presets.values()))
+        self.site = replace(site, upload=upload)
+        self.events.publish("samples", self.site.to_dict())
+
+    def remove_upload(self, upload: str) -> None:
+        """Removes uploaded samples, and what was made of them but for the preferences."""
+        self.uploads.remove(upload)
+        if self.site is not None and self.site.upload == upload:
+            self.site = None
+            self.data.pop("site", None)
+            self.events.publish("state", {})
+
+    def samples(self, start: int, count: int, show: str) -> dict[str, Any]:
+        """Returns some of the site's samples."""
+        site = self.site
+        if site is None:
+            return {"total": 0, "start": start, "shown": 0, "samples": []}
+
+        def predict() -> tuple[Sequence[int], list[str], list[str]] | None:
+            data, equal = self.data.get("site"), self.presets["equal"].preference
+            if data is None:
+                return None
+            setting = self._last or Setting(with_site_prior(equal, self.run, "auto"), 1.0)
+            return site_predictions(self.measuring, setting, data)
+
+        return listed(site, start, count, show, predict, len(self.run.tasks))
+
+    # -- the way out -------------------------------------------------------------------------------------------------
+
+    def model(self, name: str) -> Model:
+        """Returns a model of the output folder."""
+        found = next((model for model in self.writer.models() if model.name == name), None)
+        if found is None:
+            raise Refused(404, f"there is no model {name!r} in {self.out}")
+        return found
+
+    def download(self, name: Any, what: Any) -> dict[str, Any]:
+        """Returns where to download a model."""
+        download = find_download(self.model(str(name)), what)
+        return {
+            "url": f"/download/{self.tickets.give(download)}",
+            "file": download.file,
+            "bytes": download.size,
+        }

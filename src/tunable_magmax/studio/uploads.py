@@ -1,0 +1,126 @@
+"""Samples that the page sends: bounded in size and number, stored under names of our own.
+
+What a browser calls a file is never a path here. It gives two things: the kind of file, by its ending, and the label,
+by the folder that it was in; and a label names a folder only if it is a class of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from tunable_magmax.data.images import IMAGE_SUFFIXES
+from tunable_magmax.data.tables import TABLE_SUFFIXES
+from tunable_magmax.errors import InputError, StorageError, shortened
+from tunable_magmax.files import is_plain_name, write_atomic
+from tunable_magmax.studio.guard import Refused
+
+FILE_BYTES, TOTAL_BYTES, FILES, UPLOADS = 32 << 20, 512 << 20, 2000, 8
+SUFFIXES = IMAGE_SUFFIXES | TABLE_SUFFIXES
+
+
+@dataclass
+class Upload:
+    """Samples in a folder of the studio's output: pictures as 000000.png and so on, or one table."""
+
+    name: str
+    folder: Path
+    size: int = 0
+    """Bytes of all files."""
+    files: list[tuple[Path, str | None]] = field(default_factory=list)
+    """Each file, and the label that its folder says."""
+
+    def room(self) -> int:
+        """Returns how many bytes the next file may have; a full upload is refused."""
+        if len(self.files) >= FILES:
+            raise Refused(413, f"these are more than {FILES:,} files, the most that the studio takes")
+        if self.size >= TOTAL_BYTES:
+            raise Refused(413, f"these are more than {TOTAL_BYTES:,} bytes, the most that the studio takes")
+        return min(FILE_BYTES, TOTAL_BYTES - self.size)
+
+    def check(self, name: str) -> str:
+        """Returns the ending of a file's name, which says what it is; other kinds are refused."""
+        suffix = PurePosixPath(name.replace("\\", "/")).suffix.lower()
+        if suffix not in SUFFIXES:
+            shown = shortened(name.replace("\0", "?"))
+            raise InputError(f"{shown!r}: expected a picture or a table, one of {', '.join(sorted(SUFFIXES))}")
+        is_table = suffix in TABLE_SUFFIXES
+        if self.files and (is_table or self.files[0][0].suffix in TABLE_SUFFIXES):
+            raise InputError("give pictures, or one table of texts, not both and not several tables")
+        return suffix
+
+    def add(self, name: str, content: bytes) -> None:
+        """Stores a file under a name of its own."""
+        suffix = self.check(name)
+        self.room()
+        path = self.folder / f"{len(self.files):06d}{suffix}"
+        write_atomic(path, content)
+        folder = PurePosixPath(name.replace("\\", "/")).parent.name
+        self.files.append((path, folder or None))
+        self.size += len(content)
+
+    @property
+    def table(self) -> bool:
+        """Whether it is a table of texts."""
+        return bool(self.files) and self.files[0][0].suffix in TABLE_SUFFIXES
+
+    def arrange(self, classes: Collection[str]) -> tuple[Path, bool]:
+        """Returns where the samples are, and whether they are in folders of their classes, all of which are known."""
+        if not self.files:
+            raise InputError("there are no samples yet: choose pictures or a table first")
+        if self.table:
+            return self.files[0][0], False
+        labels = [label for _, label in self.files]
+        if not all(label in classes and is_plain_name(label or "") for label in labels):
+            return self.folder, False
+        moved: list[tuple[Path, str | None]] = []
+        for path, label in self.files:
+            home = self.folder / str(label) / path.name
+            if path != home:
+                home.parent.mkdir(exist_ok=True)
+                path.rename(home)
+            moved.append((home, label))
+        self.files = moved
+        return self.folder, True
+
+
+class Uploads:
+    """The uploads of a session, in `folder`, which belongs to the studio."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._uploads: dict[str, Upload] = {}
+        self._count = 0
+
+    def begin(self) -> Upload:
+        """Begins a new upload in a folder that did not exist."""
+        if len(self._uploads) >= UPLOADS:
+            raise Refused(413, f"there are {UPLOADS} sets of samples already: remove one first")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                self._count += 1
+                name = f"u{self._count}"
+                try:
+                    (self.folder / name).mkdir()
+                    break
+                except FileExistsError:  # of an earlier session
+                    continue
+        except OSError as error:
+            raise StorageError(f"{self.folder}: cannot be made ({error.strerror or error})") from error
+        self._uploads[name] = Upload(name, self.folder / name)
+        return self._uploads[name]
+
+    def get(self, name: str) -> Upload:
+        """Returns an upload of this session."""
+        if name not in self._uploads:
+            raise Refused(404, f"there are no samples {shortened(name)!r}")
+        return self._uploads[name]
+
+    def remove(self, name: str) -> None:
+        """Removes an upload and its files."""
+        upload = self.get(name)
+        del self._uploads[name]
+        shutil.rmtree(upload.folder, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""Which task each sample of a site is like, which samples are like none, and how many more would settle the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tunable_magmax.preference.base_features import CONCENTRATION, expected_error, farthest
+from tunable_magmax.preference.estimate import WeightEstimate
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.uncertainty import expected_error as estimated_error
+from tunable_magmax.workflows.target import TargetSamples
+
+SETTLED = 0.05
+"""The expected half-L1 error at which more samples are hardly worth their trouble."""
+USUAL_OUTSIDE = 0.05
+MOST_NEEDED = 100_000
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A sample: the task that it is most like, how sure that is, and whether it is far from all of them.
+
+    `copy_of`: the position of an equal sample before it.
+    """
+
+    task: int
+    share: float
+    outside: bool
+    copy_of: int | None
+
+
+def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]:
+    """Returns what a probe on the base's embeddings says of each readable input, by its position.
+
+    Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
+    """
+    if not target.can_probe or target.embedded:
+        return {}
+    features, fitted = np.asarray(target.base_features), target.probe
+    weights = np.asarray(preference.weights)
+    shares = fitted.likelihoods(fitted.probe.posterior(features)) * weights
+    shares /= shares.sum(axis=1, keepdims=True)
+    far = fitted.probe.distances(features) > farthest(fitted, weights)
+    first: dict[int, int] = {}
+    assigned = {}
+    for position, row in sorted(target.rows.items()):
+        before = first.setdefault(row, position)
+        task = int(shares[row].argmax())
+        copied = None if before == position else before
+        assigned[position] = Assigned(task, float(shares[row, task]), bool(far[row]), copied)
+    return assigned
+
+
+def samples_needed(target: TargetSamples, preference: Preference, settled: float = SETTLED) -> int | None:
+    """Returns about how many samples would bring the expected error down to `settled`.
+
+    None if it is there already, or if more samples would not do it. The error is taken for a + b / sqrt(n), by its
+    value for the samples at hand and for four times as many.
+    """
+    samples = preference.provenance.get("samples")
+    if not isinstance(samples, int) or samples < 1 or preference.expected_error <= settled:
+        return None
+    if preference.method == "probe" and target.can_probe:
+        weights = np.asarray(preference.weights)
+        few, many = (expected_error(target.probe, weights, n, CONCENTRATION) for n in (samples, 4 * samples))
+    else:
+        few, many = (_with_samples(preference, n) for n in (samples, 4 * samples))
+    return needed_by(few, many, samples, settled)
+
+
+def needed_by(few: float, many: float, samples: int, settled: float) -> int | None:
+    """Returns the n at which a + b / sqrt(n) is `settled`, if it is `few` for `samples` and `many` for four times that.
+
+    >>> needed_by(0.2, 0.1, 100, 0.05), needed_by(0.2, 0.15, 100, 0.05)
+    (1600, None)
+    """
+    slope = 2 * (few - many)
+    rest = few - slope
+    if slope <= 0 or rest >= settled:
+        return None
+    needed = math.ceil(samples * (slope / (settled - rest)) ** 2 - 1e-9)
+    return needed if samples < needed <= MOST_NEEDED else None
+
+
+def _with_samples(preference: Preference, samples: int) -> float:
+    return estimated_error(WeightEstimate(preference.weights, preference.method, {"samples": samples}))

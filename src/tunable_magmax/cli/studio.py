@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.merge_options import Loose, Quiet, refuse_loose
+from tunable_magmax.cli.merge_options import Json, Loose, Quiet, refuse_loose
 from tunable_magmax.errors import InputError
 
 
@@ -28,6 +29,7 @@ def studio(
     seed: int = 0,
     device: str | None = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Find the right preference by hand and eye, on a page of this machine, and leave with a model.
 
@@ -79,9 +81,10 @@ def studio(
     options = StudioOptions(data, inputs, labels, pairs, preference, samples, seed, device)
 
     def tell(address: str) -> None:
-        sys.stdout.write(f"{address}\n")
+        record = {"address": address, "out": str(folder)}
+        sys.stdout.write(f"{json.dumps(record) if as_json else address}\n")
         sys.stdout.flush()
-        if not quiet:
+        if not (quiet or as_json):
             sys.stderr.write(f"models go to {folder}; Ctrl-C ends the studio\n")
 
     serve(Studio(run, folder, options), port, not no_browser, tell)

@@ -17,6 +17,7 @@ OPTIONS = {
     "--preference --method --scale --choose --check --estimator --temper --prior --seed --classifier "
     "--classifier-checkpoint --max-samples --split --text-column --label-column --device --memory --shard-size "
     "--threads --overwrite --fresh --digest-inputs --base-name --dry-run --quiet -q --json",
+    "init": "RUN_DIR --base --task --data --head --device --overwrite --dry-run --quiet -q --json",
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
     "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
     "--base-name --engine --workers --ray-address --dry-run --quiet -q --json",
@@ -29,7 +30,7 @@ OPTIONS = {
     "--bandwidth --temper --shrink --prior --choose-scale --trials --patience --search-scale --study --seed "
     "--classifier --classifier-checkpoint --max-samples --split --text-column --label-column --device",
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
-    "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device",
+    "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device --force",
     "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",
     "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --prior --split "
     "--text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task --weights "
@@ -109,7 +110,7 @@ def test_errors_are_json_where_json_is_asked_for(tmx, tmp_path, command):
     nowhere = {"UsageError": ["--bogus"]}
     if command != "demo":  # which takes nothing that could be missing
         nowhere["InputError"] = [tmp_path / "nowhere.json", "-o", tmp_path / "out"]
-        if command in ("inspect", "verify", "eval", "compare"):
+        if command in ("init", "inspect", "verify", "eval", "compare"):
             del nowhere["InputError"][1:]
     for kind, arguments in nowhere.items():
         plain, told = tmx(command, *arguments), tmx(command, *arguments, "--json")

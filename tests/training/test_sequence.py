@@ -23,6 +23,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.profile import Profile
@@ -30,7 +31,6 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker
 from tunable_magmax.workflows.evaluate import Reading, evaluate_run, measured_by_training
-from tunable_magmax.workflows.profile import make_profile
 
 
 class Stopped(Exception):

@@ -19,6 +19,7 @@ from tunable_magmax.version import __version__
 # Each is a function of the same name in a module of that name.
 COMMANDS = (
     "tailor",
+    "init",
     "merge",
     "plan",
     "sweep",

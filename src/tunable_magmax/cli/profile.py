@@ -48,13 +48,15 @@ def profile(
     as_json
         Print what was made as JSON on stdout.
     """
+    notes: list[str] = []
     with progress_bars(quiet or as_json) as progress, plain_warnings():
-        made = profile_tasks(source, data, making, out=out, progress=progress)
+        made = profile_tasks(source, data, making, out=out, progress=progress, notify=notes.append)
     if as_json:
         records = [_record(path, profile) for path, profile in made]
         sys.stdout.write(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         sys.stdout.write("".join(f"{_line(path, profile)}\n" for path, profile in made))
+        sys.stdout.write("".join(f"{text}\n" for text in notes))
 
 
 def _record(path: Path, profile: Profile) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def open_samples(
     raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
 
 
+def files_named(folder: Path, name: str) -> list[Path]:
+    """Returns the data of a name in a folder: a folder of that name, or a file that `open_samples` reads."""
+    places = [folder / name, *(folder / f"{name}{suffix}" for suffix in (*sorted(TABLE_SUFFIXES), ".parquet", ".json"))]
+    return [place for place in places if place.exists()]
+
+
 def open_labels(path: str | Path, split: str | None = None, label_column: str | None = None) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, an .npy vector, or a labelled data set."""
     path = Path(path)

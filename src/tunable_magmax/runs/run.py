@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from tunable_magmax.config import LENIENT, check
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import locked, write_atomic, write_json
 from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.claim import claim, differences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,12 +28,9 @@ RUN_FILE = "run.json"
 RUN_VERSION = 1
 HEAD_FILE = "classifier-head.safetensors"
 BASE = "base"
-CONFIG_FILE = "config.yaml"
 SETUP = "training.json"
 METRICS = "metrics.json"
 PROFILES = "profiles"
-# What `write_atomic` calls a file until it is complete.
-UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[a-z0-9_]{8}")
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,9 @@ class Run:
         """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
         self.path, self._content = path, content
         self._record = check(RunRecord, content, str(path / RUN_FILE))
-        names = tuple(task.name for task in self._record.tasks if task.name is not None)
-        self.names: tuple[str, ...] | None = names if len(names) == len(self._record.tasks) else None
+        self.names = _names(self._record)
         """The names of the tasks, if all have one."""
-        if len(set(names)) < len(names):
+        if self.names is not None and len(set(self.names)) < len(self.names):
             raise InputError(f"{path / RUN_FILE}: two tasks have the same name; task names must differ")
 
     @classmethod
@@ -100,6 +98,13 @@ class Run:
         run = cls(path, content)
         if not run.tasks:
             raise InputError(f"{file}: the run has no tasks")
+        return run
+
+    @classmethod
+    def begin(cls, path: Path, base: Path) -> Run:
+        """Returns a run on a base, without tasks; run.json is written with the first."""
+        run = cls(path, {"version": RUN_VERSION, "base": str(base), "tasks": []})
+        run._content["base"] = run._relative(base)
         return run
 
     # -- what the run consists of ----------------------------------------------------------------------------------
@@ -183,6 +188,13 @@ class Run:
                 classes[label] = tuple(name for name, count in profile.label_table.items() if count)
         return classes if len(classes) == len(self.tasks) else {}
 
+    def own_classes(self, task: int) -> set[str] | None:
+        """Returns the class names of one task (from 0), from run.json or its profile; None if they are not known."""
+        entry, profile = self._record.tasks[task], self.profiles[task]
+        if entry.classes is not None:
+            return set(entry.classes)
+        return None if profile is None else {name for name, count in profile.label_table.items() if count}
+
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def profile_path(self, task: str) -> Path:
@@ -202,18 +214,41 @@ class Run:
                 write_atomic(own, head.read_bytes())
                 head = own
             self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
-        self._write()
+        self.save()
+
+    def add_task(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None) -> None:
+        """Enters a finished task, whose profile was written before; a task of the same name is replaced."""
+        self.enter(name, checkpoint, classes, profiled=True)
+        self.save()
+
+    def enter(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None, profiled: bool = False) -> None:
+        """Enters a task, or replaces the one of its name; `save` writes it."""
+        entry: dict[str, Any] = {"name": name, "checkpoint": self._relative(checkpoint)}
+        if profiled:
+            entry["profile"] = self._relative(self.profile_path(name))
+        if classes is not None:
+            entry["classes"] = list(classes)
+        tasks = self._content["tasks"]
+        place = next((t for t, task in enumerate(tasks) if task.get("name") == name), len(tasks))
+        tasks[place:] = [entry, *tasks[place + 1 :]]
 
     def _relative(self, path: Path) -> str:
-        """A path inside the run directory stays right when the directory is moved."""
+        """A path inside the run directory or beside it stays right when both are moved."""
         absolute, root = path.absolute(), self.path.absolute()
-        return absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else str(absolute)
+        if absolute.is_relative_to(root):
+            return absolute.relative_to(root).as_posix()
+        # What lies beside it is named from where links lead, because .. goes up from there.
+        there, home = absolute.resolve(), root.resolve()
+        near = there.is_relative_to(home.parent) and home.parent != Path(home.anchor)
+        return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
 
-    def _write(self) -> None:
+    def save(self) -> None:
+        """Writes run.json."""
         write_json(self.path / RUN_FILE, self._content)
         self.__dict__.pop("profiles", None)
         self.__dict__.pop("classes", None)
         self._record = check(RunRecord, self._content, str(self.path / RUN_FILE))
+        self.names = _names(self._record)
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -222,7 +257,7 @@ class Run:
     def training(cls, path: str | Path, config: Mapping[str, Any], planned_tasks: int) -> Iterator[Run]:
         """Opens a directory to train in, new or made with the same configuration, and keeps other processes out."""
         path = Path(path)
-        _claim(path, config)
+        claim(path, config, BASE)
         refusal = f"another process trains in {path}: wait until it is done, or choose another directory with -o"
         with locked(path / "training.lock", refusal):
             yield cls._continued(path) if is_run(path) else cls(path, _new_record(config, planned_tasks))
@@ -242,18 +277,6 @@ class Run:
     def has_begun(path: Path) -> bool:
         """Says whether training has already put the base and the head into a directory."""
         return (path / BASE).exists() and (path / HEAD_FILE).exists()
-
-    def add_task(self, name: str, checkpoint: Path, classes: list[str]) -> None:
-        """Enters a finished task, whose profile was written before."""
-        entry = {
-            "name": name,
-            "checkpoint": self._relative(checkpoint),
-            "profile": self._relative(self.profile_path(name)),
-            "classes": classes,
-        }
-        self._content["tasks"].append(entry)
-        self._write()
-        self.names = (*(self.names or ()), name)
 
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""
@@ -325,6 +348,11 @@ class Run:
         shutil.rmtree(self.path / name, ignore_errors=True)
 
 
+def _names(record: RunRecord) -> tuple[str, ...] | None:
+    names = tuple(task.name for task in record.tasks if task.name is not None)
+    return names if len(names) == len(record.tasks) else None
+
+
 def is_run(path: Path) -> bool:
     """Says whether a directory has a run.json."""
     return (path / RUN_FILE).is_file()
@@ -346,53 +374,3 @@ def _new_record(config: Mapping[str, Any], planned_tasks: int) -> dict[str, Any]
         "classifier": {"head": HEAD_FILE, "checkpoint": BASE},
         "benchmark": config["benchmark"],
     }
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Lists what two records differ in, a line each.
-
-    >>> differences({"seed": 0, "train": {"lr": 1.0}}, {"seed": 0, "train": {"lr": 2.0}})
-    ['train.lr: 1.0 there, 2.0 now']
-    """
-    lines = []
-    for key in dict.fromkeys([*old, *new]):
-        one, other = old.get(key), new.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            lines += differences(one, other, f"{prefix}{key}.")
-        elif one != other:
-            lines.append(f"{prefix}{key}: {one} there, {other} now")
-    return lines
-
-
-def _claim(path: Path, config: Mapping[str, Any]) -> None:
-    """Writes config.yaml into a new directory, or checks that it is the same; removes files that a kill left."""
-    import yaml
-
-    file = path / CONFIG_FILE
-    content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode()
-    if not file.exists() and path.exists():
-        foreign = not path.is_dir() or any(UNFINISHED.fullmatch(item.name) is None for item in path.iterdir())
-        if foreign:
-            raise InputError(f"{path} exists and is no training run; choose another directory with -o")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be made ({error.strerror or error})") from error
-    for item in path.rglob(".*"):
-        if UNFINISHED.fullmatch(item.name) and item.is_file():
-            item.unlink(missing_ok=True)
-    if not file.exists():
-        write_atomic(file, content)
-        return
-    try:
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
-    changed = differences(before if isinstance(before, dict) else {}, config)
-    if changed and not (path / BASE).exists():
-        write_atomic(file, content)  # nothing was made yet: the first try failed, and the configuration was corrected
-    elif changed:
-        raise InputError(
-            f"{path} is a run of another configuration; choose another directory with -o, or undo this:\n"
-            + "\n".join(f"  - {line}" for line in changed)
-        )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
-    from tunable_magmax.data.samples import Samples
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
     from tunable_magmax.preference.profile import Profile
     from tunable_magmax.runs.run import Run
-
-EMBED_BATCH = 64
 
 
 # The docstrings of the fields are also the help of the command, which imports this module; so it imports little.
@@ -31,7 +28,7 @@ class ProfileData:
     data: Path | None = None
     """Class folders of images, a .csv or .jsonl of text and label, parquet, or CLINC150's .json."""
     data_root: Path | None = None
-    """For all tasks of a run: the data of task NAME is in this folder under NAME."""
+    """For all tasks of a run: the data of task NAME is in this folder as NAME/, NAME.csv, NAME.parquet, ..."""
     features: Path | None = None
     """Ready embeddings [n, width] instead of data: .npy or .safetensors; with --labels."""
     labels: Path | None = None
@@ -56,7 +53,14 @@ class ProfileData:
 
     def of_task(self, name: str) -> Path | None:
         """Returns where the data of a task is; None with ready features."""
-        return self.data if self.data_root is None else self.data_root / name
+        if self.data_root is None:
+            return self.data
+        from tunable_magmax.data.source import files_named
+
+        places = files_named(self.data_root, name)
+        if len(places) > 1:
+            raise InputError(f"{' and '.join(map(str, places))}: which is the data of {name}? Give it with --data")
+        return places[0] if places else self.data_root / name
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class ProfileOptions:
     """Seed of the draw of these embeddings."""
     device: str | None = None
     """Default: the GPU if there is one."""
+    force: bool = False
+    """Keep a profile whose classes are another task's."""
 
 
 def profile_tasks(
@@ -82,10 +88,12 @@ def profile_tasks(
     *,
     out: Path | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> list[tuple[Path, Profile]]:
     """Makes the profiles of some tasks of a run and enters them into it, or the profile of a single checkpoint.
 
-    `out` is the file of a single profile; in a run it may be left out. Returns each profile with its file.
+    `out` is the file of a single profile; in a run it may be left out. Returns each profile with its file. `notify` is
+    called with a note for each profile that was replaced.
 
     >>> profile_tasks(Path("run"), ProfileData(task="birds", data=Path("birds")))  # doctest: +SKIP
     """
@@ -95,18 +103,31 @@ def profile_tasks(
     data.check()
     refuse_run_file(source)
     if is_run(source):
-        return _in_run(Run.open(source), data, options, out, progress)
+        return _in_run(Run.open(source), data, options, out, progress, notify)
     if data.task is None or out is None or data.data_root is not None:
         raise InputError(f"{source} is no run directory: give --task NAME, --data DATA and -o FILE for one profile")
     _refuse_foreign(out)
     classifier = _classifier(options.classifier, options.classifier_checkpoint, source, options.device)
     profile = _Profiler(data, options, classifier, progress=progress).make(data.task, source)
-    profile.save(out)
+    _keep(profile, out, notify)
     return [(out, profile)]
 
 
+def _keep(profile: Profile, path: Path, notify: Callable[[str], None] | None) -> None:
+    """Writes a profile, and says so if it replaces one."""
+    replaces = path.exists()
+    profile.save(path)
+    if replaces and notify is not None:
+        notify(f"replaced the profile that was in {path}")
+
+
 def _in_run(
-    run: Run, data: ProfileData, options: ProfileOptions, out: Path | None, progress: Progress | None
+    run: Run,
+    data: ProfileData,
+    options: ProfileOptions,
+    out: Path | None,
+    progress: Progress | None,
+    notify: Callable[[str], None] | None,
 ) -> list[tuple[Path, Profile]]:
     tasks = _chosen_tasks(run, data)
     if out is not None and len(tasks) > 1:
@@ -114,7 +135,7 @@ def _in_run(
     paths = {t: out or run.profile_path(run.labels[t]) for t in tasks}
     missing = [path for t in tasks if (path := data.of_task(run.labels[t])) is not None and not path.exists()]
     if missing:
-        raise InputError(f"{some_of(missing)}: no such data; name each task's data after the task")
+        raise InputError(f"{some_of(missing)}: no such data; name each task's after the task, as NAME/ or NAME.csv")
     for path in paths.values():
         _refuse_foreign(path)
     head = options.classifier or (None if data.features is not None else run.head)
@@ -125,11 +146,36 @@ def _in_run(
     made = []
     for t, path in paths.items():
         profile = profiler.make(run.labels[t], run.tasks[t])
-        profile.save(path)
+        if not options.force:
+            _refuse_other_task(run, t, profile)
+        _keep(profile, path, notify)
         made.append((path, profile))
         # After each, so that what was made is kept if a later one fails.
         run.register_profiles({t: path}, head, checkpoint)
     return made
+
+
+def _refuse_other_task(run: Run, task: int, profile: Profile) -> None:
+    """Refuses a profile that is probably of another task's data.
+
+    That is so if its classes are another task's and not its own, or if its samples are another task's.
+    """
+    import numpy as np
+
+    table = {name: count for name, count in profile.label_table.items() if count}
+    own = run.own_classes(task)
+    for t, label in enumerate(run.labels):
+        other, theirs = run.profiles[t], run.own_classes(t)
+        if t == task or theirs is None:
+            continue
+        elsewhere = own is not None and own.isdisjoint(table) and theirs >= table.keys()
+        rows = None if other is None else other.base_features
+        same = rows is not None and profile.base_features is not None and np.array_equal(rows, profile.base_features)
+        if elsewhere or same:
+            raise InputError(
+                f"the data given for {run.labels[task]} looks like that of {label}: its classes are "
+                f"{some_of(table)}; give the data of {run.labels[task]}, or --force if this is meant"
+            )
 
 
 @dataclass(frozen=True)
@@ -146,6 +192,7 @@ class _Profiler:
     def make(self, task: str, checkpoint: Path) -> Profile:
         from tunable_magmax.data.source import open_samples
         from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.profiling import make_profile
 
         data, where = self.data, self.data.of_task(task)
         if where is None:
@@ -172,6 +219,7 @@ class _Profiler:
         from tunable_magmax.data.features import read_features
         from tunable_magmax.data.source import open_labels
         from tunable_magmax.data.tables import indexed
+        from tunable_magmax.models.profiling import class_counts
         from tunable_magmax.models.state import checkpoint_digest
         from tunable_magmax.preference.arrays import choose_rows
         from tunable_magmax.preference.profile import Profile
@@ -194,67 +242,7 @@ class _Profiler:
         classes, indices = indexed(labels)
         chosen = choose_rows(len(labels), self.options.rows, self.options.seed)
         rows = np.asarray(features.values[chosen], dtype=np.float32)
-        return Profile(task, classes, _counts(indices, len(classes)), len(labels), rows, digest)
-
-
-def make_profile(
-    task: str,
-    samples: Samples,
-    encoder: Encoder,
-    *,
-    classifier: Classifier | None = None,
-    base: Encoder | None = None,
-    rows: int = 500,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Profile:
-    """Makes the profile of a task from its data; `rows` seeded samples are embedded.
-
-    The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
-    cannot be read are left out.
-    """
-    import numpy as np
-
-    from tunable_magmax.data.samples import Unreadable, warn_unreadable
-    from tunable_magmax.preference.arrays import choose_rows
-    from tunable_magmax.preference.profile import Profile
-
-    if samples.labels is None:
-        raise InputError(
-            f"{samples.origin} holds no labels, which a profile counts; put images into class folders, or add a column "
-            "'label'"
-        )
-    chosen = choose_rows(len(samples), rows, seed)
-    failed: dict[int, Unreadable] = {}
-    embedded: list[Any] = []
-    by_base: list[Any] = []
-    shares: list[Any] = []
-    row_labels: list[int] = []
-    for where, inputs in samples.batches(chosen, EMBED_BATCH, failed):
-        embedded.append(encoder.embed(inputs, EMBED_BATCH))
-        row_labels += [samples.labels[position] for position in where]
-        if base is not None:
-            by_base.append(base.embed(inputs, EMBED_BATCH))
-        if classifier is not None:
-            shared = base is classifier.encoder
-            shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
-        if progress is not None:
-            progress("embedding", len(row_labels), len(chosen))
-    warn_unreadable(samples.origin, failed, len(chosen))
-    left = [label for position, label in enumerate(samples.labels) if position not in failed]
-    counts = _counts(left, len(samples.classes))
-    profile = Profile(task, samples.classes, counts, len(left), np.concatenate(embedded), encoder.digest)
-    if base is not None:
-        profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
-    if classifier is None:
-        return profile
-    return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))
-
-
-def _counts(labels: Sequence[int], classes: int) -> tuple[int, ...]:
-    import numpy as np
-
-    return tuple(np.bincount(labels, minlength=classes).tolist())
+        return Profile(task, classes, class_counts(indices, len(classes)), len(labels), rows, digest)
 
 
 def _classifier(head: Path | None, checkpoint: Path | None, assets: Path, device: str | None) -> Classifier | None:

@@ -1,0 +1,100 @@
+"""`tmx init`: a run directory of checkpoints that were trained elsewhere; and profiles by files named after tasks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+
+from models import tiny
+
+from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.run import Run
+
+WORDS = {"travel": ["hello good", "bye"], "bank": ["pay my bill", "card"]}
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A base, and two folders as Trainer leaves them: one with checkpoints alone, one with the last model as well."""
+    monkeypatch.chdir(tmp_path)
+    model = tiny.build("bert")
+    tiny.save(model, tmp_path / "base")
+    for seed, name in enumerate(WORDS, 1):
+        for step in (5, 10):
+            tiny.changed(model, 0.01 * step, seed).save_pretrained(tmp_path / "out" / name / f"checkpoint-{step}")
+        (tmp_path / "out" / name / "checkpoint-100").mkdir()  # killed while it was saved
+        with open(tmp_path / f"{name}.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "label"])
+            rows.writerows([text, f"{name}-{k}"] for k, text in enumerate(WORDS[name]) for _ in range(4))
+    tiny.changed(model, 0.2, 3).save_pretrained(tmp_path / "out" / "bank")
+    return tmp_path
+
+
+def test_a_run_of_what_trainer_left(tmx, trained):
+    words = ["--base", "base", "--task", "out/travel", "--task", "money=out/bank", "--data", "travel=travel.csv"]
+    planned = tmx("init", "run", *words, "--dry-run")
+    assert planned.code == 0, planned.err
+    assert not (trained / "run").exists()
+    made = tmx("init", "run", *words)
+    assert made.code == 0, made.err
+    lines = made.out.splitlines()
+    assert lines[1].strip() == "travel  checkpoint-10 of out/travel; 8 samples of 2 classes"
+    assert lines[2].strip() == "money   out/bank"
+    shutil.move(trained, trained.with_name("moved"))
+    run = Run.open(trained.with_name("moved") / "run")
+    assert run.names == ("travel", "money")
+    assert all(path.is_dir() for path in (run.base, *run.tasks))
+    assert run.profiles[0].base is not None
+    trained.mkdir()
+
+
+def test_what_comes_next_can_be_typed(tmx, trained):
+    words = ["--base", "base", "--task", "out/travel", "--task", "out/bank"]
+    made = tmx("init", "run", *words, "--data", "travel=travel.csv", "--data", "bank=bank.csv")
+    assert made.out.splitlines()[-1].strip().startswith("tmx tailor run --inputs SITE -o site-model")
+    (trained / "labels.txt").write_text("bank\n" * 3 + "travel\n")
+    assert tmx("prefer", "run", "--labels", "labels.txt").code == 0
+    again = tmx("init", "run", *words)
+    assert (again.code, "--overwrite" in again.err) == (2, True)
+    record = json.loads(tmx("init", "run", *words, "--overwrite", "--json").out)
+    assert [task["name"] for task in record["tasks"]] == ["travel", "bank"]
+    assert Run.open("run").profiles == (None, None)
+
+
+def test_all_problems_come_at_once(tmx, trained):
+    tiny.save(tiny.build("vit"), trained / "vit")
+    shutil.rmtree(trained / "out/travel/checkpoint-5")
+    shutil.rmtree(trained / "out/travel/checkpoint-10")
+    words = ["--task", "vit", "--task", "nowhere", "--task", "out/travel", "--data", "vitt=travel.csv"]
+    result = tmx("init", "run", "--base", "base", *words)
+    assert result.code == 2
+    assert result.err.count("\n  - ") == 4
+    for words in (
+        "vit is another architecture than the base: vit, not bert",
+        "nowhere: nowhere does not exist",
+        "none of its 1 folders checkpoint-N holds a complete checkpoint",
+        "no task is called 'vitt' (did you mean 'vit'?)",
+    ):
+        assert words in result.err
+    assert not (trained / "run").exists()
+
+
+def test_profiles_of_files_named_after_tasks(tmx, trained):
+    tmx("init", "run", "--base", "base", "--task", "out/travel", "--task", "out/bank")
+    made = tmx("profile", "run", "--data-root", ".")
+    assert made.code == 0, made.err
+    assert "replaced" not in made.out
+    wrong = tmx("profile", "run", "--task", "bank", "--data", "travel.csv")
+    assert (wrong.code, "looks like that of travel" in wrong.err) == (2, True)
+    kept = Profile.load("run/profiles/bank.safetensors")
+    assert kept.classes == ("bank-0", "bank-1")
+    forced = tmx("profile", "run", "--task", "bank", "--data", "travel.csv", "--force")
+    assert "replaced the profile that was in run/profiles/bank.safetensors\n" in forced.out
+    (trained / "bank.jsonl").write_text('{"text": "card", "label": "a"}\n')
+    assert "which is the data of bank?" in tmx("profile", "run", "--data-root", ".").err

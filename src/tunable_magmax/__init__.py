@@ -1,4 +1,14 @@
-"""Merge the checkpoints of a continually trained model into the one model that a given deployment needs."""
+"""Merge the checkpoints of a continually trained model into the one model that a given deployment needs.
+
+    import tunable_magmax as tmx
+
+    run = tmx.open_run("run")                          # as tmx train leaves it
+    site = run.prefer(inputs=images)                   # how much each task matters there
+    model = run.tailor("site-model", preference=site)  # the model that the site needs
+    tmx.load_classifier(model).predict(images[0])
+
+docs/python.md shows all of it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +25,14 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import MergeSession as MergeSession
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
+    from tunable_magmax.preference.profile import Profile as Profile
     from tunable_magmax.training.config import TrainConfig as TrainConfig
     from tunable_magmax.training.sequence import train_sequence as train_sequence
     from tunable_magmax.workflows.classifier import load_classifier as load_classifier
     from tunable_magmax.workflows.convert import convert_checkpoint as convert_checkpoint
     from tunable_magmax.workflows.evaluate import evaluate as evaluate
+    from tunable_magmax.workflows.open_run import Run as Run
+    from tunable_magmax.workflows.open_run import open_run as open_run
     from tunable_magmax.workflows.plan import plan_merge as plan_merge
     from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
@@ -29,30 +42,61 @@ from tunable_magmax.version import __version__
 
 # Loaded on first use: importing torch takes a second, and `tmx --help` should not.
 _HOMES = {
-    "convert_checkpoint": "tunable_magmax.workflows.convert",
-    "sweep_checkpoints": "tunable_magmax.workflows.sweep",
-    "plan_merge": "tunable_magmax.workflows.plan",
-    "verify_checkpoint": "tunable_magmax.workflows.verify",
-    "budget": "tunable_magmax.merging.budget",
-    "merge_checkpoints": "tunable_magmax.engines.local",
-    "merge_state_dicts": "tunable_magmax.merging.state_dicts",
-    "Merged": "tunable_magmax.merging.state_dicts",
-    "MergeSession": "tunable_magmax.merging.state_dicts",
-    "MergeReport": "tunable_magmax.merging.report",
-    "METHODS": "tunable_magmax.merging.methods",
-    "RunningMagmax": "tunable_magmax.merging.running",
-    "Preference": "tunable_magmax.preference.preference",
-    "evaluate": "tunable_magmax.workflows.evaluate",
-    "load_classifier": "tunable_magmax.workflows.classifier",
-    "TrainConfig": "tunable_magmax.training.config",
-    "train_sequence": "tunable_magmax.training.sequence",
+    "METHODS": "merging.methods",
+    "MergeReport": "merging.report",
+    "MergeSession": "merging.state_dicts",
+    "Merged": "merging.state_dicts",
+    "Preference": "preference.preference",
+    "Profile": "preference.profile",
+    "Run": "workflows.open_run",
+    "RunningMagmax": "merging.running",
+    "TrainConfig": "training.config",
+    "budget": "merging.budget",
+    "convert_checkpoint": "workflows.convert",
+    "evaluate": "workflows.evaluate",
+    "load_classifier": "workflows.classifier",
+    "merge_checkpoints": "engines.local",
+    "merge_state_dicts": "merging.state_dicts",
+    "open_run": "workflows.open_run",
+    "plan_merge": "workflows.plan",
+    "sweep_checkpoints": "workflows.sweep",
+    "train_sequence": "training.sequence",
+    "verify_checkpoint": "workflows.verify",
 }
-__all__ = ["ClusterError", "ExactnessError", "InputError", "StorageError", "TmxError", "__version__", *_HOMES]
+# Written out, because type checkers read it.
+__all__ = [
+    "METHODS",
+    "ClusterError",
+    "ExactnessError",
+    "InputError",
+    "MergeReport",
+    "MergeSession",
+    "Merged",
+    "Preference",
+    "Profile",
+    "Run",
+    "RunningMagmax",
+    "StorageError",
+    "TmxError",
+    "TrainConfig",
+    "__version__",
+    "budget",
+    "convert_checkpoint",
+    "evaluate",
+    "load_classifier",
+    "merge_checkpoints",
+    "merge_state_dicts",
+    "open_run",
+    "plan_merge",
+    "sweep_checkpoints",
+    "train_sequence",
+    "verify_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -209,7 +209,10 @@ def test_what_is_written():
             r"--text holds texts, but .*model classifies images",
         ),
         (lambda _, new: predict(new / "none", [new]), r"none does not exist: give the directory of a model"),
-        (lambda model, _: load_classifier(model, "cpu").predict([3]), r"input 1 is a int, expected a PIL image or the"),
+        (
+            lambda model, _: load_classifier(model, "cpu").predict([3]),
+            r"input 1 is a int, expected a PIL image, an array",
+        ),
         (
             lambda model, _: load_classifier(model, "cpu").predict(5),
             r"the input is of type int, expected a PIL",

@@ -60,17 +60,7 @@ def profile(
 
 
 def _record(path: Path, profile: Profile) -> dict[str, Any]:
-    return {
-        "out": str(path),
-        "task": profile.task,
-        "samples": profile.samples,
-        "rows": len(profile.features),
-        "width": profile.width,
-        "label_counts": {name: count for name, count in profile.label_table.items() if count},
-        "encoder": profile.encoder,
-        "classifier": profile.classifier,
-        "base": profile.base,
-    }
+    return {"out": str(path), **profile.to_dict()}
 
 
 def _line(path: Path, profile: Profile) -> str:

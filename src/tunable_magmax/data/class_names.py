@@ -62,7 +62,7 @@ def _pairs(lines: list[str]) -> dict[str, str] | None:
 
 
 def by_name(
-    labels: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: Path
+    labels: Sequence[str], lists: Sequence[tuple[str, ...]], fallback: Sequence[tuple[str, ...]], origin: object
 ) -> list[Any]:
     """Returns labels as class names: as they are, unless none is a name and all are numbers, which are indices then.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tunable_magmax.data.given import GivenSamples
 from tunable_magmax.data.images import open_domain_folders, open_image_folder
 from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
@@ -14,7 +15,7 @@ from tunable_magmax.errors import InputError, closest
 
 
 def open_samples(
-    path: str | Path,
+    path: str | Path | GivenSamples,
     split: str | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
@@ -30,6 +31,8 @@ def open_samples(
     >>> samples.kind, samples.classes, samples.labels, list(samples.load([1]))
     ('text', ('greeting', 'parting'), (0, 1), ['bye'])
     """
+    if isinstance(path, GivenSamples):
+        return path
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
@@ -56,12 +59,14 @@ def files_named(folder: Path, name: str) -> list[Path]:
     return [place for place in places if place.exists()]
 
 
-def open_labels(path: str | Path, split: str | None = None, label_column: str | None = None) -> list[str]:
+def open_labels(
+    path: str | Path | GivenSamples, split: str | None = None, label_column: str | None = None
+) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, an .npy vector, or a labelled data set."""
-    path = Path(path)
-    if path.suffix.lower() in TABLE_SUFFIXES:
+    path = path if isinstance(path, GivenSamples) else Path(path)
+    if isinstance(path, Path) and path.suffix.lower() in TABLE_SUFFIXES:
         return read_labels(path, label_column)
-    if path.suffix.lower() == ".npy":
+    if isinstance(path, Path) and path.suffix.lower() == ".npy":
         return _vector(path)
     samples = open_samples(path, split, None, label_column)
     if samples.labels is None:

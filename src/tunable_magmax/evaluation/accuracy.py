@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import data_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 LEVEL = 0.95
 ACCURACY_VERSION = 1
@@ -51,8 +55,18 @@ class Share:
         high = 1.0 if self.right == n else min(1.0, centre + half)
         return low, high
 
+    def words(self, level: float = LEVEL) -> str:
+        """Returns the share, its interval and the number of samples.
 
-@dataclass(frozen=True, slots=True)
+        >>> Share(3, 4).words()
+        '75.0% of 4 samples right, 30.1 to 95.4%'
+        """
+        low, high = self.interval(level)
+        count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
+        return f"{self.value:.1%} of {count} right, {100 * low:.1f} to {100 * high:.1f}%"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Accuracy:
     """Counts of right predictions. `task_classes` are indices; `tasks` may be empty where they are not known.
 
@@ -76,6 +90,10 @@ class Accuracy:
     confusion: tuple[tuple[int, ...], ...] | None = None
     """[T, T]: samples of a task (row) that were taken for classes of a task (column)."""
     level: float = LEVEL
+
+    def __repr__(self) -> str:
+        tasks = f"; {len(self.tasks)} tasks" if self.tasks else ""
+        return f"Accuracy({self.overall.words(self.level)}; {len(self.classes)} classes{tasks})"
 
     # -- readings --------------------------------------------------------------------------------------------------
 
@@ -189,6 +207,18 @@ class Accuracy:
             "confusion": None if self.confusion is None else [list(row) for row in self.confusion],
             "classes": [{"name": name, **self._record(share)} for name, share in self.by_class.items()],
         }
+
+    def to_frame(self, by: Literal["task", "class"] = "task") -> pandas.DataFrame:
+        """Returns accuracy and interval over all samples and by task, or by class, as a pandas frame."""
+        shares = {"all": self.overall} | self.by_task if by == "task" else self.by_class
+        ends = [share.interval(self.level) for share in shares.values()]
+        columns: dict[str, Sequence[float]] = {
+            "accuracy": [share.value for share in shares.values()],
+            "low": [low for low, _ in ends],
+            "high": [high for _, high in ends],
+            "samples": [share.samples for share in shares.values()],
+        }
+        return data_frame(columns, list(shares), by)
 
     def _record(self, share: Share, prefix: str = "") -> dict[str, Any]:
         return {

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import data_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 MATRIX_VERSION = 1
 METRIC_DEFINITIONS = {
@@ -36,7 +40,7 @@ class Metric:
         return self.name.replace("_", " ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AccuracyMatrix:
     """The matrix R [T, T] in `rows`, NaN where unknown; `base` is the row of the base, before any task.
 
@@ -63,6 +67,19 @@ class AccuracyMatrix:
             raise InputError("accuracies must be shares from 0 to 1, NaN where unknown")
         if self.samples is not None and len(self.samples) != count:
             raise InputError(f"{len(self.samples)} numbers of samples for {count} tasks")
+
+    def __repr__(self) -> str:
+        values = {metric.title: metric.value for metric in self.metrics()}
+        known = ", ".join(f"{title} {value:.1%}" for title, value in values.items() if value is not None)
+        return f"AccuracyMatrix({len(self.tasks)} tasks{f'; {known}' if known else ''})"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns R as a pandas frame: a row for the base, if it was measured, and one after each task."""
+        rows = {"base": self.base} if self.base is not None else {}
+        rows |= {f"after {task}": row for task, row in zip(self.tasks, self.rows, strict=True)}
+        return data_frame(
+            {task: [row[j] for row in rows.values()] for j, task in enumerate(self.tasks)}, [*rows], "model"
+        )
 
     @classmethod
     def of(

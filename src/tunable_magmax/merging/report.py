@@ -7,13 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, one_line
 from tunable_magmax.merging.options import Options
+from tunable_magmax.showing import data_frame, shown_shares
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class TensorReport:
     counts: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MergeReport:
     """What a merge did. `counts` and `budget` are per task in training order; None where the method has none.
 
@@ -129,6 +133,24 @@ class MergeReport:
     """What the tasks are that are no checkpoints but adapters, by role: "task 1"."""
     heads: Mapping[str, Any] | None = None
     """What became of heads that base and tasks do not share; None if there are none."""
+
+    def __repr__(self) -> str:
+        what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
+        if self.counts is None or not self.elements:
+            return f"MergeReport({what}; {self.tasks} task{'' if self.tasks == 1 else 's'})"
+        return f"MergeReport({what}; {shown_shares(self.columns, [count / self.elements for count in self.counts])})"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns a row for each task: its budget, what it gave, and its share, where known; as a pandas frame."""
+        columns: dict[str, Sequence[float]] = {} if self.budget is None else {"budget": self.budget}
+        if self.counts is not None:
+            columns |= {"count": self.counts, "share": [count / max(1, self.elements) for count in self.counts]}
+        return data_frame(columns, self.columns, "task")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON: what tmx-report.json holds."""
+        content: dict[str, Any] = json.loads(self.to_json())
+        return content
 
     def labels(self) -> list[str]:
         """Returns what to call the tasks, "task 1" or "task 1: birds", in training order."""

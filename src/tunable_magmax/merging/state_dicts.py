@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import Module
 
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
@@ -27,12 +28,56 @@ Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]
 """In training order; a dict has names, too."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Merged:
-    """A merged state dict and the report of how it was made."""
+    """A merged state dict and the report of how it was made; `to_model` makes a model of it.
+
+    >>> import torch
+    >>> base, task = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    >>> merged = merge_state_dicts(base, [task], scale=1)
+    >>> merged
+    Merged(2 tensors; tunable_magmax, 3 elements of 2 tensors, scale 1; task 1 100%)
+    >>> torch.allclose(merged.to_model().weight, task.weight)
+    True
+    """
 
     state_dict: dict[str, Tensor]
     report: MergeReport
+    base: Module | None = field(default=None, compare=False)
+    """The base, if it was given as a module."""
+
+    def __repr__(self) -> str:
+        about = repr(self.report).removeprefix("MergeReport(")
+        return f"Merged({len(self.state_dict):,} tensor{'' if len(self.state_dict) == 1 else 's'}; {about}"
+
+    def to_model(self, module: Module | None = None) -> Module:
+        """Returns a copy of `module`, by default of the base, with the merged values and their types.
+
+        Class, configuration, device and mode (training or evaluation) are those of the module, which stays as it is.
+        """
+        given = self.base if module is None else module
+        if given is None:
+            raise InputError(
+                "base and tasks were dicts of tensors, so there is no module to put the values into: give one, as "
+                "merged.to_model(module)"
+            )
+        names = given.state_dict().keys()
+        if names != self.state_dict.keys():
+            odd = sorted(names ^ self.state_dict.keys())
+            raise InputError(
+                f"{type(given).__name__} is another model than the one that was merged: {some_of(odd, show=repr)} "
+                f"{'is' if len(odd) == 1 else 'are'} in one of them only; give a module with the base's tensors"
+            )
+        model = copy.deepcopy(given)
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            # In place, so that tied parameters stay one.
+            if tensor.is_floating_point() and tensor.dtype != self.state_dict[name].dtype:
+                tensor.data = tensor.data.to(self.state_dict[name].dtype)
+        try:
+            model.load_state_dict(self.state_dict)
+        except RuntimeError as error:
+            raise InputError(f"{type(given).__name__} cannot hold the merged values: {error}") from None
+        return model
 
 
 def merge_state_dicts(
@@ -93,7 +138,11 @@ def merge_state_dicts(
         report = replace(merge.report(), names=names)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
-    return Merged(assemble(start, layout, values, options), report)
+    return Merged(assemble(start, layout, values, options), report, _module(base))
+
+
+def _module(source: StateDict | Module) -> Module | None:
+    return source if isinstance(source, Module) else None
 
 
 def _named(tasks: Tasks) -> tuple[list[StateDict | Module], tuple[str, ...] | None]:
@@ -230,6 +279,7 @@ class MergeSession:
     ) -> None:
         start, given, self._names = _tensors(base), *_named(tasks)
         ends = [_tensors(task) for task in given]
+        self._module = _module(base)
         self._base, self._tasks, self._threads = start, ends, threads
         self._patterns: dict[str, Any] = {"include": include, "exclude": exclude}
         options = read_options(len(ends), **self._patterns)
@@ -240,6 +290,10 @@ class MergeSession:
         self._marked: list[tuple[bool, ...]] = []
         with torch.no_grad():
             self._merge.survey()
+
+    def __repr__(self) -> str:
+        count = len(self._tasks)
+        return f"MergeSession({count} task{'' if count == 1 else 's'}, {self.elements:,} elements)"
 
     def __enter__(self) -> MergeSession:
         return self
@@ -269,7 +323,8 @@ class MergeSession:
         options = read_options(len(self._tasks), **self._patterns, **given)
         method = METHODS[options.method](options, len(self._tasks), reusable=True)
         if method.own_planes:
-            merged = merge_state_dicts(self._base, self._tasks, threads=self._threads, **self._patterns, **given)
+            base = self._base if self._module is None else self._module
+            merged = merge_state_dicts(base, self._tasks, threads=self._threads, **self._patterns, **given)
             return replace(merged, report=replace(merged.report, names=self._names))
         merge = self._merge_for(options, method)
         merge.restart(options, method, mark=self._needs_marks(method))
@@ -277,7 +332,7 @@ class MergeSession:
         values = merge.values()
         report = merge.report()
         report = replace(report, warnings=(*unused_options(options), *report.warnings), names=self._names)
-        return Merged(assemble(self._base, merge.layout, values, options), report)
+        return Merged(assemble(self._base, merge.layout, values, options), report, self._module)
 
     def _merge_for(self, options: Options, method: Method) -> Merge:
         """Returns the merge that a method is done by: matrices are merged whole by torch operations on any device."""

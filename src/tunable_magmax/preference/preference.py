@@ -23,8 +23,10 @@ from tunable_magmax.preference.estimate import (
     task_count,
 )
 from tunable_magmax.preference.prior import PriorSource, SitePrior, doubt, site_prior
+from tunable_magmax.showing import data_frame, html_table, shown_shares
 
 if TYPE_CHECKING:
+    import pandas
     from numpy.typing import ArrayLike
 
     from tunable_magmax.preference.features import FeatureMethod
@@ -65,7 +67,7 @@ class PreferenceFile:
     provenance: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preference(WeightEstimate):
     """How much each task matters to a target, and how that was found.
 
@@ -96,6 +98,47 @@ class Preference(WeightEstimate):
             raise InputError(f"a preference's scale must be a finite number above 0, not {self.scale!r}")
         if self.tempering is not None and not 0 <= self.tempering <= 1:
             raise InputError(f"a preference's tempering must lie between 0 and 1, not {self.tempering!r}")
+
+    # -- how it shows itself -----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        more = [] if self.scale is None else [f"scale {self.scale:g}"]
+        more += ["a site prior"] if self.prior is not None else []
+        shares = shown_shares(self._labels, self.weights)
+        return f"Preference({'; '.join([f'{self._source}: {shares}', *more])})"
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return self.tasks or tuple(f"task {t}" for t in range(1, len(self.weights) + 1))
+
+    @property
+    def _source(self) -> str:
+        samples = self.provenance.get("samples")
+        if not isinstance(samples, int):
+            return self.method
+        return f"{self.method}, {samples:,} sample{'' if samples == 1 else 's'}"
+
+    def _repr_html_(self) -> str:
+        """Returns the weights as a table for a notebook."""
+        ends = self.intervals or [None] * len(self.weights)
+        rows = [
+            [label, f"{weight:.4f}", *([] if pair is None else [f"{pair[0]:.3f} to {pair[1]:.3f}"])]
+            for label, weight, pair in zip(self._labels, self.weights, ends, strict=True)
+        ]
+        header = ["task", "weight", *([] if self.intervals is None else ["90% interval"])]
+        return html_table(header, rows, self._source)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns a row for each task with its weight, and its interval where known, as a pandas frame."""
+        columns: dict[str, Sequence[float]] = {"weight": self.weights}
+        if self.intervals is not None:
+            columns |= {name: [pair[k] for pair in self.intervals] for k, name in enumerate(("low", "high"))}
+        return data_frame(columns, self._labels, "task")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON: what the file holds."""
+        content: dict[str, Any] = json.loads(self.to_json())
+        return content
 
     # -- files -----------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class ProfileFile:
     base: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """One task's profile.
 
@@ -116,6 +116,26 @@ class Profile:
         labels.setflags(write=False)
         object.__setattr__(self, "base_features", embedded)
         object.__setattr__(self, "row_labels", labels)
+
+    def __repr__(self) -> str:
+        classes = sum(count > 0 for count in self.label_counts)
+        rows, parts = len(self.features), [f"{self.samples:,} samples of {classes} classes"]
+        parts += [f"{rows:,} embeddings of width {self.width}" + ("" if self.base is None else ", and by the base")]
+        parts += [] if self.classifier is None else [f"predictions over {len(self.classifier_classes)} classes"]
+        return f"Profile({self.task!r}: {'; '.join(parts)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what the profile says, less the embeddings, for JSON."""
+        return {
+            "task": self.task,
+            "samples": self.samples,
+            "rows": len(self.features),
+            "width": self.width,
+            "label_counts": {name: count for name, count in self.label_table.items() if count},
+            "encoder": self.encoder,
+            "classifier": self.classifier,
+            "base": self.base,
+        }
 
     # -- use -------------------------------------------------------------------------------------------------------
 

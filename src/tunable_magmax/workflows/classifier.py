@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.images import read_picture
+from tunable_magmax.data.given import WANTED, given_samples, is_one_input
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.evaluator import full_float32
@@ -69,8 +70,8 @@ def printable(text: str) -> str:
 class LoadedClassifier:
     """A model with its head, ready to use: `predict` gives labels with probabilities.
 
-    Inputs are PIL images or paths of image files for a model of images, and texts (or paths of text files, each one
-    text) for a model of texts. One input alone is taken as a list of one.
+    Inputs are PIL images, arrays [height, width, 3] of uint8 or paths of image files for a model of images, and texts
+    (or paths of text files, each one text) for a model of texts. One input alone is taken as a list of one.
 
     >>> model = load_classifier("site-model")  # doctest: +SKIP
     >>> model.predict(["photo.jpg"])  # doctest: +SKIP
@@ -79,6 +80,11 @@ class LoadedClassifier:
 
     def __init__(self, classifier: Classifier, head_file: Path) -> None:
         self._classifier, self.head_file = classifier, head_file
+
+    def __repr__(self) -> str:
+        prior = "with a site prior" if self.has_prior else "without a site prior"
+        classes = f"{len(self.classes)} classes of {self.kind}s: {some_of(self.classes, show=repr)}"
+        return f"LoadedClassifier({str(self._classifier.encoder.path)!r}: {classes}; {prior})"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -170,39 +176,16 @@ class LoadedClassifier:
 
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
-        alone = isinstance(inputs, str | Path) or hasattr(inputs, "convert")
+        alone = is_one_input(inputs)
         if not alone and not isinstance(inputs, Iterable):
             raise InputError(
-                f"the input is of type {type(inputs).__name__}, expected {self._wanted}, or a list of such"
+                f"the input is of type {type(inputs).__name__}, expected {WANTED[self.kind]}, or a list of such"
             )
-        items = [inputs] if alone else list(inputs)
-
-        def load(positions: Sequence[int]) -> Iterator[Any]:
-            return (self._read(items[position], position) for position in positions)
-
-        return Samples("the inputs", self.kind, len(items), load)
-
-    def _read(self, value: Any, position: int) -> Any:
-        if self.kind == "image":
-            if isinstance(value, str | Path):
-                return read_picture(Path(value), str(value))
-            fits = hasattr(value, "convert")
-        else:
-            if isinstance(value, Path):
-                return _read_text(value)
-            fits = isinstance(value, str)
-        if not fits:
-            raise InputError(f"input {position + 1} is a {type(value).__name__}, expected {self._wanted}")
-        return value
-
-    @property
-    def _wanted(self) -> str:
-        images = self.kind == "image"
-        return "a PIL image or the path of an image file" if images else "a text, or a Path whose file holds one text"
+        return replace(given_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
 
 
 def load_classifier(
-    path: str | Path,
+    path: str | os.PathLike[str],
     device: str | None = None,
     *,
     head: str | Path | None = None,
@@ -230,10 +213,3 @@ def load_classifier(
     head_file, owner = find_head(model, head, takes_run=False)
     encoder = load_encoder(model, device, assets=None if owner is None else owner.base)
     return LoadedClassifier(Classifier(encoder, open_head(head_file, prior)[0]), head_file)
-
-
-def _read_text(path: Path) -> str | Unreadable:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        return Unreadable(str(path), str(error))

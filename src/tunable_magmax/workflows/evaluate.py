@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +14,11 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.state_dicts import Merged
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
-from tunable_magmax.workflows.candidates import read_each
+from tunable_magmax.showing import data_frame, shown_shares
+from tunable_magmax.workflows.merge import merge_recipe_in_memory
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,
@@ -28,12 +31,12 @@ from tunable_magmax.workflows.scoring import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import pandas
 
     from tunable_magmax.merging.report import MergeReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The accuracy of a model on data with a head; for a merge also its report."""
 
@@ -44,6 +47,14 @@ class Evaluation:
     unreadable: int = 0
     merge: MergeReport | None = None
     prior: AppliedPrior | None = None
+
+    def __repr__(self) -> str:
+        prior = "" if self.prior is None else ", with a site prior"
+        return f"Evaluation({self.model} on {self.data}: {self.accuracy.overall.words(self.accuracy.level)}{prior})"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns accuracy and interval over all samples and by task, as a pandas frame."""
+        return self.accuracy.to_frame()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON; of the merge, what decided its numbers."""
@@ -56,7 +67,7 @@ class Evaluation:
         return record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunEvaluation:
     """The accuracies of some checkpoints of a run (`base` among them), and R if all tasks' were asked for."""
 
@@ -70,6 +81,18 @@ class RunEvaluation:
     known_matrix: AccuracyMatrix | None = None
     """With the task known."""
     prior: AppliedPrior | None = None
+
+    def __repr__(self) -> str:
+        shares = [accuracy.overall.value for accuracy in self.accuracies.values()]
+        return f"RunEvaluation({self.run} on {self.data}: {shown_shares(list(self.accuracies), shares)})"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns a row for each checkpoint, with its accuracy on all samples and on each task, as a pandas frame."""
+        rows = self.accuracies.values()
+        columns = {"all": [accuracy.overall.value for accuracy in rows]}
+        for task in next(iter(rows)).tasks:
+            columns[task] = [accuracy.by_task[task].value for accuracy in rows]
+        return data_frame(columns, list(self.accuracies), "checkpoint")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
@@ -86,7 +109,7 @@ class RunEvaluation:
 
 
 def evaluate(
-    model: str | Path | Recipe,
+    model: str | os.PathLike[str] | Recipe | Merged,
     data: Data = None,
     *,
     head: str | Path | None = None,
@@ -95,7 +118,7 @@ def evaluate(
     reading: Reading | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Measures the accuracy of a checkpoint, or of a `Recipe` that is merged in memory, on labelled data.
+    """Measures the accuracy of a checkpoint, of a merge in memory, or of a `Recipe` to merge there, on labelled data.
 
     Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes; its bias or a
     preference's `prior` is added. The head is
@@ -107,12 +130,22 @@ def evaluate(
     0.84
     """
     reading = reading or Reading()
-    subject = model if isinstance(model, Recipe) else Path(model)
-    head_file, owner = find_head(subject, head, None if run is None else Run.open(run))
+    given = None if run is None else Run.open(run)
+    merged: Merged | None = None
+    subject: Path | Recipe
+    if isinstance(model, Merged):
+        if given is None:
+            raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
+        merged, subject = model, given.base
+    else:
+        subject = model if isinstance(model, Recipe) else Path(model)
+    head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior, owner)
     evaluator, origin = open_evaluator(base, data, used, owner, reading, progress)
-    state, report = _merged(subject, progress) if isinstance(subject, Recipe) else (None, None)
+    if isinstance(subject, Recipe):
+        merged = merge_recipe_in_memory(subject, progress)
+    state, report = (None, None) if merged is None else (merged.state_dict, merged.report)
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
     return Evaluation(name, origin, str(head_file), accuracy, evaluator.unreadable, report, applied)
@@ -192,16 +225,6 @@ def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
-
-
-def _merged(recipe: Recipe, progress: Progress | None) -> tuple[dict[str, Tensor], MergeReport]:
-    """Merges a recipe in memory; returns the tensors and the report."""
-    from tunable_magmax.merging.state_dicts import merge_state_dicts
-    from tunable_magmax.models.state import read_tensors
-
-    states = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
-    merged = merge_state_dicts(states[0], states[1:], **recipe.options)
-    return merged.state_dict, replace(merged.report, names=recipe.names)
 
 
 def _named(name: str, run: Run) -> str:

@@ -12,7 +12,9 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
 if TYPE_CHECKING:
+    from tunable_magmax.files import Progress
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.preference.preference import Preference
 
 Notify = Callable[[str], None]
@@ -52,20 +54,31 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
     return MergeResult(report, tuple(notes), lacking)
 
 
+def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None) -> Merged:
+    """Merges as a recipe says, without writing anything; all checkpoints are in memory at a time."""
+    from tunable_magmax.merging.state_dicts import merge_state_dicts
+    from tunable_magmax.models.state import read_tensors
+    from tunable_magmax.workflows.candidates import read_each
+
+    base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
+    merged = merge_state_dicts(base, tasks, **recipe.options)
+    return replace(merged, report=replace(merged.report, names=recipe.names))
+
+
 def recipe_of(
     source: Path | None,
     base: Path | None,
     tasks: Sequence[str] | None,
-    preference: Path | None,
+    preference: Preference | Path | None,
     options: Mapping[str, Any],
     warn: Notify,
 ) -> Recipe:
     """Returns what to merge: `options` on top of a run directory or a YAML, or of the checkpoints named.
 
     An option that is None leaves what the source says. Each task is a path, or NAME=PATH. Weights and budget may be by
-    name. The weights of a preference file count as the option `weights`, and so does its scale, if it has one and no
-    other was asked for. A configuration that a merge saved names its models without saying where they are: they are
-    where the merge's log says, or where `base` and `tasks` say.
+    name. The weights of a preference, or of its file, count as the option `weights`, and so does its scale, if it has
+    one and no other was asked for. A configuration that a merge saved names its models without saying where they are:
+    they are where the merge's log says, or where `base` and `tasks` say.
     """
     recipe = _source_of(source, base, tasks)
     for name in ("weights", "budget"):
@@ -79,7 +92,8 @@ def recipe_of(
     chosen = read_preference(preference, recipe, warn)
     if chosen.scale is not None and options.get("scale") is None:
         options = {**options, "scale": chosen.scale}
-        warn(f"the scale is {chosen.scale:g}, which {preference} carries; --scale sets another one")
+        carrier = preference if isinstance(preference, Path) else "the preference"
+        warn(f"the scale is {chosen.scale:g}, which {carrier} carries; --scale sets another one")
     return recipe.with_options(**{**options, "weights": list(chosen.weights)})
 
 
@@ -133,12 +147,12 @@ def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) 
     return replace(recipe, base=inputs.base, tasks=inputs.tasks, base_name=base_name)
 
 
-def read_preference(file: Path, recipe: Recipe, warn: Notify) -> Preference:
-    """Reads a preference file, which must be about the recipe's tasks."""
+def read_preference(source: Preference | Path, recipe: Recipe, warn: Notify) -> Preference:
+    """Returns a preference, or that of a file, which must be about the recipe's tasks."""
     from tunable_magmax.preference.preference import Preference
 
-    preference = Preference.load(file)
-    require_tasks(preference, recipe.names, str(file))
+    preference = Preference.load(source) if isinstance(source, Path) else source
+    require_tasks(preference, recipe.names, str(source) if isinstance(source, Path) else "the preference")
     if recipe.names is None and preference.tasks is not None:
         by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
         order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)

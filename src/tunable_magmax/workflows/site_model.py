@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
@@ -148,19 +149,21 @@ def _cell(text: str) -> str:
 def fingerprint(run: Run, sources: TargetSources, reading: TargetReading, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
     known = sources.named()
-    files = {name: value for name, value in known.items() if isinstance(value, Path)}
+    files = {name: value for name, value in known.items() if isinstance(value, Path | GivenSamples)}
     classifier = [reading.classifier, reading.classifier_checkpoint, run.head, run.classifier_checkpoint]
     inputs = [run.path / "run.json", run.base, *run.tasks, *filter(None, classifier), *run.profile_files]
     return {
         "tailor": VERSION,
         "options": {key: str(value) for key, value in options.items()},
         "sources": {name: str(value) for name, value in known.items() if name not in files},
-        "samples": {name: _identity(path) for name, path in files.items()},
+        "samples": {name: _identity(value) for name, value in files.items()},
         "run": _digest([_identity(path) for path in inputs]),
     }
 
 
-def _identity(path: Path) -> str:
+def _identity(path: Source) -> str:
+    if isinstance(path, GivenSamples):
+        return path.digest()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     entries = []
     for file in files:

@@ -20,6 +20,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
+from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
@@ -68,11 +69,12 @@ FEW = 20
 AS_TRIED = "as it was tried"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tailored:
     """A tailored model. `record` is what tmx-tailor.json holds; `seconds` by phase are in no file.
 
-    `complete`: the model was there already, made from the same inputs with the same options.
+    `complete`: the model was there already, made from the same inputs with the same options. It stands for its
+    directory wherever a path is expected.
     """
 
     out: Path
@@ -84,6 +86,18 @@ class Tailored:
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     complete: bool = False
+
+    def __fspath__(self) -> str:
+        return str(self.out)
+
+    def __repr__(self) -> str:
+        merge, again = self.record["merge"], ", which was there already" if self.complete else ""
+        prior = "no site prior" if self.record["prior"] is None else "with a site prior"
+        told = f"; {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
+        return (
+            f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
+            f"  merged by {merge['method']}, scale {merge['scale']:g}, {prior}{told})"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
@@ -381,7 +395,7 @@ class _Work:
         choice, check = self.choice, self.agreement
         return {
             "version": VERSION,
-            "sources": {key: value.name if isinstance(value, Path) else value for key, value in named.items()},
+            "sources": {key: getattr(value, "name", value) for key, value in named.items()},
             "preference": {
                 "method": preference.method,
                 "samples": preference.provenance.get("samples"),

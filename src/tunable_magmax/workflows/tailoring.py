@@ -340,7 +340,7 @@ def _count_samples(target: TargetSamples) -> int | None:
     if sources.labels is not None:
         count = len(open_labels(sources.labels, reading.split, reading.label_column))
     for path in (sources.inputs, sources.pairs):
-        if path is not None and not holds_features(path):
+        if path is not None and not (isinstance(path, Path) and holds_features(path)):
             count = len(open_samples(path, reading.split, reading.text_column, reading.label_column))
     return count
 

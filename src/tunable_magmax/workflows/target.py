@@ -21,6 +21,7 @@ from tunable_magmax.data.features import (
     read_base_features,
     read_task_features,
 )
+from tunable_magmax.data.given import Source
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError, some_of
@@ -40,7 +41,7 @@ COPIES = 0.1
 
 @dataclass(frozen=True)
 class TargetSources:
-    """What is known of a target: files of samples, or an opinion. `weights`: one for each task, or by name.
+    """What is known of a target: samples, in files or in memory, or an opinion. `weights`: for each task, or by name.
 
     `strengths`: how much each source counts.
     """
@@ -48,10 +49,10 @@ class TargetSources:
     weights: Sequence[float] | Mapping[str, float] | None = None
     alpha: float | None = None
     equal: bool = False
-    labels: Path | None = None
-    inputs: Path | None = None
-    predictions: Path | None = None
-    pairs: Path | None = None
+    labels: Source | None = None
+    inputs: Source | None = None
+    predictions: Source | None = None
+    pairs: Source | None = None
     strengths: Sequence[float] | None = None
 
     def named(self) -> dict[str, Any]:
@@ -107,10 +108,10 @@ class TargetSamples:
     @property
     def can_compare(self) -> bool:
         """Whether the target's features under each task's encoder are available or can be made."""
-        inputs = self.sources.inputs
-        if inputs is None:
+        if self.sources.inputs is None:
             return False
-        return not self.embedded or holds_task_features(inputs, self.run.labels, self._encoders)
+        features = self._feature_file
+        return features is None or holds_task_features(features, self.run.labels, self._encoders)
 
     @property
     def can_probe(self) -> bool:
@@ -171,13 +172,12 @@ class TargetSamples:
     def features(self) -> list[Any]:
         """The target's features under each task's encoder."""
         profiles = self.run.require_profiles("comparing inputs")
-        assert self.sources.inputs is not None
-        if self.embedded:
-            tables = read_task_features(self.sources.inputs, self.run.labels, [p.encoder for p in profiles])
+        if (file := self._feature_file) is not None:
+            tables = read_task_features(file, self.run.labels, [p.encoder for p in profiles])
             for profile, table in zip(profiles, tables, strict=True):
                 profile.require(encoder=table.encoder)
                 _require_width(table, profile, profile.features, "that task's checkpoint")
-            self.facts["inputs"] = self.sources.inputs.name
+            self.facts["inputs"] = file.name
             return self._without_copies([table.values for table in tables])
         from tunable_magmax.models.encoder import load_encoder
 
@@ -223,7 +223,13 @@ class TargetSamples:
     @property
     def embedded(self) -> bool:
         """Whether the inputs are files of features already."""
-        return self.sources.inputs is not None and holds_features(self.sources.inputs)
+        return self._feature_file is not None
+
+    @property
+    def _feature_file(self) -> Path | None:
+        """The file or folder of features, if the inputs are one."""
+        inputs = self.sources.inputs
+        return inputs if isinstance(inputs, Path) and holds_features(inputs) else None
 
     @property
     def _encoders(self) -> list[str]:
@@ -231,8 +237,8 @@ class TargetSamples:
 
     @cached_property
     def _base_file(self) -> Features | None:
-        assert self.sources.inputs is not None
-        return read_base_features(self.sources.inputs, self.run.labels, self._encoders)
+        assert self._feature_file is not None
+        return read_base_features(self._feature_file, self.run.labels, self._encoders)
 
     @cached_property
     def _samples(self) -> tuple[Samples, list[int]]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
+from tunable_magmax.showing import data_frame, html_table
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.scoring import AppliedPrior
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     from numpy.typing import NDArray
 
 VERSION = 1
@@ -49,7 +51,7 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Models of a run on a site's samples, best first; `rows[k].pair` is None for the tailored model."""
 
@@ -69,6 +71,35 @@ class Comparison:
     """The directory of the tailored model, if one was given."""
     usual: str = "tunable_magmax"
     """The method that `tmx tailor` takes by default."""
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.by_model())} models of {self.run} on {self.data}:\n  {self.sentences()[0]})"
+
+    def _repr_html_(self) -> str:
+        """Returns the table for a notebook, best first; the tailored model has a star."""
+        rows = []
+        for row in self.rows:
+            low, high = row.share.interval(self.level)
+            star = " *" if row is self.tailored else ""
+            name = f"{row.candidate.title}{'' if self.prior is None or row.prior else ', no prior'}{star}"
+            rows.append([name, f"{row.share.value:.1%}", f"{low:.1%} to {high:.1%}", row.verdict or ""])
+        level = f"{100 * self.level:g}% interval"
+        return html_table(["model", "accuracy", level, "against *"], rows, " ".join(self.sentences()))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns a row for each model, with and without the site prior, best first, as a pandas frame."""
+        records = [row.to_dict(self.level) for row in self.rows]
+        columns: dict[str, list[Any]] = {
+            "prior": [row.prior for row in self.rows],
+            "accuracy": [record["accuracy"] for record in records],
+            "low": [record["interval"][0] for record in records],
+            "high": [record["interval"][1] for record in records],
+            "difference": [record["difference"] for record in records],
+            "p_value": [record["p_value"] for record in records],
+            "verdict": [record["verdict"] for record in records],
+            "tailored": [row.pair is None for row in self.rows],
+        }
+        return data_frame(columns, [record["model"] for record in records], "model")
 
     @cached_property
     def tailored(self) -> Row:

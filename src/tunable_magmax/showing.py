@@ -1,0 +1,48 @@
+"""How results show themselves in Python: short texts, tables for notebooks, and pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5) -> str:
+    """Returns the largest shares with their names, in the order given, and how many more there are.
+
+    >>> shown_shares(["birds", "cars", "planes"], [0.7, 0.05, 0.25], limit=2)
+    'birds 70%, planes 25% and 1 more'
+    """
+    largest = sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:limit]
+    more = f" and {len(shares) - limit:,} more" if len(shares) > limit else ""
+    return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:
+    """Returns a table for a notebook; the first column is text, the others are numbers.
+
+    >>> html_table(["task", "weight"], [["a < b", "0.5"]], "site").splitlines()[-2]
+    '<tr><td style="text-align: left">a &lt; b</td><td>0.5</td></tr>'
+    """
+
+    def row(cells: Sequence[object], tag: str) -> str:
+        first, *rest = (escape(str(cell)) for cell in cells)
+        left = f'<{tag} style="text-align: left">{first}</{tag}>'
+        return f"<tr>{left}{''.join(f'<{tag}>{cell}</{tag}>' for cell in rest)}</tr>"
+
+    lines = [row(header, "th"), *(row(cells, "td") for cells in rows)]
+    return "\n".join(["<table>", f"<caption>{escape(caption)}</caption>", *lines, "</table>"])
+
+
+def data_frame(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], name: str) -> pandas.DataFrame:
+    """Returns a pandas frame with a named index."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("to_frame needs pandas: pip install pandas; to_dict has the same values without it") from None
+    return pandas.DataFrame(dict(columns), index=pandas.Index(list(index), name=name))

@@ -1,0 +1,407 @@
+"""`open_run`: a run directory in Python, with a method for each command that takes one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from tunable_magmax.checkpoints.source import holds_adapter
+from tunable_magmax.config import divide
+from tunable_magmax.data.benchmark import Benchmark
+from tunable_magmax.data.given import Given, given_inputs, given_labels, given_pairs
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.files import Progress
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import Run as RunDirectory
+from tunable_magmax.workflows.compare import Rivals, compare
+from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
+from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
+from tunable_magmax.workflows.plan import MergePlan, plan_merge
+from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
+from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
+from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
+from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
+from tunable_magmax.workflows.tailor import Tailored, tailor
+from tunable_magmax.workflows.tailoring import Tailoring
+from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.verdicts import Comparison
+
+if TYPE_CHECKING:
+    from tunable_magmax.evaluation.metrics import AccuracyMatrix
+    from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.merging.state_dicts import Merged, MergeSession
+    from tunable_magmax.workflows.points import Point
+
+WRITING = (
+    "memory",
+    "shard_size",
+    "threads",
+    "fresh",
+    "digest_inputs",
+    "base_model",
+    "engine",
+    "workers",
+    "ray_address",
+)
+"""Settings of `merge_checkpoints` that say how a merge is made and written, not what it is."""
+Place: TypeAlias = str | os.PathLike[str]
+Chosen: TypeAlias = Preference | Place
+"""A preference, or its file."""
+Weights: TypeAlias = Sequence[float] | Mapping[str, float]
+"""A number for each task, in training order; or by name, 0 for tasks that are not named."""
+
+
+def open_run(path: Place) -> Run:
+    """Opens a run directory, as `tmx train`, `tmx demo` or a script left it, to do with it what the commands do.
+
+    >>> run = open_run("run")  # doctest: +SKIP
+    >>> site = run.prefer(inputs=["where is my card?", "what do I owe?"])  # doctest: +SKIP
+    >>> run.tailor("site-model", preference=site)  # doctest: +SKIP
+    """
+    return Run(path)
+
+
+class Run:
+    """A run directory: a base, the tasks in training order, and what is known of them.
+
+    Samples of a site are the path of a file or folder, as for the commands, or the samples themselves: a list of texts,
+    or of PIL images, arrays [height, width, 3] of uint8 or paths of image files; labels are class names or indices; and
+    pairs are tuples of an input and its label. What a user should be warned of comes as a Python warning.
+
+    >>> open_run("run")  # doctest: +SKIP
+    Run('run': 2 tasks: birds, cars; 20 classes; profiles; a head)
+    """
+
+    def __init__(self, path: Place) -> None:
+        self._run = RunDirectory.open(os.fspath(path))
+
+    def __repr__(self) -> str:
+        count, profiled = len(self.tasks), len(self.profiles)
+        parts = [f"{count} task{'' if count == 1 else 's'}: {some_of(self.names)}"]
+        parts += [f"{len({*chain(*self.classes.values())})} classes"] if self.classes else []
+        parts += ["profiles" if profiled == count else f"{profiled} of {count} profiles"]
+        return f"Run({str(self.path)!r}: {'; '.join([*parts, 'no head' if self.head is None else 'a head'])})"
+
+    # -- what it consists of ---------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._run.path
+
+    @property
+    def base(self) -> Path:
+        """The pre-trained checkpoint."""
+        return self._run.base
+
+    @property
+    def tasks(self) -> tuple[Path, ...]:
+        """The tasks' checkpoints, in training order."""
+        return self._run.tasks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the tasks are called; task 1, task 2, ... where the run does not say."""
+        return self._run.labels
+
+    @property
+    def checkpoints(self) -> dict[str, Path]:
+        """The checkpoints by name: base, and every task's."""
+        return {"base": self._run.base, **self._run.checkpoints}
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """The class names of each task; empty unless all are known."""
+        return self._run.classes
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The profiles by task, of those that have one."""
+        pairs = zip(self._run.labels, self._run.profiles, strict=True)
+        return {name: profile for name, profile in pairs if profile is not None}
+
+    @property
+    def head(self) -> Path | None:
+        """The file of the classifier head, if the run has one."""
+        return self._run.head
+
+    def accuracy_matrix(self) -> AccuracyMatrix:
+        """Returns the accuracy on every task after every task, as training measured it."""
+        return measured_by_training(self.path)
+
+    # -- preferences -----------------------------------------------------------------------------------------------
+
+    def prefer(
+        self,
+        *,
+        inputs: Given | None = None,
+        labels: Given | None = None,
+        pairs: Given | None = None,
+        predictions: Given | None = None,
+        weights: Weights | None = None,
+        alpha: float | None = None,
+        equal: bool = False,
+        strengths: Sequence[float] | None = None,
+        method: PreferenceMethod = "auto",
+        temper: float | Literal["auto"] | None = None,
+        prior: float | Literal["auto", "none"] = "auto",
+        seed: int = 0,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Preference:
+        """Finds how much each task matters to a site, as `tmx prefer` does.
+
+        `inputs`, `labels` and `predictions` of the site may be of different samples; `pairs` are inputs with their
+        labels. Without samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of
+        the command: max_samples, split, text_column, label_column, device, classifier, gamma, choose_scale, ...
+
+        >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
+        (0.6666666666666666, 0.3333333333333333)
+        """
+        options |= {"method": method, "temper": temper, "prior": prior, "seed": seed}
+        estimation, reading = divide("prefer", options, Estimation, TargetReading)
+        samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
+        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
+        found = prefer(self._run, sources, Estimation(**estimation), TargetReading(**reading), progress=progress)
+        for text in found.warnings:
+            warnings.warn(text, stacklevel=2)
+        return found.preference
+
+    def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> TargetSources:
+        readers = {"inputs": given_inputs, "labels": given_labels, "predictions": given_labels, "pairs": given_pairs}
+        read: dict[str, Any] = {name: readers[name](value) for name, value in samples.items() if value is not None}
+        return TargetSources(weights=weights, **opinion, **read)
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def merge(self, preference: Chosen | None = None, *, out: None = None, **options: Any) -> Merged: ...
+
+    @overload
+    def merge(self, preference: Chosen | None = None, *, out: Place, **options: Any) -> MergeReport: ...
+
+    def merge(
+        self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any
+    ) -> Merged | MergeReport:
+        """Merges the tasks as `tmx merge` does: into `out`, which gives the report; without `out` in memory.
+
+        `preference`: one of this run, or its file; without one, all tasks matter alike, or as `weights` say. The other
+        options are those of `merge_checkpoints`: method, scale, seed, overwrite, memory, ...
+
+        >>> run.merge(site).state_dict  # doctest: +SKIP
+        >>> run.merge(site, out="merged", scale=1).counts  # doctest: +SKIP
+        (15000, 5000)
+        """
+        progress: Progress | None = options.pop("progress", None)
+        recipe = self._recipe(preference, options)
+        if out is None:
+            self._refuse_adapters("give `out`, a directory to merge into")
+            return merge_recipe_in_memory(recipe, progress)
+        return merge_recipe(recipe, Path(out), lambda note: None, progress=progress).report
+
+    def _preference(self, source: Chosen) -> Preference:
+        place = source if isinstance(source, Preference) else Path(source)
+        return read_preference(place, Recipe(self.base, self.tasks, names=self._run.names), lambda note: None)
+
+    def _recipe(self, preference: Chosen | None, options: Mapping[str, Any]) -> Recipe:
+        chosen = None if preference is None else self._preference(preference)
+        return recipe_of(self.path, None, None, chosen, options, lambda note: None)
+
+    def _refuse_adapters(self, instead: str) -> None:
+        adapter = next(filter(holds_adapter, self.tasks), None)
+        if adapter is not None:
+            raise InputError(f"{adapter} is a LoRA adapter, which cannot be merged in memory: {instead}")
+
+    def session(self, **options: Any) -> MergeSession:
+        """Opens a `MergeSession` on the run's checkpoints, to merge again and again in memory.
+
+        >>> with run.session() as session:  # doctest: +SKIP
+        ...     merged = [session.merge(weights=preference) for preference in preferences]
+        """
+        from tunable_magmax.merging.state_dicts import MergeSession
+        from tunable_magmax.models.state import read_tensors
+
+        self._refuse_adapters("make checkpoints of the adapters first, with `tmx merge`")
+        tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
+        return MergeSession(read_tensors(self.base), tasks, **options)
+
+    def plan(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> MergePlan:
+        """Returns what `merge` would do, from headers alone; the options are those of `plan_merge`."""
+        recipe = self._recipe(preference, options)
+        return plan_merge(recipe.base, recipe.tasks, None if out is None else Path(out), **recipe.options)
+
+    def sweep(self, points: Sequence[Point], out: Place, **options: Any) -> Sweep:
+        """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
+        return sweep_checkpoints(self.base, self.tasks, Path(out), points, **options)
+
+    def tailor(
+        self,
+        out: Place,
+        *,
+        preference: Chosen | None = None,
+        inputs: Given | None = None,
+        labels: Given | None = None,
+        pairs: Given | None = None,
+        predictions: Given | None = None,
+        weights: Weights | None = None,
+        alpha: float | None = None,
+        equal: bool = False,
+        strengths: Sequence[float] | None = None,
+        method: str = "auto",
+        scale: float | str | None = None,
+        choose: Literal["auto", "none"] = "auto",
+        check: Literal["auto", "none"] = "auto",
+        estimator: PreferenceMethod = "auto",
+        temper: float | Literal["auto"] | None = None,
+        prior: float | Literal["auto", "none"] = "auto",
+        seed: int = 0,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> Tailored:
+        """Makes the model that a site needs, with its head, preference and evidence, as `tmx tailor` does.
+
+        What is known of the site is as for `prefer`, or a `preference`, to which pairs may be added to choose by. Other
+        options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called again with
+        the same, it returns the model that is there.
+
+        >>> model = run.tailor("site-model", pairs=zip(images, labels))  # doctest: +SKIP
+        >>> tmx.load_classifier(model).predict(images[0])  # doctest: +SKIP
+        [Prediction('cat', 0.931)]
+        """
+        options |= {"temper": temper, "prior": prior}
+        estimation, reading, output = divide("tailor", options, Estimation, TargetReading, others=WRITING)
+        asked = Estimation(method=estimator, seed=seed, **estimation)
+        known = None if preference is None else self._preference(preference)
+        samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
+        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
+        made = tailor(
+            self._run,
+            sources,
+            out,
+            Tailoring(method, scale, choose, check, seed, asked, {"overwrite": overwrite, **output}),
+            TargetReading(**reading),
+            preference=known,
+            progress=progress,
+        )
+        for text in made.warnings:
+            warnings.warn(text, stacklevel=2)
+        return made
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def compare(
+        self,
+        preference: Chosen,
+        data: Any = None,
+        *,
+        scales: Sequence[float | str] = Rivals().scales,
+        prior: Literal["auto", "none"] = "auto",
+        seed: int = 0,
+        head: str | Path | None = None,
+        progress: Progress | None = None,
+        **reading: Any,
+    ) -> Comparison:
+        """Measures which model of the run is best for a site, on its labelled samples, as `tmx compare` does.
+
+        `preference`: one of this run, its file, or a tailored model. `data`: pairs of input and label, or the path of
+        such data; by default the run's own test data. `reading`: split, limit, batch, device, ...
+        """
+        source = preference if isinstance(preference, Preference) else Path(preference)
+        rivals, how = Rivals(tuple(scales), prior, seed), divide("compare", {"seed": seed, **reading}, Reading)[0]
+        return compare(
+            self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
+        )
+
+    def evaluate(
+        self,
+        model: Chosen | Merged,
+        data: Any = None,
+        *,
+        head: str | Path | None = None,
+        prior: Prior = "auto",
+        progress: Progress | None = None,
+        **reading: Any,
+    ) -> Evaluation:
+        """Measures one model on labelled data, by default the run's own test data, with the run's head.
+
+        `model`: the name of a checkpoint (base, a task's, last), a merge in memory, a preference, which is merged by
+        default options and whose site prior is used, or the path of any model of this architecture.
+
+        >>> run.evaluate("last").accuracy.overall.value  # doctest: +SKIP
+        0.42
+        """
+        subject: Any = model
+        if isinstance(model, Preference):
+            subject = self._recipe(model, {})
+            prior = model if prior == "auto" else prior
+        elif isinstance(model, str):
+            places = {"last": self.tasks[-1], **self.checkpoints}
+            subject = places.get(model, Path(model))
+            if model not in places and not Path(model).exists():
+                hint = closest(model, list(places))
+                raise InputError(f"{self.path} has no checkpoint {model!r}{hint}; it has {some_of(places)}")
+        how = divide("evaluate", reading, Reading)[0]
+        # A tailored model has a head of its own, which goes before the run's.
+        beside = isinstance(subject, os.PathLike) and any((Path(subject) / name).is_file() for name in HEAD_FILES)
+        return evaluate(
+            subject,
+            _data(data),
+            head=head,
+            run=None if beside else self.path,
+            prior=prior,
+            reading=Reading(**how),
+            progress=progress,
+        )
+
+    def evaluate_all(
+        self,
+        data: Any = None,
+        *,
+        checkpoints: Sequence[str] | None = None,
+        head: str | Path | None = None,
+        prior: Prior = "auto",
+        progress: Progress | None = None,
+        **reading: Any,
+    ) -> RunEvaluation:
+        """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval --checkpoint all` does."""
+        options: dict[str, Any] = {"checkpoints": checkpoints, "head": head, "prior": prior, "progress": progress}
+        return evaluate_run(
+            self.path, _data(data), reading=Reading(**divide("evaluate_all", reading, Reading)[0]), **options
+        )
+
+    # -- profiles --------------------------------------------------------------------------------------------------
+
+    def profile(
+        self,
+        data: Place | None = None,
+        *,
+        task: str | None = None,
+        data_root: Place | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> dict[str, Profile]:
+        """Makes the profile of a task from its data, or of all tasks from a folder of such, as `tmx profile` does.
+
+        Other options are those of the command: classes, split, rows, classifier, device, ... Returns what was made.
+        """
+        asked, making = divide("profile", options, ProfileData, ProfileOptions)
+        paths = {"data": data, "data_root": data_root}
+        asked |= {name: Path(path) for name, path in paths.items() if path is not None}
+        made = profile_tasks(self.path, ProfileData(task=task, **asked), ProfileOptions(**making), progress=progress)
+        self._run = RunDirectory.open(self.path)
+        return {profile.task: profile for _, profile in made}
+
+
+def _data(data: Any) -> Data:
+    """Returns labelled data: what the workflows take, or pairs as samples."""
+    if data is None or isinstance(data, Samples | Benchmark):
+        return data
+    return given_pairs(data)

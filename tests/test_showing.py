@@ -1,0 +1,112 @@
+"""What public results look like at the prompt, as JSON and as pandas frames; and the names that the package shows."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import tunable_magmax as tmx
+from tunable_magmax.evaluation.accuracy import Accuracy
+from tunable_magmax.evaluation.metrics import AccuracyMatrix
+
+
+def merged_of(tasks, tensors=50):
+    base = {f"layer.{k}": torch.zeros(20) for k in range(tensors)}
+    states = [{name: torch.full((20,), t + 1.0) for name in base} for t in range(tasks)]
+    return tmx.merge_state_dicts(base, states, scale=1)
+
+
+def test_reprs_are_short_however_large_the_result():
+    merged = merged_of(20)
+    shown = (
+        "tunable_magmax, 1,000 elements of 50 tensors, scale 1; task 1 5%, task 2 5%, task 3 5%, task 4 5%, task 5 5%"
+    )
+    assert repr(merged.report) == f"MergeReport({shown} and 15 more)"
+    assert repr(merged) == f"Merged(50 tensors; {shown} and 15 more)"
+    assert len(repr(tmx.Preference.equal(100))) < 120
+    site = tmx.Preference((3, 1), "probe", {"samples": 40}, tasks=("birds", "cars"), scale=0.5)
+    assert repr(site) == "Preference(probe, 40 samples: birds 75%, cars 25%; scale 0.5)"
+    with tmx.MergeSession({"w": torch.zeros(3)}, [{"w": torch.ones(3)}]) as session:
+        assert repr(session) == "MergeSession(1 task, 3 elements)"
+    assert repr(Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"])).startswith("Accuracy(66.7% of 3 samples right, ")
+    matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)))
+    assert repr(matrix).startswith("AccuracyMatrix(2 tasks; average accuracy 70.0%, forgetting 30.0%")
+
+
+def test_to_dict_is_what_the_files_hold():
+    report, site = merged_of(2).report, tmx.Preference((3, 1), tasks=("birds", "cars"))
+    assert tmx.MergeReport.from_json(json.dumps(report.to_dict())) == report
+    assert tmx.Preference.from_json(json.dumps(site.to_dict())) == site
+
+
+def test_tables_for_pandas(monkeypatch):
+    pytest.importorskip("pandas")
+    site = tmx.Preference((3, 1), intervals=((0.5, 0.9), (0.1, 0.5)), tasks=("birds", "cars"))
+    assert site.to_frame().loc["cars"].to_dict() == {"weight": 0.25, "low": 0.1, "high": 0.5}
+    assert merged_of(2).report.to_frame()["share"].tolist() == [0.5, 0.5]
+    found = Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"], {"pets": [0, 1]})
+    assert found.to_frame().index.tolist() == ["all", "pets"]
+    assert found.to_frame(by="class")["samples"].to_dict() == {"cat": 1, "dog": 2}
+    matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)), base=(0.5, 0.4))
+    assert matrix.to_frame().loc["after birds", "cars"] == 0.1
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(tmx.InputError, match="pip install pandas"):
+        site.to_frame()
+
+
+def test_a_notebook_shows_weights_as_a_table_without_letting_names_through():
+    shown = tmx.Preference((3, 1), tasks=("<b>birds</b>", "cars"))._repr_html_()
+    assert "&lt;b&gt;birds" in shown
+    assert "<td>0.2500</td>" in shown
+
+
+def test_the_package_shows_its_public_names_alone():
+    assert set(tmx._HOMES) < set(tmx.__all__)
+    assert dir(tmx) == sorted(tmx.__all__)
+    for name in tmx.__all__:
+        value = getattr(tmx, name)
+        assert not isinstance(value, types.ModuleType)
+        assert isinstance(value, (dict, str)) or value.__doc__, name
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.one.weight
+
+
+def test_a_merge_of_modules_becomes_a_model():
+    torch.manual_seed(0)
+    base, *tasks = Tied().eval(), Tied(), Tied()
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    merged = tmx.merge_state_dicts(base, tasks, out_dtype="bfloat16")
+    model = merged.to_model()
+    assert type(model) is Tied
+    assert model is not base
+    assert not model.training
+    assert model.one.weight is model.other.weight
+    assert all(torch.equal(tensor, merged.state_dict[name]) for name, tensor in model.state_dict().items())
+    assert model.one.weight.dtype == torch.bfloat16
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+    with tmx.MergeSession(base, tasks) as session:
+        assert session.merge(method="ties").to_model().training is False
+        assert torch.equal(
+            session.merge().to_model().one.weight, tmx.merge_state_dicts(base, tasks).to_model().one.weight
+        )
+
+
+def test_a_merge_of_dicts_needs_a_module():
+    base, task = nn.Linear(2, 2), nn.Linear(2, 2)
+    merged = tmx.merge_state_dicts(base.state_dict(), [task.state_dict()], scale=1)
+    with pytest.raises(tmx.InputError, match=r"merged.to_model\(module\)"):
+        merged.to_model()
+    assert torch.equal(merged.to_model(base).weight, merged.state_dict["weight"])
+    with pytest.raises(tmx.InputError, match="'bias' is in one of them only"):
+        merged.to_model(nn.Linear(2, 2, bias=False))
+    with pytest.raises(tmx.InputError, match="cannot hold the merged values"):
+        merged.to_model(nn.Linear(3, 2))

@@ -1,0 +1,145 @@
+"""`open_run`: what the commands do with a run directory, in Python, with samples as files or in memory."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from labelled_run import build
+from safetensors.torch import load_file
+
+import tunable_magmax as tmx
+from tunable_magmax.preference.preference import Preference
+
+SITE = {"green": 14, "red": 8}
+LABELS = [name for name, count in SITE.items() for _ in range(count)]
+
+
+def inputs_of(made):
+    return [value for name, count in SITE.items() for value in made.inputs(name, count, 500)]
+
+
+@pytest.fixture
+def calm():
+    """Small samples are worth warnings, which other tests are about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_a_run_says_what_it_consists_of(any_run):
+    run = tmx.open_run(any_run.path)
+    assert repr(run) == f"Run({str(any_run.path)!r}: 2 tasks: first, second; 4 classes; profiles; a head)"
+    assert (run.names, [path.name for path in run.tasks]) == (("first", "second"), ["first", "second"])
+    assert list(run.checkpoints) == ["base", "first", "second"]
+    assert repr(run.profiles["second"]).startswith("Profile('second': 16 samples of 2 classes; 16 embeddings")
+
+
+def test_samples_in_memory_give_what_files_give(any_run, tmp_path, calm):
+    run, inputs = tmx.open_run(any_run.path), inputs_of(any_run)
+    files = any_run.pairs(tmp_path / "site", SITE)
+    (tmp_path / "labels.txt").write_text("\n".join(LABELS))
+    assert run.prefer(labels=LABELS).weights == run.prefer(labels=tmp_path / "labels.txt").weights
+    by_files, in_memory = run.prefer(pairs=files), run.prefer(pairs=zip(inputs, LABELS, strict=True))
+    assert in_memory.weights == by_files.weights
+    assert in_memory.prior == by_files.prior
+    assert run.prefer(inputs=inputs, device="cpu").weights == pytest.approx(run.prefer(inputs=files).weights, abs=1e-4)
+    compared = run.compare(in_memory, list(zip(inputs, LABELS, strict=True)), scales=[1.0])
+    assert [row.share for row in compared.rows] == [row.share for row in run.compare(by_files, files, scales=[1]).rows]
+
+
+def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
+    run, images = tmx.open_run(image_run.path), inputs_of(image_run)
+    paths = []
+    for k, image in enumerate(images):
+        paths.append(str(tmp_path / f"{k:02}.png"))
+        image.save(paths[-1])
+    expected = run.prefer(inputs=images).weights
+    for same in ([np.asarray(image) for image in images], paths, [Path(path) for path in paths], np.stack(images)):
+        assert run.prefer(inputs=same).weights == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"inputs": []}, "inputs are an empty list"),
+        ({"inputs": 5}, "inputs are a int: give a list"),
+        ({"inputs": ["hello", 5]}, "input 2 is a int, expected a text"),
+        (
+            {"inputs": [np.zeros((3, 8, 8), np.float32)]},
+            r"input 1 is an array \[3, 8, 8\] of float32, expected \[height",
+        ),
+        ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
+        ({"pairs": ["hello"]}, r"pair 1 is a str: a pair is a tuple .* zip\(inputs, labels\)"),
+        ({"weights": {"frist": 1}}, "did you mean 'first'"),
+        ({"equal": True, "max_sample": 3}, "prefer has no option 'max_sample' .did you mean 'max_samples'"),
+    ],
+)
+def test_what_cannot_be_samples_is_refused(text_run, given, says):
+    with pytest.raises(tmx.InputError, match=says):
+        tmx.open_run(text_run.path).prefer(**given)
+
+
+def test_weights_may_be_by_name(text_run):
+    run = tmx.open_run(text_run.path)
+    assert run.prefer(weights={"second": 1}).weights == (0, 1)
+    assert run.merge(weights={"second": 3, "first": 1}).report.budget == run.merge(Preference((1, 3))).report.budget
+
+
+def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):
+    run = tmx.open_run(text_run.path)
+    site = run.prefer(weights=[3, 1])
+    merged, report = run.merge(site, seed=7), run.merge(site, out=tmp_path / "out", seed=7)
+    assert merged.report.counts == report.counts
+    assert merged.report.names == report.names == ("first", "second")
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.equal(tensor, merged.state_dict[name]) for name, tensor in written.items())
+    with run.session() as session:
+        assert session.merge(weights=site, seed=7).report == merged.report
+    assert run.plan(site).elements == report.elements
+
+
+def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):
+    run, inputs = tmx.open_run(any_run.path), inputs_of(any_run)
+    pairs = list(zip(inputs, LABELS, strict=True))
+    model = run.tailor(tmp_path / "model", pairs=pairs)
+    assert repr(model).startswith(f"Tailored({str(tmp_path / 'model')!r}: first ")
+    assert model.record["sources"] == {
+        "pairs": f"22 labelled {'image' if any_run.kind == 'vit' else 'text'}s in memory"
+    }
+    assert run.tailor(tmp_path / "model", pairs=iter(pairs)).complete
+    with pytest.raises(tmx.InputError, match="exists"):  # one sample more is another model
+        run.tailor(tmp_path / "model", pairs=[*pairs, pairs[0]])
+    assert run.tailor(tmp_path / "model", pairs=pairs[:-1], overwrite=True).preference != model.preference
+
+    classifier = tmx.load_classifier(model)
+    assert "4 classes of " in repr(classifier)
+    assert "with a site prior)" in repr(classifier)
+    [alone] = classifier.predict(inputs[0])
+    assert alone.label == classifier.predict(inputs)[0].label
+    right = [found.label == label for found, label in zip(classifier.predict(inputs), LABELS, strict=True)]
+    measured = run.evaluate(model, pairs)
+    assert measured.accuracy.overall.right == sum(right)
+    assert run.compare(model, pairs).tailored.share.right == sum(right)
+
+
+def test_every_form_of_model_is_evaluated(text_run):
+    run = tmx.open_run(text_run.path)
+    pairs, site = list(zip(inputs_of(text_run), LABELS, strict=True)), run.prefer(weights=[1, 3])
+    merged = run.evaluate(run.merge(site), pairs, prior="none")
+    assert merged.accuracy == run.evaluate(site, pairs, prior="none").accuracy
+    found = run.evaluate_all(pairs)
+    assert found.accuracies["second"] == run.evaluate("last", pairs).accuracy
+    assert found.accuracies["base"] == run.evaluate(run.base, pairs).accuracy
+    with pytest.raises(tmx.InputError, match=r"has no checkpoint 'frist' .did you mean 'first'"):
+        run.evaluate("frist", pairs)
+
+
+def test_profiles_are_made_and_kept(tmp_path):
+    made = build(tmp_path / "run", "bert", profiled=False)
+    run = tmx.open_run(made.path)
+    assert "0 of 2 profiles" in repr(run)
+    data = made.pairs(tmp_path / "first", {"red": 4, "blue": 4})
+    assert run.profile(data, task="first")["first"].label_table == {"blue": 4, "red": 4}
+    assert list(run.profiles) == ["first"]

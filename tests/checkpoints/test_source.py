@@ -266,7 +266,7 @@ def test_file_replaced_before_it_is_opened_again(tmp_path: Path, monkeypatch: py
         assert read(b, "w") == raw(torch.arange(6.0))  # puts a's descriptor out
         save_file({"w": torch.arange(6.0) + 1}, tmp_path / "new")
         (tmp_path / "new").replace(tmp_path / "a")
-        with pytest.raises(StorageError, match="a: was changed after it was opened"):
+        with pytest.raises(InputError, match="a: was changed after it was opened"):
             read(a, "w")
         (tmp_path / "a").unlink()
         with pytest.raises(StorageError, match="a: cannot be opened again"):
@@ -485,7 +485,7 @@ def test_torch_file_cut_short_while_open(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(100_000)}, path)
     with open_checkpoint(path) as checkpoint:
         os.truncate(path, 4096)
-        with pytest.raises(StorageError, match=r"changed after it was opened|cut short meanwhile"):
+        with pytest.raises(StorageError, match="cut short meanwhile"):
             read(checkpoint, "w")
 
 

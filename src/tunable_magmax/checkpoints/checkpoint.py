@@ -29,6 +29,14 @@ class Opened(ABC):
         """Returns how many bytes of its own files are read for the tensor `name`."""
 
     @abstractmethod
+    def refuse_changed(self) -> None:
+        """Raises an `InputError` if a file is not what it was when it was opened; for after the last read."""
+
+    @abstractmethod
+    def digests(self) -> dict[Path, str]:
+        """Returns the SHA-256 of each of the `files` as it was read here, even if it has been replaced since."""
+
+    @abstractmethod
     def close(self) -> None:
         """Closes all files. Reading afterwards is an error; closing twice is not."""
 
@@ -54,8 +62,8 @@ class Checkpoint(Opened):
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` with the row-major little-endian bytes of tensor `name`, from byte `offset` on.
 
-        Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, a file that cannot be
-        read, or was changed or cut short since opening, a `StorageError`.
+        Threads may call this at the same time. Bytes beyond the tensor's end are an `InputError`, and so is a file that
+        was changed since opening; one that cannot be read or was cut short is a `StorageError`.
         """
 
     def stored_bytes(self, name: str) -> int:

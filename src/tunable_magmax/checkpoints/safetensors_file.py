@@ -56,6 +56,12 @@ class SafetensorsFile(Checkpoint):
         target = self._target(name, offset, buffer)
         self._file.read_into(self._data_start + self._begins[name] + offset, target)
 
+    def refuse_changed(self) -> None:
+        self._file.refuse_changed()
+
+    def digests(self) -> dict[Path, str]:
+        return {self.path: self._file.sha256()}
+
     def close(self) -> None:
         self._file.close()
 

@@ -141,6 +141,13 @@ class _Directory(Checkpoint):
         self._target(name, offset, buffer)
         self._holder[name].read_into(name, offset, buffer)
 
+    def refuse_changed(self) -> None:
+        for part in self._parts:
+            part.refuse_changed()
+
+    def digests(self) -> dict[Path, str]:
+        return {file: digest for part in self._parts for file, digest in part.digests().items()}
+
     def close(self) -> None:
         for part in self._parts:
             part.close()

@@ -1,13 +1,13 @@
 """One file written by `torch.save`: only tensors are loaded from it, never code.
 
 The file is mapped by torch, which costs no memory until pages are touched. Where the operating system tells at which
-bytes of the file a tensor lies, they are read by position and the mapping stays untouched.
+bytes of the file a tensor lies, they are read by position and the mapping stays untouched: touching it after the file
+was cut short would kill the process.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
+import itertools
 import os
 import pickle
 import re
@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
@@ -31,6 +33,8 @@ WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts keep the state dict beside an optimizer, an epoch and the like."""
 
 _GATHER = 1 << 18  # elements of a non-contiguous tensor gathered at once
+_PIECE = 1 << 20  # bytes read for them at once
+_GAP = 1 << 15  # bytes between two of them that are read along, since another read would take longer
 
 
 class TorchFile(Checkpoint):
@@ -45,6 +49,7 @@ class TorchFile(Checkpoint):
             state_dict = _state_dict(path, _load(path, mapped))
             self._tensors, aliases = _distinct(state_dict)
             self._mapping = _FileMapping(path) if mapped else None
+            self._file.refuse_changed()  # torch opened it by its name
         except BaseException:
             self._file.close()
             raise
@@ -63,15 +68,20 @@ class TorchFile(Checkpoint):
             raise ValueError(f"{self.path}: the checkpoint is closed")
         if target.nbytes == 0:
             return
-        contiguous, position = tensor.is_contiguous(), None
-        if self._mapping is not None and contiguous:
-            position = self._mapping.position(tensor.data_ptr(), tensor.nbytes)
-        if position is not None:
+        span = _span(tensor)
+        position = None if self._mapping is None else self._mapping.position(tensor.data_ptr(), span)
+        if position is None:
+            _gather(tensor, offset, target)
+        elif tensor.is_contiguous():
             self._file.read_into(position + offset, target)
-            return
-        _gather(tensor, offset, target)
-        if self._mapping is not None and not contiguous:
-            self._mapping.release(tensor)
+        else:
+            _gather_from(self._file, position, tensor, offset, target)
+
+    def refuse_changed(self) -> None:
+        self._file.refuse_changed()
+
+    def digests(self) -> dict[Path, str]:
+        return {self.path: self._file.sha256()}
 
     def close(self) -> None:
         self._tensors = {}
@@ -210,11 +220,35 @@ def _copy(source: torch.Tensor, target: memoryview) -> None:
     torch.frombuffer(target, dtype=torch.uint8).copy_(source)
 
 
-class _FileMapping:
-    """The mappings of one file into this process, as Linux lists them; none are known on other systems.
+def _span(tensor: torch.Tensor) -> int:
+    """Returns the bytes from a tensor's first element to its last; it must have one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + last) * tensor.element_size()
 
-    Only memory that lies in such a mapping may be released: pages of the heap would silently become zeros.
-    """
+
+def _gather_from(file: PositionedFile, position: int, tensor: torch.Tensor, offset: int, target: memoryview) -> None:
+    """Like `_gather`, from the bytes of the file that begin at `position`: elements close to each other in one read."""
+    width, stop = tensor.element_size(), offset + target.nbytes
+    kind, piece, done = np.dtype(f"u{width}"), np.empty(_PIECE + width, np.uint8), 0
+    for start in range(offset // width, -(-stop // width), _GATHER):
+        indices = np.unravel_index(np.arange(start, min(start + _GATHER, tensor.numel())), tuple(tensor.shape))
+        steps = [stride * width for stride in tensor.stride()]
+        places = np.sum([index * step for index, step in zip(indices, steps, strict=True)], axis=0)
+        order = np.argsort(places, kind="stable")
+        places = places[order]
+        elements = np.empty(len(order), kind)
+        cuts = np.flatnonzero((np.diff(places) > _GAP) | (np.diff(places // _PIECE) > 0)) + 1
+        for first, last in itertools.pairwise((0, *cuts.tolist(), len(order))):
+            begin, end = int(places[first]), int(places[last - 1]) + width
+            file.read_into(position + begin, piece[: end - begin].data)
+            elements[order[first:last]] = piece[: end - begin].view(kind)[(places[first:last] - begin) // width]
+        data = elements.view(np.uint8)[max(0, offset - start * width) : stop - start * width]
+        target[done : done + data.size] = data.data
+        done += data.size
+
+
+class _FileMapping:
+    """The mappings of one file into this process, as Linux lists them; none are known on other systems."""
 
     def __init__(self, path: Path) -> None:
         self._ranges = _mapped_ranges(path) if sys.platform == "linux" else []
@@ -225,16 +259,6 @@ class _FileMapping:
             if start <= address and address + size <= stop:
                 return offset + address - start
         return None
-
-    def release(self, tensor: torch.Tensor) -> None:
-        """Drops a tensor's mapped pages from memory. They come back from the file when touched again."""
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        address, size = tensor.data_ptr(), (1 + last) * tensor.element_size()
-        page = os.sysconf("SC_PAGE_SIZE")
-        first, end = -(-address // page) * page, (address + size) // page * page
-        if self.position(address, size) is not None and first < end:
-            # Its failure costs memory, not correctness.
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
 
 
 def _mapped_ranges(path: Path) -> list[tuple[int, int, int]]:

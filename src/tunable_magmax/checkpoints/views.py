@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,12 @@ class View(Checkpoint):
 
     def stored_bytes(self, name: str) -> int:
         return 0 if name in self._made else self._opened.stored_bytes(self._names[name])
+
+    def refuse_changed(self) -> None:
+        self._opened.refuse_changed()
+
+    def digests(self) -> dict[Path, str]:
+        return self._opened.digests()
 
     def close(self) -> None:
         self._opened.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -200,12 +199,17 @@ class Inputs:
     def digests(self) -> dict[str, str]:
         """Returns the SHA-256 of every input file, by role and name; the files are read once."""
         if self._digests is None:
-            self._digests = {}
-            for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-                for file in checkpoint.files:
-                    with open(file, "rb") as stream:
-                        self._digests[f"{label}: {file.name}"] = hashlib.file_digest(stream, "sha256").hexdigest()
+            self._digests = {
+                f"{label}: {file.name}": digest
+                for label, checkpoint in zip(self.labels, self.checkpoints, strict=True)
+                for file, digest in checkpoint.digests().items()
+            }
         return self._digests
+
+    def refuse_changed(self) -> None:
+        """Raises an `InputError` if an input was changed since it was opened; for after the last read."""
+        for checkpoint in self.checkpoints:
+            checkpoint.refuse_changed()
 
     def refuse_as_output(self, out: Path) -> None:
         """Raises an `InputError` if an output would replace an input."""

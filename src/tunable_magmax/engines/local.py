@@ -172,6 +172,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
             if job.shard_size is None:
                 output.check_sidecar("report.json")
             report = completed(merge(), inputs, settings)
+            inputs.refuse_changed()
             report = write_sidecars(report, inputs, output, settings.base_model, settings.additions)
         except InputError:
             output.discard()

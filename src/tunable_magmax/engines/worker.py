@@ -261,6 +261,7 @@ class Worker:
             os.fsync(file)
         finally:
             os.close(file)
+        self._inputs.refuse_changed()
         return self._findings()
 
     def digest(self, path: Path) -> str:

@@ -91,7 +91,12 @@ def convert_checkpoint(
         }
         stored = {new: name for name, new in stripped.items()}
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
-            files = _write(checkpoint, stored, output, shards, progress)
+            try:
+                files = _write(checkpoint, stored, output, shards, progress)
+                checkpoint.refuse_changed()
+            except InputError:
+                output.discard()
+                raise
             if not single:
                 files |= {name: output.copy_file(name, path) for name, path in companion_files(source)}
             output.commit()

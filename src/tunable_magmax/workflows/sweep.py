@@ -405,6 +405,7 @@ def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
     if opened.reports_only:
         merge.measure(merge.places)
         report = completed(merge.report(), inputs, settings)
+        inputs.refuse_changed()
         write_atomic(report_only, report.to_json().encode())
         log.write(inputs, report)
         return report

@@ -233,6 +233,7 @@ def _rederive(
             )
             checks.append(values)
             again = merge.report()
+        inputs.refuse_changed()
     for name in _REDERIVED:
         what, pair = f"{name.replace('_', ' ')}, derived again", (getattr(again, name), getattr(report, name))
         close = merge.varies and name in ("scale", "merged_length")

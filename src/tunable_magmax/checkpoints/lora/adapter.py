@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
+from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
 from tunable_magmax.checkpoints.mismatches import find_renaming
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
@@ -68,6 +69,7 @@ class Adapter(Opened):
     def __init__(self, path: Path, base: Signature) -> None:
         config = read_adapter_config(path / CONFIG_NAME)
         self.path = path
+        self._config = PositionedFile(path / CONFIG_NAME)
         self.stored = open_stored(path)
         self.files = (*self.stored.files, path / CONFIG_NAME)
         try:
@@ -77,7 +79,7 @@ class Adapter(Opened):
             self.renaming = find_renaming(names, base)
             self.parts: Mapping[str, Part] = MappingProxyType(self._matched(contents, config, base))
         except BaseException:
-            self.stored.close()
+            self.close()
             raise
         tensors = dict(base.tensors)
         tensors |= {name: _info(name, part, base) for name, part in self.parts.items()}
@@ -155,8 +157,16 @@ class Adapter(Opened):
         factors = (part.product.a, part.product.b) if part.product is not None else ()
         return sum(info.nbytes for info in (part.whole, *factors) if info is not None)
 
+    def refuse_changed(self) -> None:
+        self.stored.refuse_changed()
+        self._config.refuse_changed()
+
+    def digests(self) -> dict[Path, str]:
+        return {**self.stored.digests(), self._config.path: self._config.sha256()}
+
     def close(self) -> None:
         self.stored.close()
+        self._config.close()
 
 
 def open_task(path: str | Path, base: Opened) -> Opened:

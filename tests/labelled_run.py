@@ -14,8 +14,8 @@ from models import tiny
 from safetensors.torch import save_file
 
 from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.profile import make_profile
 
 TASKS = {"first": ("red", "blue"), "second": ("green", "grey")}
 COLOURS = {"red": (220, 20, 20), "blue": (20, 20, 220), "green": (20, 200, 20), "grey": (120, 120, 120)}

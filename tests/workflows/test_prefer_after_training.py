@@ -13,10 +13,10 @@ from training import toy
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, load_head
+from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.profile import make_profile
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 

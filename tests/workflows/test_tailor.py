@@ -27,6 +27,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.comparison import paired
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head, save_head
+from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import choice as choosing
@@ -35,7 +36,6 @@ from tunable_magmax.workflows.choice import LIKELIEST, resolved, rivals
 from tunable_magmax.workflows.compare import compare, plan_comparison
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.profile import make_profile
 from tunable_magmax.workflows.scale import ScaleChoice, deal
 from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.tailor import tailor

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench stress clean
+.PHONY: demo test lint bench stress dist docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tmx demo
@@ -27,6 +27,14 @@ bench: $(VENV)/.dev
 stress: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stress
 
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --clean --strict
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tunable-magmax needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
@@ -43,5 +51,9 @@ $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --editable ".[dev]"
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) --editable ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) demo-out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

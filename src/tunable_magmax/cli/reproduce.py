@@ -33,15 +33,16 @@ def reproduce(
 ) -> int:
     """Run an experiment: train, prefer, merge and evaluate what is missing; then write tables, figures and a page.
 
-    tmx reproduce configs/mini-clip/cifar100-20.yaml --set run.model=DIR --set run.benchmark.data=DIR
-    tmx reproduce configs/paper/cifar100-20.yaml --dry-run
+    tmx reproduce glyphs/characters-5 -o glyphs-out
+    tmx reproduce mini-clip/cifar100-20 --set run.model=DIR --set run.benchmark.data=DIR
+    tmx reproduce paper/cifar100-20 --dry-run
 
     Started again, it goes on. docs/experiments.md describes the file.
 
     Parameters
     ----------
     config
-        The experiment, as in configs/.
+        A YAML, or the name of an experiment that comes with this package, such as glyphs/characters-5.
     out
         Records, tables and figures go into a folder of it, named after the setting.
     work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -170,13 +171,37 @@ class Experiment(_Settings):
 
 
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
-    """Reads a YAML. `changes`, as "run.model=clip/", replace single values.
+    """Reads a YAML, or one that comes with this package by its name: "glyphs/characters-5".
 
+    `changes`, as "run.model=clip/", replace single values.
     Relative paths in the file count from its directory, those in `changes` from the current one. Of an experiment
     of parts, changes replace the values of each part, but for its own name, setting, about, kinds and only.
     """
-    path = Path(path)
+    path = find_experiment(path)
     return _checked(_loaded(path), path, changes)
+
+
+def find_experiment(name: str | Path) -> Path:
+    """Returns the file of an experiment: a path that exists, or the name of one that comes with this package."""
+    path = Path(name)
+    if path.exists() or path.is_absolute():
+        return path
+    folder = _packaged()
+    names = {str(each.relative_to(folder).with_suffix("")): each for each in sorted(folder.glob("*/*.yaml"))}
+    wanted = str(path.with_suffix("") if path.suffix == ".yaml" else path).removeprefix("configs/")
+    if wanted in names:
+        return names[wanted]
+    near = get_close_matches(wanted, names, n=3) or [each for each in names if "/common" not in each]
+    raise InputError(
+        f"{name} does not exist, and no experiment of that name comes with this package; there are {', '.join(near)}"
+    )
+
+
+def _packaged() -> Path:
+    """Returns the folder of this package's experiments: inside it when installed, in the root of a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parents[1] / "configs"
 
 
 def _loaded(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

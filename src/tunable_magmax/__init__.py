@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tunable_magmax import training as training
     from tunable_magmax.engines.local import merge_checkpoints as merge_checkpoints
     from tunable_magmax.merging.budget import budget as budget
     from tunable_magmax.merging.methods import METHODS as METHODS
@@ -99,6 +100,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    if name == "training":
+        return import_module("tunable_magmax.training")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

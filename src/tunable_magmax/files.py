@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -74,6 +75,24 @@ def write_atomic(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             unfinished.unlink()
+
+
+def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """Makes a folder whose files `fill` writes, so that it appears complete or not at all."""
+    scratch = path.with_name(f".{path.name}.saving")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)  # of a save that was killed
+        scratch.mkdir(parents=True)
+        fill(scratch)
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+        scratch.rename(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
 def remedy(error: OSError) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError, StorageError, closest, some_of
-from tunable_magmax.files import sync_directory
+from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.files import write_folder
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.pretrained import from_state, put_companions, quiet
 from tunable_magmax.models.state import tensors_digest
@@ -93,28 +91,19 @@ def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True)
     out = Path(path)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists already: choose another place, or remove it first")
-    scratch = out.with_name(f".{out.name}.saving")
     module: Any = encoder.module
     narrow = sorted({str(p.dtype) for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4})
     if narrow:
         raise InputError(f"{out}: the encoder holds {', '.join(narrow)}, but checkpoints of training are float32")
-    try:
-        shutil.rmtree(scratch, ignore_errors=True)  # of a save that was killed
-        scratch.mkdir(parents=True)
+
+    def fill(folder: Path) -> None:
         with quiet():
             # transformers' own way, which gives tensors back the names that they were loaded with.
-            module.save_pretrained(scratch, max_shard_size="1000GB")
+            module.save_pretrained(folder, max_shard_size="1000GB")
             if companions:
-                put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, scratch)
-        for file in scratch.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-        scratch.rename(out)
-        sync_directory(out.parent)
-    except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise StorageError(f"{out}: could not be written ({error.strerror or error})") from error
+                put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, folder)
+
+    write_folder(out, fill)
 
 
 def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]:

@@ -84,8 +84,8 @@ class Run:
             raise InputError(f"{path / RUN_FILE}: two tasks have the same name; task names must differ")
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """Reads the run.json of a directory."""
+    def open(cls, path: str | Path, *, begun: bool = False) -> Run:
+        """Reads the run.json of a directory. `begun`: also of a run that has no tasks yet."""
         path = Path(path)
         refuse_run_file(path)
         if not is_run(path):
@@ -96,7 +96,7 @@ class Run:
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not a readable JSON file ({error})") from None
         run = cls(path, content)
-        if not run.tasks:
+        if not run.tasks and not begun:
             raise InputError(f"{file}: the run has no tasks")
         return run
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from program import sequence, tmx
 
 __all__ = ["sequence", "tmx"]
+
+# Programs that tests start with another home need not compile all loops again.
+os.environ.setdefault("NUMBA_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)

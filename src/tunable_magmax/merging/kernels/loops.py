@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
+from tunable_magmax.merging.kernels.loop_cache import LoopCache
 
 BLOCK = 1024
 WORD = 64
@@ -33,13 +34,12 @@ _SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 
 
 def compiled(**options: Any):
-    """numba's njit, kept on disk between runs where there is a place for it (a read-only install has none)."""
+    """numba's njit, kept on disk between runs."""
 
     def decorate(function):
-        try:
-            return njit(function, nogil=True, error_model="numpy", cache=True, **options)
-        except RuntimeError:  # "cannot cache function": compile in every process instead
-            return njit(function, nogil=True, error_model="numpy", **options)
+        dispatcher = njit(function, nogil=True, error_model="numpy", **options)
+        dispatcher._cache = LoopCache(function)  # in place of numba's own, which runs whatever it finds
+        return dispatcher
 
     return decorate
 

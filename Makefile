@@ -33,6 +33,7 @@ dist: $(VENV)/.dev
 	$(BIN)/twine check --strict dist/*
 
 docs: $(VENV)/.docs
+	$(BIN)/python docs/commands.py
 	$(BIN)/zensical build --clean --strict
 
 $(VENV)/bin/python:

@@ -79,7 +79,9 @@ def test_the_docs_example_prints_what_it_says(
 
 
 def test_the_preference_vectors_of_the_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8"), re.DOTALL)
+    [code] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     exec(code, {})
     assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
 

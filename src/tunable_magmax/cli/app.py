@@ -16,6 +16,7 @@ from tunable_magmax.cli.terminal import each_warning_once
 from tunable_magmax.errors import TmxError
 from tunable_magmax.version import __version__
 
+DOCS = "https://tunable-magmax.github.io/tunable-magmax"
 # Each is a function of the same name in a module of that name.
 COMMANDS = (
     "tailor",
@@ -47,13 +48,14 @@ app = App(
     name="tmx",
     help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
     version=__version__,
-    help_epilogue="Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.",
+    help_epilogue=f"Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.\nDocs: {DOCS}",
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_shown_default),
 )
 for _place, _name in enumerate(COMMANDS):
     app.command(f"tunable_magmax.cli.{_name}:{_name}", sort_key=_place)  # imported when it is used
+app.register_install_completion_command(help="Install completion of options and commands for this shell.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

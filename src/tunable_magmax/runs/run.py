@@ -89,7 +89,8 @@ class Run:
         path = Path(path)
         refuse_run_file(path)
         if not is_run(path):
-            raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}")
+            inside = f"; {path / 'run'} is one" if is_run(path / "run") else ""
+            raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}{inside}")
         file = path / RUN_FILE
         try:
             content = json.loads(file.read_text(encoding="utf-8"))

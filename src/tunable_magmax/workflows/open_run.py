@@ -187,9 +187,7 @@ class Run:
     @overload
     def merge(self, preference: Chosen | None = None, *, out: Place, **options: Any) -> MergeReport: ...
 
-    def merge(
-        self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any
-    ) -> Merged | MergeReport:
+    def merge(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> Any:
         """Merges the tasks as `tmx merge` does: into `out`, which gives the report; without `out` in memory.
 
         `preference`: one of this run, or its file; without one, all tasks matter alike, or as `weights` say. The other
@@ -279,7 +277,6 @@ class Run:
         options |= {"temper": temper, "prior": prior}
         estimation, reading, output = divide("tailor", options, Estimation, TargetReading, others=WRITING)
         asked = Estimation(method=estimator, seed=seed, **estimation)
-        known = None if preference is None else self._preference(preference)
         samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
         made = tailor(
@@ -288,7 +285,7 @@ class Run:
             out,
             Tailoring(method, scale, choose, check, seed, asked, {"overwrite": overwrite, **output}),
             TargetReading(**reading),
-            preference=known,
+            preference=None if preference is None else self._preference(preference),
             progress=progress,
         )
         for text in made.warnings:
@@ -377,8 +374,6 @@ class Run:
             self.path, _data(data), reading=Reading(**divide("evaluate_all", reading, Reading)[0]), **options
         )
 
-    # -- profiles --------------------------------------------------------------------------------------------------
-
     def profile(
         self,
         data: Place | None = None,
@@ -402,6 +397,4 @@ class Run:
 
 def _data(data: Any) -> Data:
     """Returns labelled data: what the workflows take, or pairs as samples."""
-    if data is None or isinstance(data, Samples | Benchmark):
-        return data
-    return given_pairs(data)
+    return data if data is None or isinstance(data, Samples | Benchmark) else given_pairs(data)

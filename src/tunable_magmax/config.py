@@ -100,10 +100,16 @@ def gather(kind: type[Described], data: Any, problems: list[str], inside: str = 
     try:
         return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
+        errors = [one for one in error.errors(include_url=False) if not _long_enough(one)]
     schema, data = schema_of(kind), json.loads(content)
     problems += dict.fromkeys(_problem(error, schema, data, inside) for error in errors)
     return None
+
+
+def _long_enough(error: Mapping[str, Any]) -> bool:
+    """Whether a list is called too short only because its items, which are told of themselves, are wrong."""
+    value = error.get("input")
+    return error["type"] == "too_short" and isinstance(value, list) and len(value) >= error["ctx"]["min_length"]
 
 
 def refuse(problems: Sequence[str], where: str) -> None:

@@ -32,9 +32,10 @@ OPTIONS = {
     "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device --force",
     "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",
-    "eval": "MODEL --checkpoint --confusion --per-class --quiet -q --json --data --head --run --prior --split "
-    "--text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task --weights "
-    "--budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include --exclude",
+    "eval": "MODEL --checkpoint --confusion --per-class --explain --quiet -q --json --data --head --run --prior "
+    "--split --text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task "
+    "--weights --budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include "
+    "--exclude",
     "compare": "RUN_DIR --preference --data --head --split --text-column --label-column --limit --batch --device "
     "--scales --prior --seed --plot --dry-run --quiet -q --json",
     "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "

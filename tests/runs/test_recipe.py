@@ -114,6 +114,24 @@ def test_all_problems_at_once(tmp_path):
     assert str(tmp_path / "merge.yml") in message
 
 
+def test_values_are_among_all_problems(tmp_path):
+    changes = {
+        "merge_method": "magmaxx",
+        "dtype": "float7",
+        "parameters": {"scope": "modle", "seed": -1, "weights": [1]},
+    }
+    message = refused(tmp_path, {**GOOD, **changes})
+    for words in (
+        "unknown merge_method 'magmaxx' (did you mean 'magmax'?)",
+        "unknown out_dtype 'float7'",
+        "unknown scope 'modle' (did you mean 'model'?)",
+        "seed is -1",
+        "1 weights for 2 tasks",
+    ):
+        assert f"  - {words}" in message
+    assert "at least 1 item" not in refused(tmp_path, {**GOOD, "models": [3]})
+
+
 @pytest.mark.parametrize("text", ["", "just text", "- a\n- b", "a: [1", "\x00"])
 def test_what_is_not_a_configuration(tmp_path, text):
     assert "merge.yml" in refused(tmp_path, text)

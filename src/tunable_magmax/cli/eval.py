@@ -72,6 +72,7 @@ def eval(
     what: What = _WHAT,
     confusion: bool = False,
     per_class: bool = False,
+    explain: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
@@ -95,6 +96,8 @@ def eval(
         Show for which tasks' classes the samples of each task were taken.
     per_class
         Show the accuracy of each class.
+    explain
+        Say what accuracy, intervals and metrics mean.
     quiet
         No progress bars; print the accuracy alone, as a number.
     as_json
@@ -109,7 +112,7 @@ def eval(
     if model is not None and kind == "run" and not merging and checkpoint is None:
         matrix = measured_by_training(model)
         average = matrix.metrics()[0].value
-        lines = [f"{model}, as training measured it", *matrix_lines(matrix)]
+        lines = [f"{model}, as training measured it", *matrix_lines(matrix, explain=explain)]
         _print(matrix.to_dict(), lines, float("nan") if average is None else average, quiet, as_json)
         return
     values = {key: value for key, value in asdict(options).items() if key not in NO_READING}
@@ -120,12 +123,12 @@ def eval(
         if model is not None and checkpoint is not None:
             chosen = None if ALL in checkpoint else checkpoint
             several = evaluate_run(model, options.data, checkpoints=chosen, **common)
-            record, shown = several.to_dict(), run_lines(several, confusion, per_class)
+            record, shown = several.to_dict(), run_lines(several, confusion, per_class, explain)
             accuracy = list(several.accuracies.values())[-1]
         else:
             subject = model if model is not None and kind == "checkpoint" else read_what(model, what)
             measured = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
-            record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class)
+            record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class, explain)
             accuracy = measured.accuracy
     _print({**record, "warnings": messages}, shown, accuracy.overall.value, quiet, as_json)
 
@@ -167,14 +170,14 @@ def _print(record: dict[str, Any], lines: Iterable[str], share: float, quiet: bo
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:
+def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
     """Yields the lines about one checkpoint or merge."""
     yield f"{evaluation.model} on {evaluation.data}, with the head {evaluation.head}"
     report = evaluation.merge
     if report is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
     yield from prior_lines(evaluation.prior)
-    yield from accuracy_lines(evaluation.accuracy, confusion, per_class)
+    yield from accuracy_lines(evaluation.accuracy, confusion, per_class, explain)
 
 
 def prior_lines(prior: AppliedPrior | None) -> Iterator[str]:
@@ -183,22 +186,22 @@ def prior_lines(prior: AppliedPrior | None) -> Iterator[str]:
         yield f"  with the site prior {prior.words} (--prior none leaves it out)"
 
 
-def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool) -> Iterator[str]:
+def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
     """Yields the lines about some checkpoints of a run, or about all with the accuracy matrix."""
     yield f"{evaluation.run} on {evaluation.data}, with the head {evaluation.head}"
     yield from prior_lines(evaluation.prior)
     if evaluation.matrix is not None:
         overall = {name: accuracy.overall.value for name, accuracy in evaluation.accuracies.items()}
-        yield from matrix_lines(evaluation.matrix, overall)
+        yield from matrix_lines(evaluation.matrix, overall, explain)
     if evaluation.matrix is None or confusion or per_class:
         for name, accuracy in evaluation.accuracies.items():
             yield ""
             yield name if name == "base" else f"after {name}"
-            yield from accuracy_lines(accuracy, confusion, per_class)
+            yield from accuracy_lines(accuracy, confusion, per_class, explain)
 
 
-def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iterator[str]:
-    """Yields a table overall and by task, the tables that were asked for, and what the numbers mean."""
+def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
+    """Yields a table overall and by task, the tables that were asked for, and to `explain` what the numbers mean."""
     known = accuracy.known_by_task
     interval = f"{100 * accuracy.level:g}% interval"
     header = ["", "samples", "accuracy", interval]
@@ -213,6 +216,8 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iter
         yield from _classes(accuracy, interval)
     if confusion:
         yield from _confusion(accuracy)
+    if not explain:
+        return
     notes = (
         f"accuracy: the largest score among all {number(len(accuracy.classes), 'class', 'classes')} of the head"
         + ("; task known: among those of the sample's own task" if accuracy.known is not None else "")
@@ -221,8 +226,10 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iter
     yield from textwrap.wrap(notes, screen_width())
 
 
-def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None) -> Iterator[str]:
-    """Yields R and its metrics. `overall`: each checkpoint's accuracy over all samples."""
+def matrix_lines(
+    matrix: AccuracyMatrix, overall: dict[str, float] | None = None, explain: bool = False
+) -> Iterator[str]:
+    """Yields R and its metrics, and to `explain` what these mean. `overall`: accuracies over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
     extra = [] if overall is None else ["all samples"]
     rows = [["", *extra, *matrix.tasks]]
@@ -240,6 +247,9 @@ def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None
     for metric in metrics:
         value = "not known" if metric.value is None else f"{metric.value:.1%}"
         lead = f"  {metric.title:<{width}}  {value:>9}  "
+        if not explain:
+            yield lead.rstrip()
+            continue
         yield from textwrap.wrap(
             metric.definition, screen_width(), initial_indent=lead, subsequent_indent=" " * len(lead)
         )

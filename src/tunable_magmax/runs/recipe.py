@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -220,12 +220,30 @@ def _read_yaml_recipe(path: Path) -> Recipe:
         complete = None if set(names) <= {None} else _complete(names, paths)
     except InputError as error:
         problems.append(str(error))
+    if file is not None:
+        options["method"] = file.merge_method
+        if file.dtype is not None:
+            options["out_dtype"] = file.dtype
+        problems += _wrong_values(options, len(tasks))
     refuse(problems, str(path))
     assert file is not None
-    options["method"] = file.merge_method
-    if file.dtype is not None:
-        options["out_dtype"] = file.dtype
     return Recipe(path.parent / file.base_model, paths, options, complete)
+
+
+def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
+    """Yields what is wrong with each option by itself: an unknown method, a negative weight, ..."""
+    from tunable_magmax.merging.methods import METHODS
+    from tunable_magmax.merging.options import Options, one_of
+
+    for name, value in options.items():
+        try:
+            if name == "method":
+                one_of(value, "merge_method", tuple(METHODS))
+            else:
+                patterns = name in ("include", "exclude") and isinstance(value, str)
+                Options.read(tasks, **{name: [value] if patterns else value})
+        except InputError as error:
+            yield str(error)
 
 
 def _same(path: Path, one: str, other: str) -> bool:

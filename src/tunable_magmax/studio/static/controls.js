@@ -1,0 +1,193 @@
+"use strict";
+// Presets, alpha, scale, prior, method, the samples to measure on and the mix to judge by.
+{
+const METHOD_NAMES = {
+  tunable_magmax: "Tunable MAGMAX", tsv: "singular vectors (tsv)", magmax: "MAGMAX", average: "weighted average",
+  random_mix: "random mix",
+};
+const ESTIMATES = {
+  labels: { title: "from labels", without: "Needs samples with labels: drop them under “Your samples”." },
+  inputs: { title: "from inputs", without: "Needs samples: drop them under “Your samples”." },
+};
+
+studio.methodName = (name) => METHOD_NAMES[name] ?? name;
+
+studio.buildControls = () => {
+  buildPresets();
+  studio.find("only").addEventListener("change", (event) => {
+    if (event.target.value) studio.usePreset(event.target.value);
+  });
+  const alpha = studio.find("alpha");
+  alpha.addEventListener("input", () => {
+    studio.setParts(studio.alphaWeights(Number(alpha.value), studio.tasks().length));
+  });
+  buildScale();
+  const prior = studio.find("prior");
+  prior.addEventListener("change", () => {
+    const before = usualScale();
+    studio.set({ prior: prior.checked });
+    followScale(before);
+  });
+  const method = studio.find("method");
+  method.addEventListener("change", () => {
+    const before = usualScale();
+    studio.set({ method: method.value });
+    followScale(before);
+  });
+  studio.find("data").addEventListener("change", (event) => studio.set({ data: event.target.value }));
+  studio.find("judge").addEventListener("change", (event) => studio.set({ judge: event.target.value }));
+  studio.watch((topics) => {
+    if (topics.has("facts")) { buildPresets(); buildChoices(); }
+    if (topics.has("now") || topics.has("facts") || topics.has("points")) drawControls();
+  });
+};
+
+// -- presets ----------------------------------------------------------------------------------------------------------
+
+const buildPresets = () => {
+  const { presets } = studio.state.facts;
+  const plain = presets.filter((preset) => !preset.id.startsWith("only-"));
+  const buttons = plain.map((preset) => presetButton(preset.id, preset.title, presetFacts(preset), false));
+  if (!studio.embedded) {
+    for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
+      if (!plain.some((preset) => preset.id === id)) buttons.push(presetButton(id, title, without, true));
+    }
+  }
+  studio.find("presets").replaceChildren(...buttons);
+  const only = presets.filter((preset) => preset.id.startsWith("only-"));
+  studio.find("only").replaceChildren(option("", "only …"), ...only.map((preset) => option(preset.id, preset.title)));
+};
+
+const presetFacts = (preset) => {
+  if (preset.samples === null && preset.expected_error === null) return preset.title;
+  const parts = [preset.samples === null ? "" : studio.count(preset.samples, "sample"),
+    preset.expected_error === null ? "" : `expected error ${studio.percent(preset.expected_error, 0)}`];
+  return `${preset.method}: ${parts.filter(Boolean).join(", ")}`;
+};
+
+const presetButton = (id, title, facts, missing) => {
+  const button = studio.element("button", {
+    type: "button", textContent: title, title: facts, attributes: { "data-preset": id },
+    on: { click: () => (missing ? studio.pointToSamples(facts) : studio.usePreset(id)) },
+  });
+  if (missing) studio.attributes(button, { class: "missing" });
+  return button;
+};
+
+/** Leads to the samples, for a preset that needs some. */
+studio.pointToSamples = (why) => {
+  studio.find("samples-title").scrollIntoView({ block: "start" });
+  studio.find("choose-files").focus({ preventScroll: true });
+  studio.announce(why);
+};
+
+/** In a page without a server: why a value cannot be chosen, if no point inside has it. */
+const notInside = (key, value) => (!studio.embedded || studio.embedded.points.some((point) => point[key] === value) ? null
+  : "no point of this page was measured with it");
+
+const option = (value, text) => studio.element("option", { value, textContent: text });
+
+const buildChoices = () => {
+  const { facts, now } = studio.state;
+  studio.find("data").replaceChildren(...facts.data.map((data) =>
+    option(data.id, `${data.title}, ${data.samples.toLocaleString("en")}${data.of > data.samples ? ` of ${data.of.toLocaleString("en")}` : ""} samples`)));
+  studio.find("data").value = now.data ?? "";
+  const presets = facts.presets.filter((preset) => preset.id === "equal" || preset.intervals || preset.id === "given");
+  studio.find("judge").replaceChildren(option("weights", "the weights as set"),
+    ...presets.map((preset) => option(preset.id, preset.id === "equal" ? "all tasks alike" : `the estimate ${preset.title}`)));
+  const methods = facts.methods.map((method) => {
+    const made = option(method.name, studio.methodName(method.name));
+    const why = method.why_not ?? notInside("method", method.name);
+    made.disabled = why !== null;
+    made.title = why ?? "";
+    return made;
+  });
+  studio.find("method").replaceChildren(...methods);
+};
+
+// -- scale ------------------------------------------------------------------------------------------------------------
+
+let mostScale = 2;
+
+const buildScale = () => {
+  const { matched } = studio.state.facts.scale;
+  mostScale = Math.max(2, Math.ceil(2 * (matched ?? 1) * 1.2) / 2);
+  const slider = studio.find("scale");
+  slider.max = mostScale;
+  const scales = new Set((studio.embedded?.points ?? []).map((point) => point.scale));
+  slider.disabled = scales.size === 1;
+  slider.addEventListener("input", () => studio.set({ scale: Number(slider.value) }));
+  const marks = [["0.5", 0.5], ["1", 1], ["matched", "matched"]];
+  studio.find("scale-marks").replaceChildren(...marks.map(([text, value]) => studio.element("button", {
+    type: "button", textContent: text, disabled: scales.size === 1 && !scales.has(value),
+    attributes: { "data-scale": value, "aria-label": `scale ${text}` },
+    on: { click: () => studio.set({ scale: value }) },
+  })));
+};
+
+/** What `matched` is for the present weights, as far as it was measured. */
+const matchedNow = () => {
+  const { point } = studio.view;
+  return point && point.scale === "matched" ? point.scale_used : studio.state.facts.scale.matched;
+};
+
+const drawScale = () => {
+  const { scale } = studio.state.now;
+  const slider = studio.find("scale"), matched = matchedNow();
+  const number = scale === "matched" ? matched : scale;
+  if (number !== null && number > mostScale) { mostScale = Math.ceil(number); slider.max = mostScale; }
+  if (number !== null && Math.abs(Number(slider.value) - number) > 1e-9) slider.value = number;
+  const measured = studio.view.point?.scale === "matched";
+  const shown = scale !== "matched" ? studio.scaleText(scale)
+    : matched === null ? "matched" : `matched${measured ? ": " : " ≈ "}${matched.toFixed(2)}`;
+  studio.write(studio.find("scale-value"), shown);
+  studio.attributes(slider, { "aria-valuetext": shown });
+  for (const mark of studio.find("scale-marks").children) {
+    const value = mark.dataset.scale === "matched" ? matched : Number(mark.dataset.scale);
+    mark.hidden = value === null;
+    mark.style.setProperty("--at", value / mostScale);
+    studio.attributes(mark, { "aria-pressed": String(scale) === mark.dataset.scale });
+  }
+};
+
+/** The scale that `tmx tailor` would take. */
+const usualScale = () => {
+  const { now, facts } = studio.state;
+  if (now.method === "tunable_magmax") return now.prior ? facts.scale.default : facts.scale.default_without_prior;
+  return studio.method(now.method).default_scale;
+};
+
+/** After a change of method or prior, the usual scale follows; one that was chosen stays. */
+const followScale = (before) => {
+  if (studio.state.now.scale === before) studio.set({ scale: usualScale() });
+};
+
+// -- the rest ---------------------------------------------------------------------------------------------------------
+
+const drawControls = () => {
+  const { now, facts } = studio.state;
+  for (const button of studio.find("presets").children) {
+    studio.attributes(button, { "aria-pressed": button.dataset.preset === now.preset });
+  }
+  const alpha = Number(studio.find("alpha").value);
+  const byAlpha = studio.sameWeights(now.weights, studio.alphaWeights(alpha, now.weights.length).map((part) => part / studio.WHOLE));
+  studio.write(studio.find("alpha-value"), byAlpha ? alpha.toFixed(2) : "");
+  studio.find("only").value = now.preset?.startsWith("only-") ? now.preset : "";
+  const prior = studio.find("prior");
+  prior.checked = now.prior;
+  const fixed = facts.prior.why_not ?? notInside("prior", !now.prior);
+  prior.disabled = fixed !== null;
+  studio.write(studio.find("prior-why"), facts.prior.why_not ?? "");
+  prior.parentElement.title = fixed ?? "";
+  studio.find("method").value = now.method;
+  studio.find("data").value = now.data ?? "";
+  const mixed = Boolean(studio.data()?.mixed);
+  studio.find("judge").value = now.judge;
+  studio.find("judge").disabled = mixed;
+  studio.write(studio.find("judge-why"), mixed ? "These samples are the site’s mix themselves." : "");
+  const refused = studio.method(now.method)?.weights === "refused";
+  studio.write(studio.find("method-why"), refused
+    ? `${studio.methodName(now.method)} takes no weights: here they set the prior and what counts.` : "");
+  drawScale();
+};
+}

@@ -1,0 +1,124 @@
+"use strict";
+// Accuracy on what matters: the number, how sure it is, and the fixed lines beside it.
+{
+studio.buildResult = () => {
+  const rows = ["this", ...LINES].map(makeComparison);
+  studio.find("comparison").replaceChildren(...rows.map((row) => row.root));
+  studio.watch(() => {
+    drawHeadline();
+    for (const row of rows) drawComparison(row);
+    drawSentence();
+  });
+};
+
+const LINES = ["base", "last", "best", "magmax"];
+
+const makeComparison = (name) => {
+  const label = studio.element("span", { className: "name" });
+  if (name !== "this") label.append(studio.element("span", { className: `key line-${name}`, attributes: { "aria-hidden": "true" } }));
+  const text = studio.element("span", { className: "text", textContent: name === "this" ? "this preference" : studio.lineNames[name] });
+  label.append(text);
+  const fill = studio.shape("rect", { x: 0, y: "22%", height: "56%", width: 0, rx: 2, class: `bar-fill line-fill-${name}` });
+  const whisker = studio.shape("line", { class: "whisker", y1: "50%", y2: "50%" });
+  const bar = studio.shape("svg", { class: "bar", "aria-hidden": "true" },
+    studio.shape("rect", { class: "bar-ground", x: 0, y: "22%", height: "56%", width: "100%", rx: 2 }), fill, whisker);
+  const number = studio.element("span", { className: "accuracy" });
+  const verdict = studio.element("span", { className: "verdict" });
+  return { name, text, fill, whisker, number, verdict, root: studio.element("li", {}, label, bar, number, verdict) };
+};
+
+const drawHeadline = () => {
+  const { kind, mix, point, from } = studio.view;
+  const { busy, facts } = studio.state;
+  const big = studio.find("accuracy");
+  studio.write(big, mix ? `${kind === "interpolated" ? "≈ " : ""}${studio.percent(mix.accuracy)}` : "–");
+  big.className = `headline ${kind}`;
+  const badge = studio.find("badge");
+  studio.write(badge, { measured: "measured", interpolated: "interpolated", none: "not measured" }[kind]);
+  badge.className = `badge ${kind}`;
+  studio.find("busy").hidden = !busy;
+  studio.write(studio.find("accuracy-about"), about(kind, mix, point, from, facts));
+};
+
+const about = (kind, mix, point, from, facts) => {
+  if (!facts.data.length) {
+    return facts.ready === false ? "The run’s checkpoints are being read."
+      : "Nothing to measure on: add samples with labels below, or start with --data.";
+  }
+  if (kind === "measured" && mix.interval) {
+    const samples = point.overall.samples;
+    const worth = studio.data()?.mixed || !point.tasks ? samples : Math.round(studio.mixed(point.tasks, studio.mix()).samples);
+    const note = worth < samples ? `, worth ${worth.toLocaleString("en")} on this mix` : "";
+    return `95 % interval ${studio.range(mix.interval)}, on ${studio.count(samples, "sample")}${note}`;
+  }
+  if (kind === "interpolated") {
+    const error = studio.embedded?.interpolation?.error;
+    const doubt = error === null || error === undefined ? "" : `; tasks are off by ${(100 * error).toFixed(1)} points on average`;
+    return `Between ${studio.count(from, "measured point")}, not measured itself${doubt}.`;
+  }
+  return "No point was measured yet with this method and prior.";
+};
+
+const drawComparison = (row) => {
+  const { kind, mix, lines, point } = studio.view;
+  const line = lines.find((other) => other.name === row.name);
+  const own = row.name === "this";
+  const accuracy = own ? mix?.accuracy ?? null : line ? studio.lineOnMix(line) : null;
+  const interval = own ? mix?.interval : line && studio.sameWeights(point?.mix?.weights ?? [], studio.mix()) ? line.mix.interval : null;
+  const place = (share) => `${(100 * share).toFixed(2)}%`;
+  studio.attributes(row.fill, { width: place(accuracy ?? 0), class: `bar-fill line-fill-${row.name} ${own ? kind : ""}` });
+  studio.attributes(row.whisker, interval ? { x1: place(interval[0]), x2: place(interval[1]) } : { x1: 0, x2: 0 });
+  studio.write(row.number, studio.percent(accuracy));
+  row.root.classList.toggle("unknown", accuracy === null);
+  if (own) return;
+  const title = line?.title ?? "";
+  studio.write(row.text, row.name === "best" && line ? `best single: ${studio.bestName(line)}` : studio.lineNames[row.name]);
+  row.text.title = title;
+  const compared = kind === "measured" && line ? verdictOf(point, line) : null;
+  studio.write(row.verdict, compared ? studio.points(compared.difference) : "");
+  row.verdict.className = `verdict ${compared ? compared.verdict.replaceAll(" ", "-") : ""}`;
+  row.verdict.title = !compared ? "" : `points; ${compared.verdict === "cannot tell" ? "not distinguishable with these samples" : `this preference is ${compared.verdict}`}`;
+};
+
+// -- verdicts ---------------------------------------------------------------------------------------------------------
+
+/**
+ * The point against a line: the server's verdict, which compares sample by sample.
+ *
+ * A page without a server has each model's accuracy alone: two shares, as if on different samples, which finds less.
+ */
+const verdictOf = (point, line) => {
+  if (studio.isComplete(point)) return line;
+  const difference = studio.onMix(point).accuracy - studio.lineOnMix(line);
+  if (!studio.embedded || !line.tasks) return null;
+  const error = (accuracies) => accuracies.reduce((sum, accuracy, t) => {
+    const samples = point.tasks[t].samples, share = studio.mix()[t];
+    return samples ? sum + (share * share * accuracy * (1 - accuracy)) / samples : sum;
+  }, 0);
+  const doubt = 1.96 * Math.sqrt(error(line.tasks) + error(point.tasks.map((task) => task.accuracy)));
+  const verdict = Math.abs(difference) <= doubt ? "cannot tell" : difference > 0 ? "clearly better" : "clearly worse";
+  return { difference, verdict };
+};
+
+const drawSentence = () => {
+  const { kind, point, lines } = studio.view;
+  const { failed, facts } = studio.state;
+  let text = "";
+  if (failed) text = `Could not be measured: ${failed.message}`;
+  else if (kind === "measured" && studio.isComplete(point) && point.sentence) text = point.sentence;
+  else if (kind === "measured" && studio.embedded && lines.length) text = unpaired(point, lines);
+  else if (!lines.length && facts.lines.total && !facts.lines.ready) {
+    text = `Measuring what this is compared with: ${facts.lines.done} of ${facts.lines.total} models.`;
+  }
+  else if (kind === "interpolated") text = studio.embedded ? "Only measured points are compared: choose one of the dots." : "Comparisons follow once it is measured.";
+  const box = studio.find("sentence");
+  studio.write(box, text);
+  box.classList.toggle("failed", Boolean(failed));
+};
+
+const unpaired = (point, lines) => {
+  const alike = lines.filter((line) => verdictOf(point, line)?.verdict === "cannot tell").map((line) => studio.lineNames[line.name]);
+  if (!alike.length) return "Told apart from all of these, comparing shares alone.";
+  return `Not distinguishable from ${alike.join(", ")} with ${studio.count(point.overall.samples, "sample")}, comparing shares alone; tmx studio compares sample by sample.`;
+};
+}

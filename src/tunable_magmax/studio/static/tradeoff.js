@@ -1,0 +1,196 @@
+"use strict";
+// The trade-off: accuracy on what matters against accuracy on the rest, for all measured points, and the front.
+{
+const MARGIN = { left: 46, right: 14, top: 12, bottom: 40 };
+const HEIGHT = 300, INSET = 12;
+
+let drawing = null; // { root, axes, front, points, lines, now, circles }
+let frame = null;
+
+studio.buildTradeoff = () => {
+  drawing = makeDrawing();
+  studio.find("tradeoff").replaceChildren(drawing.root);
+  frame = studio.keepWidth(studio.find("tradeoff"));
+  studio.watch(draw);
+};
+
+const makeDrawing = () => {
+  const parts = { axes: "axes", front: "front", points: "measured-points", lines: "fixed", now: "now" };
+  const groups = Object.fromEntries(Object.entries(parts).map(([name, className]) => [name, studio.shape("g", { class: className })]));
+  const root = studio.shape("svg", { class: "chart", height: HEIGHT, role: "group", "aria-label": "Accuracy on what matters against accuracy on the rest" },
+    ...Object.values(groups));
+  groups.points.addEventListener("keydown", walk);
+  return { root, ...groups, circles: new Map() };
+};
+
+/** What a point or line is on both axes. Where all tasks count alike there is no rest: then the worst task. */
+const place = (tasks, mix, rest, top) => {
+  if (!tasks || top === null || top === undefined) return null;
+  const known = tasks.filter((accuracy) => accuracy !== null && accuracy !== undefined);
+  const x = rest ? studio.mean(tasks, rest) : known.length ? Math.min(...known) : null;
+  return x === null ? null : { x, y: top };
+};
+
+const draw = () => {
+  const { width } = frame;
+  const mix = studio.mix(), rest = studio.restOf(mix);
+  const accuracies = (point) => point.tasks?.map((task) => task.accuracy);
+  const points = studio.pointsHere().map((point) =>
+    ({ point, ...place(accuracies(point), mix, rest, studio.onMix(point)?.accuracy) })).filter((item) => item.x !== undefined);
+  const lines = studio.view.lines.map((line) => ({ line, ...place(line.tasks, mix, rest, studio.lineOnMix(line)) }))
+    .filter((item) => item.x !== undefined);
+  const now = studio.view.tasks ? place(accuracies(studio.view), mix, rest, studio.view.mix?.accuracy) : null;
+  const all = [...points, ...lines, ...(now ? [now] : [])];
+  studio.find("tradeoff-none").hidden = all.length > 0;
+  drawing.root.style.visibility = all.length ? "visible" : "hidden";
+  studio.write(studio.find("tradeoff-about"), `Each dot is a measured preference; choose one to go there. ${rest
+    ? "Up: better on what matters. Right: better on tasks below an equal share."
+    : "All tasks count alike, so to the right is the worst task’s accuracy."}`);
+  if (!all.length || !width) return;
+  const scales = { x: axis(all.map((item) => item.x), MARGIN.left, width - MARGIN.right),
+    y: axis(all.map((item) => item.y), HEIGHT - MARGIN.bottom, MARGIN.top) };
+  studio.attributes(drawing.root, { width });
+  drawAxes(width, scales, rest);
+  drawFront(points, scales);
+  drawPoints(points, scales);
+  drawLines(lines, scales, now, width);
+  drawNow(now, scales);
+};
+
+/** A scale over some shares, from round number to round number. */
+const axis = (values, from, to) => {
+  let low = Math.min(...values), high = Math.max(...values);
+  const gap = Math.max(high - low, 0.1);
+  const step = [0.02, 0.05, 0.1, 0.2, 0.25].find((size) => gap / size <= 5) ?? 0.25;
+  low = Math.max(0, Math.floor((low - 0.06 * gap) / step) * step);
+  high = Math.min(1, Math.ceil((high + 0.06 * gap) / step) * step);
+  const ticks = [];
+  for (let value = low; value <= high + 1e-9; value += step) ticks.push(value);
+  const inset = from < to ? INSET : -INSET; // so that no mark lies on the frame
+  const at = (value) => from + inset + ((value - low) / (high - low)) * (to - from - 2 * inset);
+  return { at, ticks };
+};
+
+const drawAxes = (width, { x, y }, rest) => {
+  const bottom = HEIGHT - MARGIN.bottom, right = width - MARGIN.right;
+  const label = (text, attributes) => studio.shape("text", attributes, text);
+  const whole = (value) => `${Math.round(100 * value)}`;
+  drawing.axes.replaceChildren(
+    ...y.ticks.map((value) => studio.shape("line", { x1: MARGIN.left, x2: right, y1: y.at(value), y2: y.at(value) })),
+    ...x.ticks.map((value) => studio.shape("line", { x1: x.at(value), x2: x.at(value), y1: MARGIN.top, y2: bottom })),
+    ...y.ticks.map((value) => label(whole(value), { x: MARGIN.left - 7, y: y.at(value) + 4, "text-anchor": "end" })),
+    ...x.ticks.map((value) => label(whole(value), { x: x.at(value), y: bottom + 16, "text-anchor": "middle" })),
+    label(rest ? "accuracy on the rest, % →" : "accuracy on the worst task, % →", { x: right, y: HEIGHT - 6, "text-anchor": "end", class: "title" }),
+    label("on what matters, % →", { transform: `translate(12 ${MARGIN.top}) rotate(-90)`, "text-anchor": "end", class: "title" }),
+  );
+};
+
+const drawFront = (points, { x, y }) => {
+  const front = studio.front(points);
+  const path = front.map((item, k) => {
+    const [left, top] = [x.at(item.x).toFixed(1), y.at(item.y).toFixed(1)];
+    return k ? `V${top}H${left}` : `M${left} ${top}`; // no straight lines: nobody measured a point between two
+  }).join("");
+  drawing.front.replaceChildren(studio.shape("path", { d: path }));
+  for (const item of points) item.first = front.includes(item);
+};
+
+const drawPoints = (points, { x, y }) => {
+  const { now } = studio.state, seen = new Set();
+  for (const item of points) {
+    const { point } = item;
+    seen.add(point.id);
+    let circle = drawing.circles.get(point.id);
+    if (!circle) {
+      circle = studio.shape("circle", { r: 5, role: "button", tabindex: -1 }, studio.shape("title"));
+      circle.addEventListener("click", () => studio.goTo(point.id));
+      drawing.circles.set(point.id, circle);
+      drawing.points.append(circle);
+    }
+    const alike = point.method === now.method && point.prior === now.prior;
+    studio.attributes(circle, { cx: x.at(item.x).toFixed(1), cy: y.at(item.y).toFixed(1),
+      class: `${alike ? "alike" : "other"}${item.first ? " first" : ""}` });
+    circle.place = item;
+  }
+  for (const [id, circle] of drawing.circles) {
+    if (seen.has(id)) continue;
+    circle.remove();
+    drawing.circles.delete(id);
+  }
+  const stops = [...drawing.circles.values()];
+  if (stops.length && !stops.some((circle) => circle.getAttribute("tabindex") === "0")) studio.attributes(stops[0], { tabindex: 0 });
+  describePoints();
+};
+
+/** Names of points change with the mix; they are worked out when somebody looks. */
+const describePoints = studio.later(() => {
+  for (const circle of drawing.circles.values()) {
+    const text = studio.describePoint(circle.place.point);
+    studio.attributes(circle, { "aria-label": text });
+    studio.write(circle.firstChild, text);
+  }
+}, 150);
+
+studio.describePoint = (point) => {
+  const parts = studio.thousandths(point.weights);
+  const largest = parts.map((part, t) => ({ part, t })).filter(({ part }) => part > 0).sort((a, b) => b.part - a.part);
+  const equal = largest.length === parts.length && largest[0].part - largest[largest.length - 1].part <= 1;
+  const named = largest.slice(0, 3).map(({ part, t }) => `${studio.tasks()[t]} ${studio.percent(part / studio.WHOLE, 0)}`);
+  const weights = equal && parts.length > 1 ? "equal weights" : named.join(", ") + (largest.length > 3 ? ", …" : "");
+  const accuracy = studio.percent(studio.onMix(point)?.accuracy);
+  return `${accuracy}: ${weights}; ${studio.methodName(point.method)}, scale ${studio.scaleText(point.scale)}${point.prior ? "" : ", no prior"}`;
+};
+
+/** Arrows go from point to point, from left to right; Enter and Space choose one. */
+const walk = (event) => {
+  const circle = event.target.closest("circle");
+  const order = [...drawing.circles.values()].sort((a, b) => a.place.x - b.place.x || a.place.y - b.place.y);
+  const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+  if (step) {
+    const next = order[order.indexOf(circle) + step];
+    if (next) {
+      studio.attributes(circle, { tabindex: -1 });
+      studio.attributes(next, { tabindex: 0 });
+      next.focus();
+    }
+  } else if (event.key === "Enter" || event.key === " ") {
+    studio.goTo(circle.place.point.id);
+  } else return;
+  event.preventDefault();
+};
+
+const SYMBOLS = { base: "M-5 -5H5V5H-5Z", last: "M0 -6L6 5H-6Z", best: "M0 6L6 -5H-6Z", magmax: "M0 -7L7 0L0 7L-7 0Z" };
+
+/** Draws the fixed lines as symbols with names, each name where it covers no other. */
+const drawLines = (lines, { x, y }, now, width) => {
+  const taken = now ? [box(x.at(now.x) - 9, y.at(now.y) - 9, 18, 18)] : [];
+  for (const item of lines) taken.push(box(x.at(item.x) - 7, y.at(item.y) - 7, 14, 14));
+  const made = [];
+  for (const { line, ...at } of lines) {
+    const left = x.at(at.x), top = y.at(at.y);
+    const same = lines.filter((other) => Math.hypot(x.at(other.x) - left, y.at(other.y) - top) < 4);
+    const text = same[0].line !== line ? "" : same.map((other) => symbolName(other.line)).join(", ");
+    const size = 6.4 * text.length;
+    const places = [[10, 4, "start", left + 10, top - 7], [-10, 4, "end", left - 10 - size, top - 7],
+      [0, -11, "middle", left - size / 2, top - 22], [0, 20, "middle", left - size / 2, top + 9]];
+    const free = text && places.find(([, , , l, t]) => l > MARGIN.left && l + size < width - 2 && t > 0 && !taken.some((other) => crosses(other, box(l, t, size, 14))));
+    const [dx, dy, anchor, l, t] = free ?? places[left > width / 2 ? 1 : 0];
+    if (free) taken.push(box(l, t, size, 14));
+    const symbol = studio.shape("path", { d: SYMBOLS[line.name], transform: `translate(${left} ${top})`, class: `symbol line-${line.name}` },
+      studio.shape("title", {}, `${line.title}: ${studio.percent(at.y)}`));
+    made.push(symbol);
+    if (free) made.push(studio.shape("text", { x: left + dx, y: top + dy, "text-anchor": anchor }, text));
+  }
+  drawing.lines.replaceChildren(...made);
+};
+
+const symbolName = (line) => (line.name === "best" ? `best single (${studio.bestName(line)})` : studio.lineNames[line.name]);
+
+const box = (left, top, width, height) => ({ left, top, right: left + width, bottom: top + height });
+const crosses = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+
+const drawNow = (now, { x, y }) => {
+  const ring = now && studio.shape("circle", { cx: x.at(now.x), cy: y.at(now.y), r: 9, class: studio.view.kind });
+  drawing.now.replaceChildren(...(ring ? [ring] : []));
+};
+}

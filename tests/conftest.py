@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_server import hub  # before anything that imports huggingface_hub
 from program import sequence, tmx
 
-__all__ = ["sequence", "tmx"]
+__all__ = ["hub", "sequence", "tmx"]
 
 # Programs that tests start with another home need not compile all loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"))

@@ -46,6 +46,7 @@ OPTIONS = {
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
     "convert": "SOURCE --out -o --shard-size --strip-prefix --overwrite --fresh --quiet -q --json",
+    "push": "MODEL REPO --private --revision --dry-run --json",
     "demo": "--out -o --seed --json",
 }
 
@@ -113,6 +114,8 @@ def test_errors_are_json_where_json_is_asked_for(tmx, tmp_path, command):
         nowhere["InputError"] = [tmp_path / "nowhere.json", "-o", tmp_path / "out"]
         if command in ("init", "inspect", "verify", "eval", "compare"):
             del nowhere["InputError"][1:]
+        if command == "push":
+            nowhere["InputError"][1:] = ["org/name"]
     for kind, arguments in nowhere.items():
         plain, told = tmx(command, *arguments), tmx(command, *arguments, "--json")
         error = json.loads(told.out)["error"]

@@ -601,7 +601,7 @@ def test_a_merge_says_that_transformers_will_miss_a_configuration(tmx, sequence,
         (tmp_path / name).rename(tmp_path / "whole" / name.replace("base", "model"))
     whole = ["--base", tmp_path / "whole", "--task", sequence.tasks[0]]
     assert words not in tmx("merge", *whole, "-o", tmp_path / "e").out
-    assert "\nlibrary_name: transformers\n---" in (tmp_path / "e" / "README.md").read_text()
+    assert "---\nlibrary_name: transformers\n" in (tmp_path / "e" / "README.md").read_text()
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path):

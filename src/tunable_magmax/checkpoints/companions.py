@@ -50,6 +50,16 @@ def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
             yield path.name, path
 
 
+def is_companion(name: str) -> bool:
+    """Whether a file with this name beneath a model's directory may be one of `companion_files`.
+
+    >>> is_companion("tokenizer.json"), is_companion("1_Pooling/config.json"), is_companion("onnx/config.json")
+    (True, True, False)
+    """
+    folder, _, file = name.rpartition("/")
+    return _MODULE_FOLDER.fullmatch(folder) is not None and file.endswith(".json") if folder else _wanted(name)
+
+
 def is_module_folder(path: Path) -> bool:
     """Whether this is a folder of a sentence encoder's module that holds only a little configuration."""
     if not path.is_dir() or path.is_symlink() or _MODULE_FOLDER.fullmatch(path.name) is None:

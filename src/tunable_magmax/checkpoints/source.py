@@ -49,7 +49,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             return _open_directory(path)
         if not path.exists():
             raise InputError(
-                f"{path} does not exist: give a checkpoint file or a directory that holds one (nothing is downloaded)"
+                f"{path} does not exist: give a checkpoint file, a directory that holds one, or the name of a model "
+                "on the Hugging Face hub, org/name@revision"
             )
     except StorageError:
         raise

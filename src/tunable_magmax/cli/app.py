@@ -35,6 +35,7 @@ COMMANDS = (
     "inspect",
     "verify",
     "convert",
+    "push",
     "demo",
 )
 

@@ -39,7 +39,7 @@ def inspect(
     Parameters
     ----------
     path
-        A safetensors file, a torch file, or a directory that holds one or several.
+        A safetensors file, a torch file, a directory that holds one or several, or a hub name, org/name@revision.
     tensors
         List all tensors, in file order, not only the largest.
     shares

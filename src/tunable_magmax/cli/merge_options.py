@@ -26,9 +26,10 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON o
 class Merging:
     """Which checkpoints are merged and how, without weights."""
 
-    base: Annotated[Path | None, Parameter(help="Merge into this pre-trained checkpoint, a file or a directory.")] = (
-        None
-    )
+    base: Annotated[
+        Path | None,
+        Parameter(help="Merge into this pre-trained checkpoint: a file, a directory or a hub name, org/name@revision."),
+    ] = None
     task: Annotated[
         list[str] | None,
         Parameter(

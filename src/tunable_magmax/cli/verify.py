@@ -89,4 +89,4 @@ def _again(path: Path, known: Recipe) -> str:
     parts = ["tmx", "verify", str(path), "--base", str(known.base)]
     names = [f"{name}=" for name in known.names or ()] or [""] * len(known.tasks)
     parts += [part for name, place in zip(names, known.tasks, strict=True) for part in ("--task", f"{name}{place}")]
-    return f"Its inputs are still there; to merge them again and compare every byte:\n{shlex.join(parts)}\n"
+    return f"Its inputs are known; to merge them again and compare every byte:\n{shlex.join(parts)}\n"

@@ -13,6 +13,7 @@ from typing import Any
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG
 from tunable_magmax.checkpoints.heads import CHOICES, Heads
+from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
@@ -55,8 +56,9 @@ class Inputs:
         problems: list[str] = []
         mismatches: tuple[str, ...] = ()
         base: Checkpoint | None = None
-        for k, path in enumerate(self.paths):
+        for k, path in enumerate(list(self.paths)):
             try:
+                self.paths[k] = path = located(path)
                 if k == 0:
                     opened[k] = base = _open_base(path)
                 elif base is not None:
@@ -123,6 +125,11 @@ class Inputs:
     def described(self) -> dict[str, str]:
         """Returns descriptions of the tasks that are adapters, by role."""
         return {self.labels[k]: adapter.describe() for k, adapter in self.adapters.items()}
+
+    def pins(self) -> dict[str, str]:
+        """Returns the hub's name and commit of the checkpoints that come from there, by role."""
+        both = zip(self.labels, self.paths, strict=True)
+        return {label: pin for label, path in both if (pin := pinned(path)) is not None}
 
     def bytes_of(self, tensor: Mergeable, source: int) -> int:
         """Returns the bytes of a source's files that hold a tensor's values; 0 is the base."""

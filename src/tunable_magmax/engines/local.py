@@ -184,9 +184,10 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
 
 
 def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
-    """Returns a report with what is known of its inputs: their digests if asked for, names, and adapters."""
+    """Returns a report with what is known of its inputs: digests if asked for, names, adapters, commits on the hub."""
     digests = inputs.digests() if settings.digest_inputs else {}
-    report = replace(report, inputs=digests, names=settings.task_names(report.tasks), adapters=inputs.described())
+    names, adapters = settings.task_names(report.tasks), inputs.described()
+    report = replace(report, inputs=digests, names=names, adapters=adapters, hub=inputs.pins())
     if inputs.heads is None:
         return report
     return replace(report, heads=inputs.heads.describe(), warnings=(*report.warnings, *inputs.heads.doubts()))

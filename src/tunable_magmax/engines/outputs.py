@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
@@ -35,9 +33,10 @@ from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_sha
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import AddedFiles, Additions
+from tunable_magmax.engines.card import base_name, effective_config, front_matter, heads_section, hub_models, model_card
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, show_size
+from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
@@ -238,15 +237,18 @@ def write_sidecars(
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
             report = replace(report, warnings=(*report.warnings, text))
         digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
-    name = _base_name(inputs.paths[0], base_model)
-    config = yaml.safe_dump(_effective_config(report, name), sort_keys=False, allow_unicode=True)
+    name = base_model or base_name(inputs.paths[0])
+    config = effective_config(report, name)
     note = "# Models are named here, not located: the log beside this directory says where they were.\n"
-    digests[CONFIG] = output.write_file(CONFIG, (note + config).encode())
+    located = len(report.hub) == report.tasks + 1
+    digests[CONFIG] = output.write_file(CONFIG, (("" if located else note) + config).encode())
     added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
     for own, content in sorted(added.files.items()):
         digests[own] = output.write_file(own, content)
     library = "transformers" if MODEL_CONFIG in digests else None
-    card = _model_card(name, report.method, _shares(report), config, library) + _heads_section(inputs) + added.card
+    architectures = None if library is None else read_json(output.folder / MODEL_CONFIG).get("architectures")
+    front = front_matter(hub_models(report, name), library, architectures)
+    card = front + model_card(report, name, config) + heads_section(inputs.heads) + added.card
     digests[CARD] = output.write_file(CARD, card.encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
@@ -278,19 +280,6 @@ def _written_types(report: MergeReport, inputs: Inputs) -> list[str]:
         elements[tensor.infos[0].dtype if merged is None else merged.dtype] += tensor.size
     elements.update({info.dtype: info.numel for info in layout.copied if info.is_float})
     return [dtype for dtype, _ in elements.most_common() if dtype in FLOATS]
-
-
-def _shares(report: MergeReport) -> list[tuple[str, str]]:
-    """Returns each task's name and what it gave, as text."""
-    names = [
-        f"{label} ({report.adapters[role]})" if (role := f"task {t}") in report.adapters else label
-        for t, label in enumerate(report.labels(), start=1)
-    ]
-    if report.counts is not None:
-        total = max(report.elements, 1)
-        return [(n, f"{c:,} elements ({c / total:.1%})") for n, c in zip(names, report.counts, strict=True)]
-    weights = report.options["weights"] or ["1"] * report.tasks
-    return [(n, f"weight {weight}") for n, weight in zip(names, weights, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,73 +315,3 @@ class Log:
         # The weights are complete, so a full disk must not make it look as if they were not.
         with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-
-
-def _base_name(base: Path, chosen: str | None) -> str:
-    """Returns the base's name for the model card: the chosen one, or the hub name in the base's configuration.
-
-    Never its path: equal merges must give equal bytes wherever they are made.
-    """
-    if chosen:
-        return chosen
-    try:
-        config = json.loads((base / MODEL_CONFIG).read_text(encoding="utf-8"))
-        name = config.get("_name_or_path", "")
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError):
-        name = ""
-    is_hub_name = isinstance(name, str) and name and not name.startswith((".", "/", "~")) and name.count("/") <= 1
-    return name if is_hub_name else "base"
-
-
-def _effective_config(report: MergeReport, base: str) -> dict[str, Any]:
-    """Returns the merge as a configuration that `tmx merge config.yml` reads; models are named, not located."""
-    options = report.options
-    weights = options.get("weights")
-    models: list[dict[str, Any]] = [{"model": f"task-{t}"} for t in range(1, report.tasks + 1)]
-    for model, name in zip(models, report.names or (), strict=False):
-        model["name"] = name
-    if weights is not None:
-        for model, weight in zip(models, weights, strict=True):
-            exact = Fraction(weight)
-            short = float(exact)
-            model["parameters"] = {"weight": short if Fraction(str(short)) == exact else weight}
-    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude", "heads"}
-    parameters = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in options.items()
-        if name in kept and value is not None
-    }
-    config: dict[str, Any] = {"merge_method": report.method, "base_model": base}
-    config |= {"models": models, "parameters": parameters}
-    if options.get("out_dtype"):
-        config["dtype"] = FLOATS[options["out_dtype"]]
-    return config
-
-
-def _model_card(base: str, method: str, shares: list[tuple[str, str]], config: str, library: str | None) -> str:
-    """Returns the model card with its front matter; `shares` are rows of a task and what it gave."""
-    loaded = "" if library is None else f"library_name: {library}\n"
-    front = f"---\nbase_model: {json.dumps(base)}\ntags:\n- merge\n- tunable-magmax\n{loaded}---\n"
-    rows = "".join(f"| {_cell(task)} | {share} |\n" for task, share in shares)
-    return (
-        f"{front}\n# A merge of {len(shares)} task checkpoints into {base}\n\n"
-        f"Made with tunable-magmax, method `{method}`.\n\n"
-        f"| task | gave |\n| --- | --- |\n{rows}\n"
-        f"The configuration that was used (also in `{CONFIG}`; what came out of it is in `{REPORT}`):\n\n"
-        f"```yaml\n{config}```\n"
-    )
-
-
-def _heads_section(inputs: Inputs) -> str:
-    """Returns what the model card says of heads that base and tasks do not share."""
-    if inputs.heads is None:
-        return ""
-    lines = "".join(f"- {_cell(note)}\n" for note in inputs.heads.notes)
-    labels = inputs.heads.labels
-    named = f"Labels: {', '.join(map(_cell, labels))}.\n" if labels else ""
-    return f"\n## Heads\n\n{lines}\n{named}"
-
-
-def _cell(text: str) -> str:
-    """Escapes text so that it neither ends a table's cell nor starts markup."""
-    return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)

@@ -133,6 +133,8 @@ class MergeReport:
     """What the tasks are that are no checkpoints but adapters, by role: "task 1"."""
     heads: Mapping[str, Any] | None = None
     """What became of heads that base and tasks do not share; None if there are none."""
+    hub: Mapping[str, str] = field(default_factory=dict)
+    """Name and commit of the checkpoints that come from the Hugging Face hub, by role: "base", "task 1"."""
 
     def __repr__(self) -> str:
         what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
@@ -172,6 +174,8 @@ class MergeReport:
             del record["adapters"]  # nor does one without adapters speak of them
         if self.heads is None:
             del record["heads"]
+        if not self.hub:
+            del record["hub"]
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
     @classmethod

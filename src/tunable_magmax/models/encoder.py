@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import (
     find_homes,
@@ -175,8 +176,8 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
         import transformers
     except ImportError:
         raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
-    path = Path(path)
-    homes = find_homes(path, None if assets is None else Path(assets))
+    path = located(path)
+    homes = find_homes(path, None if assets is None else located(assets))
     home = homes[0]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with quiet():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.checkpoints.hub import SCHEME, HubName, fetched, hub_name
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -175,15 +175,6 @@ def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
 
 # -- models by name ---------------------------------------------------------------------------------------------------
 
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*|\w[\w.-]*")
-_SMALL = ("config.json", *IMAGE_FILES, *TEXT_FILES)
-_SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
-_REFUSALS = {
-    "RepositoryNotFoundError": "the hub has no such model, or it is private",
-    "GatedRepoError": "the hub asks to accept the model's terms first",
-}
-
 
 def is_hub_name(name: str) -> bool:
     """Returns whether a text may be a name on the hub; a path upwards or of several folders is none.
@@ -191,7 +182,12 @@ def is_hub_name(name: str) -> bool:
     >>> is_hub_name("openai/clip-vit-base-patch16"), is_hub_name("../models/clip")
     (True, False)
     """
-    return _HUB_NAME.fullmatch(name) is not None
+    return _model_name(name) is not None
+
+
+def _model_name(text: str) -> HubName | None:
+    """Returns the hub's model of this name, which need have no owner here, where a model is all that can be meant."""
+    return hub_name(SCHEME + text.removeprefix(SCHEME))
 
 
 def fetch_note(name: str, root: Path) -> str | None:
@@ -222,37 +218,7 @@ def resolve_model(name: str | Path, root: Path) -> Path:
     local = root / Path(text).expanduser()
     if local.exists():
         return local
-    if isinstance(name, Path) or not is_hub_name(text):
+    model = None if isinstance(name, Path) else _model_name(text)
+    if model is None:
         raise InputError(f"{local} does not exist: give a directory with config.json and weights, or a hub name")
-    folder = _fetch(text, (*_SMALL, *_SAFETENSORS), local)
-    if not _holds(folder, _SAFETENSORS):
-        folder = _fetch(text, (*_SMALL, *_TORCH), local)
-    if not _holds(folder, ("config.json",)) or not _holds(folder, (*_SAFETENSORS, *_TORCH)):
-        present = ", ".join(sorted(file.name for file in folder.iterdir())) if folder.is_dir() else ""
-        raise InputError(
-            f"the hub model {text!r} has no config.json with model.safetensors or pytorch_model.bin beside it (found "
-            f"{present or 'nothing'}): it is no model of transformers, or its download is not complete"
-        )
-    return folder
-
-
-def _fetch(name: str, patterns: tuple[str, ...], local: Path) -> Path:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise InputError(
-            f'{local} does not exist, and models of the hub need transformers: pip install "tunable-magmax[train]"'
-        ) from None
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
-    # What a failed download raises differs between versions: errors of requests, of httpx, of the hub itself.
-    except Exception as error:
-        why = _REFUSALS.get(type(error).__name__, f"{type(error).__name__}: {first_line(error)}")
-        raise InputError(
-            f"the model {name!r} is neither here ({local} does not exist) nor could it be fetched from the Hugging "
-            f"Face hub ({why}); check the name and the network, or download the model elsewhere and give its directory"
-        ) from None
-
-
-def _holds(folder: Path, patterns: tuple[str, ...]) -> bool:
-    return any(True for pattern in patterns for _ in folder.glob(pattern))
+    return fetched(model, local)

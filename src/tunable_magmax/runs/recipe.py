@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
+from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
 from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.merging.names import in_order
@@ -120,6 +121,10 @@ class Recipe:
         """Returns numbers by task name as a list in training order, 0 for tasks that are not named; a list stays."""
         return in_order(values, self.named().names, what) if isinstance(values, Mapping) else values
 
+    def located(self) -> Recipe:
+        """Returns the same recipe with models of the hub as directories, downloaded if they are not in its cache."""
+        return replace(self, base=located(self.base), tasks=tuple(map(located, self.tasks)))
+
     def with_options(self, **options: Any) -> Recipe:
         """Returns the same recipe with options set; None leaves what the recipe says."""
         chosen = {name: value for name, value in options.items() if value is not None}
@@ -163,6 +168,9 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 def folder_name(path: Path) -> str:
     """Returns what a task is called whose checkpoint has no other name."""
+    repo = pinned(path) or (None if path.exists() or (name := hub_name(path)) is None else name.repo)
+    if repo is not None:
+        return repo.partition("@")[0].rpartition("/")[2]
     return path.stem if path.suffix in (".safetensors", ".bin", ".pt", ".pth") else path.absolute().name
 
 
@@ -185,7 +193,8 @@ def read_recipe(path: str | Path) -> Recipe:
             f"{path} has no run.json, so it is not a run directory: name checkpoints with --base and --task instead"
         )
     run = Run.open(path)
-    return Recipe(run.base, run.tasks, names=run.names)
+    base, *tasks = run.sources
+    return Recipe(base, tuple(tasks), names=run.names)
 
 
 def _read_yaml_recipe(path: Path) -> Recipe:
@@ -213,7 +222,7 @@ def _read_yaml_recipe(path: Path) -> Recipe:
                 "some models have a weight and some have none; give one to each, 0 for those that do not matter"
             )
         options["weights"] = weights
-    paths = tuple(path.parent / task.model for task in tasks)
+    paths = tuple(place_of(task.model, path.parent) for task in tasks)
     names = [task.name for task in tasks]
     complete = None
     try:
@@ -227,7 +236,7 @@ def _read_yaml_recipe(path: Path) -> Recipe:
         problems += _wrong_values(options, len(tasks))
     refuse(problems, str(path))
     assert file is not None
-    return Recipe(path.parent / file.base_model, paths, options, complete)
+    return Recipe(place_of(file.base_model, path.parent), paths, options, complete)
 
 
 def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from tunable_magmax.checkpoints.hub import located, pinned, place_of
 from tunable_magmax.config import LENIENT, check
 from tunable_magmax.errors import InputError, StorageError, some_of
 from tunable_magmax.files import locked, write_atomic, write_json
@@ -97,7 +98,7 @@ class Run:
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not a readable JSON file ({error})") from None
         run = cls(path, content)
-        if not run.tasks and not begun:
+        if not run._record.tasks and not begun:
             raise InputError(f"{file}: the run has no tasks")
         return run
 
@@ -113,12 +114,18 @@ class Run:
     @property
     def base(self) -> Path:
         """The pre-trained checkpoint."""
-        return self.path / self._record.base
+        return located(self._record.base, self.path)
 
     @property
     def tasks(self) -> tuple[Path, ...]:
         """The tasks' checkpoints in training order."""
-        return tuple(self.path / task.checkpoint for task in self._record.tasks)
+        return tuple(located(task.checkpoint, self.path) for task in self._record.tasks)
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The base and the tasks' checkpoints; those on the hub by their names, so that nothing is downloaded yet."""
+        entries = (self._record.base, *(task.checkpoint for task in self._record.tasks))
+        return tuple(place_of(entry, self.path) for entry in entries)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -140,7 +147,7 @@ class Run:
     def classifier_checkpoint(self) -> Path | None:
         """The encoder of the fixed classifier."""
         entry = self._record.classifier
-        return None if entry is None or entry.checkpoint is None else self.path / entry.checkpoint
+        return None if entry is None or entry.checkpoint is None else located(entry.checkpoint, self.path)
 
     @property
     def benchmark(self) -> dict[str, Any] | None:
@@ -234,7 +241,9 @@ class Run:
         tasks[place:] = [entry, *tasks[place + 1 :]]
 
     def _relative(self, path: Path) -> str:
-        """A path inside the run directory or beside it stays right when both are moved."""
+        """A path in the run directory or beside it stays right when both are moved; a name on the hub always does."""
+        if (pin := pinned(path)) is not None:
+            return pin
         absolute, root = path.absolute(), self.path.absolute()
         if absolute.is_relative_to(root):
             return absolute.relative_to(root).as_posix()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.given import WANTED, given_samples, is_one_input
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.errors import InputError, some_of
@@ -202,9 +203,12 @@ def load_classifier(
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import Classifier
 
-    model = Path(path)
+    model = located(path)
     if not model.exists():
-        raise InputError(f"{model} does not exist: give the directory of a model, as tmx tailor or tmx merge writes it")
+        raise InputError(
+            f"{model} does not exist: give the directory of a model, as tmx tailor or tmx merge writes it, or the name "
+            "of one on the Hugging Face hub, org/name@revision"
+        )
     if is_run(model):
         raise InputError(
             f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "

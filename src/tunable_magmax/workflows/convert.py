@@ -10,6 +10,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG, companion_files, missing_config_note
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
@@ -67,7 +68,7 @@ def convert_checkpoint(
     {'w': tensor([0., 1., 2.])}
     """
     limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
-    source, target = Path(source), Path(out)
+    source, target = located(source), Path(out)
     single = is_one_file(target)
     with open_checkpoint(source) as checkpoint:
         if checkpoint.would_be_replaced_by(target):

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
@@ -138,7 +139,7 @@ def evaluate(
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         merged, subject = model, given.base
     else:
-        subject = model if isinstance(model, Recipe) else Path(model)
+        subject = model.located() if isinstance(model, Recipe) else located(model)
     head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior, owner)
@@ -217,7 +218,12 @@ def measured_by_training(run: str | Path) -> AccuracyMatrix:
 def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
     """Returns what a path is: a run directory, a YAML configuration of a merge, or a checkpoint."""
     if not model.exists():
-        raise InputError(f"{model} does not exist: give a checkpoint, a run directory or a YAML configuration")
+        if hub_name(model) is not None:
+            return "checkpoint"
+        raise InputError(
+            f"{model} does not exist: give a checkpoint, a run directory, a YAML configuration, or the name of a model "
+            "on the Hugging Face hub, org/name@revision"
+        )
     refuse_run_file(model)
     if is_run(model):
         return "run"

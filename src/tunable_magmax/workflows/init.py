@@ -148,10 +148,11 @@ def _named(text: str, problems: list[str]) -> tuple[str, str]:
 
 
 def _found(path: Path, name: str, problems: list[str]) -> TrainedCheckpoint | None:
+    from tunable_magmax.checkpoints.hub import located
     from tunable_magmax.runs.trained import find_checkpoint
 
     try:
-        return find_checkpoint(path)
+        return find_checkpoint(located(path))
     except InputError as error:
         problems.append(f"{name}: {error}")
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.lora.adapter import open_stored
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
@@ -113,7 +114,7 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     >>> inspection.format, inspection.elements, inspection.dtypes()
     ('directory with a safetensors file', 7, {'F32': (1, 6, 24), 'I64': (1, 1, 8)})
     """
-    path = Path(path)
+    path = located(path)
     adapter = holds_adapter(path)
     with open_stored(path) if adapter else open_checkpoint(path) as checkpoint:
         files = {file.name: file.stat().st_size for file in checkpoint.files}

@@ -40,7 +40,7 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
     from tunable_magmax.checkpoints.writer import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
 
-    notes: list[str] = []
+    recipe, notes = recipe.located(), []
 
     def note(text: str) -> None:
         notes.append(text)
@@ -124,6 +124,7 @@ def _is_saved(source: Path) -> bool:
 
 def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
     """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
+    from tunable_magmax.checkpoints.hub import hub_name
     from tunable_magmax.workflows.verify import logged_inputs
 
     recipe = read_recipe(source)
@@ -144,6 +145,8 @@ def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) 
         wanted = ", ".join(recipe.names or [f"task {t}" for t in range(1, len(recipe.tasks) + 1)])
         raise InputError(f"{source} is a merge of {wanted}: give one --task for each, in this order")
     base_name = read_yaml(source, "a saved configuration", "base_model")["base_model"]
+    on_hub = hub_name(base_name)
+    base_name = base_name if on_hub is None else on_hub.repo  # without the commit
     return replace(recipe, base=inputs.base, tasks=inputs.tasks, base_name=base_name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tunable_magmax.checkpoints.hub import previewed
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_of, measure_speeds
 from tunable_magmax.engines.cost import estimate as estimate_time
@@ -110,14 +111,17 @@ def plan_merge(
     try:
         heads = named_heads(options.pop("heads", None), settings.names, tasks)
         read = read_options(len(tasks), **options, heads=heads)
-        with Inputs(base, tasks, read) as inputs:
+        with previewed([base, *tasks]) as (places, downloads), Inputs(places[0], places[1:], read) as inputs:
+            if downloads and estimate:
+                raise InputError(f"the time is measured on the files themselves, but {'; '.join(downloads)}")
             if target is not None:
                 problems += _problems(inputs.refuse_as_output, target)
                 fingerprint = fingerprint_of(inputs, read, settings, target)
                 problems += _problems(Output.check_unfinished, target, fingerprint, settings.fresh)
             plan, load, memory = _planned(inputs, read, resources, settings, target)
             problems += plan.problems
-            plan = replace(plan, problems=tuple(problems), names=settings.task_names(len(tasks)))
+            names, notes = settings.task_names(len(tasks)), (*plan.notes, *downloads)
+            plan = replace(plan, problems=tuple(problems), names=names, notes=notes)
             if not estimate or problems:
                 return plan
             folder = None if target is None else existing_folder(target.absolute().parent)

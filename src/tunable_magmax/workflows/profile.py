@@ -97,11 +97,13 @@ def profile_tasks(
 
     >>> profile_tasks(Path("run"), ProfileData(task="birds", data=Path("birds")))  # doctest: +SKIP
     """
+    from tunable_magmax.checkpoints.hub import located
     from tunable_magmax.runs.run import Run, is_run, refuse_run_file
 
     options = options or ProfileOptions()
     data.check()
     refuse_run_file(source)
+    source = located(source)
     if is_run(source):
         return _in_run(Run.open(source), data, options, out, progress, notify)
     if data.task is None or out is None or data.data_root is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
@@ -91,7 +92,7 @@ def verify_checkpoint(
     >>> verify_checkpoint(folder / "merged.safetensors", *inputs).ok
     True
     """
-    path = Path(path)
+    path = located(path)
     report = read_report(path)
     if (base is None) != (not tasks):
         raise InputError("to merge again, the base and all tasks are needed: give both or neither")
@@ -348,8 +349,8 @@ def _short(value: object, names: Sequence[str] | None) -> str:
 
 
 def logged_inputs(path: str | Path) -> Recipe | None:
-    """Returns base and tasks from the log beside a merge, if it is about these files and all inputs still exist."""
-    path = Path(path)
+    """Returns a merge's base and tasks: by its log, if all still exist, or by its report, if all are on the hub."""
+    path = located(path)
     report = read_report(path)
     for entry in log_entries(path):
         try:
@@ -357,9 +358,13 @@ def logged_inputs(path: str | Path) -> Recipe | None:
             inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])), names=report.names)
         except (KeyError, TypeError, AttributeError):
             continue
-        if made and len(inputs.tasks) == report.tasks:
-            return inputs if all(place.exists() for place in (inputs.base, *inputs.tasks)) else None
-    return None
+        there = all(place.exists() for place in (inputs.base, *inputs.tasks))
+        if made and there and len(inputs.tasks) == report.tasks:
+            return inputs
+    if len(report.hub) <= report.tasks:
+        return None
+    base, *tasks = (Path(report.hub[role]) for role in ("base", *(f"task {t}" for t in range(1, report.tasks + 1))))
+    return Recipe(base, tuple(tasks))
 
 
 def log_entries(path: Path) -> Iterator[dict[str, Any]]:

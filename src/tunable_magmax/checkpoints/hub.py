@@ -1,0 +1,315 @@
+"""Names on the Hugging Face hub: `org/name@revision` becomes a directory in the hub's own cache.
+
+This is the only place that turns names into directories. What exists here always comes first, then the cache, and only
+then the network. Of a repository the weights, configuration and tokenizer are fetched, and never code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tunable_magmax.checkpoints.companions import CARD, MODEL_CONFIG, REPORT, is_companion
+from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
+from tunable_magmax.checkpoints.shards import INDEX
+from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, WEIGHT_SUFFIXES
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import read_json, show_size
+from tunable_magmax.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+SCHEME = "hf://"
+_NAME = re.compile(r"(?P<scheme>hf:/{1,2})?(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?")
+_FILES = WEIGHT_SUFFIXES | {".json", ".jsonl", ".yaml", ".yml", ".txt", ".csv", ".png", ".jpg"}
+_WEIGHTS = (
+    (INDEX, "model-*.safetensors"),
+    ("model.safetensors", ""),
+    ("pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+    ("pytorch_model.bin", ""),
+    *((file, "") for file in ADAPTER_WEIGHTS),
+)
+"""A file that a model's weights are found by, and the files that it lists; in order of preference."""
+_OWN = ("tmx-*.json", "tmx-*.yaml", "head.safetensors", "classifier-head.safetensors", "preference.json")
+_SMALL = ("config.json", "*config*.json", "token*", "vocab*", "merges.txt", "*.model", "*.jinja", *_OWN)
+_REFUSALS = {
+    "RepositoryNotFoundError": "the hub has no such model, or it is private: `hf auth login` makes yours known",
+    "GatedRepoError": "the hub asks to accept the model's terms first",
+    "RevisionNotFoundError": "the model has no such revision",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, and the hub's cache does not hold it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model on the hub: repository, and a branch, a tag or a commit."""
+
+    repo: str
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+
+def hub_name(text: str | Path, root: Path | None = None) -> HubName | None:
+    """Returns the model that a text names, `org/name`, `org/name@revision` or either behind hf://, else None.
+
+    Names of files are none, and neither are paths whose first folder is there (from `root`): those are mistyped paths.
+
+    >>> hub_name("org/name@v1"), hub_name("hf://name"), hub_name("./some/where/else"), hub_name("a/b.safetensors")
+    (HubName(repo='org/name', revision='v1'), HubName(repo='name', revision='main'), None, None)
+    """
+    match = _NAME.fullmatch(str(text))
+    if match is None:
+        return None
+    repo = match["repo"]
+    if match["scheme"] is None:
+        owner, _, name = repo.partition("/")
+        if not name or Path(name).suffix in _FILES or ((root or Path()) / owner).exists():
+            return None
+    return HubName(repo, match["revision"] or "main")
+
+
+def place_of(text: str | Path, root: Path) -> Path:
+    """Returns what a file in `root` means by a text: a path from there, or a hub name, which stays one."""
+    return Path(text) if not _exists(root / text) and hub_name(text, root) is not None else root / text
+
+
+def located(path: str | PathLike[str], root: Path | None = None) -> Path:
+    """Returns a checkpoint's path: as it is if it exists or is no hub name, else the model's directory in the cache.
+
+    Relative paths count from `root`. A model that is not in the cache is downloaded.
+    """
+    local = Path(path) if root is None else root / path
+    if _exists(local):
+        return local
+    name = hub_name(Path(path), root)
+    return local if name is None else fetched(name, local)
+
+
+def fetched(name: HubName, local: Path) -> Path:
+    """Returns a model's directory in the cache, downloaded if it is not complete there; `local` is what errors name."""
+    with _explained(name, local):
+        if (folder := _cached(name)) is not None:
+            return folder
+        sizes = _Remote.ask(name).needed
+        configured = MODEL_CONFIG in sizes or CONFIG_NAME in sizes
+        if not configured or not any(file in sizes for file, _ in _WEIGHTS):
+            raise InputError(
+                f"the hub model {str(name)!r} has no {MODEL_CONFIG} with model.safetensors or pytorch_model.bin beside "
+                f"it (found {some_of(sorted(sizes)) or 'nothing'}): it is no model of transformers"
+            )
+        from huggingface_hub import snapshot_download
+
+        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in sizes]
+        with bars_on_terminals():
+            return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns))
+
+
+def pinned(path: Path) -> str | None:
+    """Returns `org/name@commit` of a path in the hub's cache; None of any other.
+
+    >>> pinned(Path("/cache/models--org--name/snapshots/0123abc")), pinned(Path("/models/base"))
+    ('org/name@0123abc', None)
+    """
+    parts = path.absolute().parts
+    for folder, kind, commit in zip(parts, parts[1:], parts[2:], strict=False):
+        if folder.startswith("models--") and kind == "snapshots":
+            return f"{folder.removeprefix('models--').replace('--', '/')}@{commit}"
+    return None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # whoever opens it says what is wrong with it
+
+
+def _cached(name: HubName) -> Path | None:
+    """Returns a model's directory in the cache, if all that is needed of it is there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            name.repo,
+            revision=name.revision,
+            local_files_only=True,
+            allow_patterns=list(_SMALL),
+            ignore_patterns="*.py",
+        )
+    except OSError:  # not there, or not all of it
+        return None
+    return Path(found) if _complete(Path(found)) else None
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a directory holds all files of a model's weights."""
+    for file, listed in _WEIGHTS:
+        if not (folder / file).exists():
+            continue
+        try:
+            shards = set(read_json(folder / file).get("weight_map", {}).values()) if listed else set()
+        except (InputError, AttributeError, TypeError):
+            return True  # whoever opens it says what is wrong with it
+        config = CONFIG_NAME if file.startswith("adapter") else MODEL_CONFIG
+        return (folder / config).exists() and all((folder / str(shard)).exists() for shard in shards)
+    return False
+
+
+def needed_files(names: Sequence[str]) -> list[str]:
+    """Returns the files of a repository that are fetched: one kind of weights, and the small files beside them.
+
+    >>> needed_files(["config.json", "model.safetensors", "pytorch_model.bin", "modeling.py", "onnx/model.onnx"])
+    ['config.json', 'model.safetensors']
+    """
+    weights = next(((file, listed) for file, listed in _WEIGHTS if file in names), ())
+    own = (*_OWN, CARD) if REPORT in names else _OWN  # a merge's report lists the card, too
+    return [
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in weights)
+        or any(fnmatchcase(name, pattern) for pattern in own)
+        or (is_companion(name) and not name.endswith(".py"))
+    ]
+
+
+# -- without a download -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def previewed(paths: Sequence[str | Path]) -> Iterator[tuple[list[Path], list[str]]]:
+    """Yields paths whose headers can be read, and a note for each model that would be downloaded.
+
+    Of a model that is not in the cache, only headers are read from the hub. Its stand-in has the same names, types,
+    shapes and sizes, and takes no room on the disk; its values are zeros. It goes away with the block.
+    """
+    notes: list[str] = []
+    with TemporaryDirectory(prefix="tmx-headers-") as scratch:
+        places = []
+        for k, path in enumerate(paths):
+            name = None if _exists(Path(path)) else hub_name(path)
+            if name is None:
+                places.append(Path(path))
+                continue
+            with _explained(name, Path(path)):
+                folder = _cached(name)
+                if folder is None:
+                    remote = _Remote.ask(name)
+                    folder = Path(scratch) / str(k)
+                    remote.stand_in(folder)
+                    size = show_size(sum(remote.needed.values()))
+                    notes.append(f"{name.repo}@{remote.commit} is not in the hub's cache: {size} would be downloaded")
+            places.append(folder)
+        yield places, notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """A model as the hub lists it."""
+
+    api: HfApi
+    repo: str
+    commit: str
+    needed: Mapping[str, int]
+    """The sizes of the files that are needed."""
+
+    @classmethod
+    def ask(cls, name: HubName) -> _Remote:
+        from huggingface_hub import HfApi
+
+        api = HfApi(library_name="tunable-magmax", library_version=__version__)
+        info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return cls(api, name.repo, str(info.sha), {file: sizes[file] for file in needed_files(list(sizes))})
+
+    def stand_in(self, folder: Path) -> None:
+        """Makes a directory with the model's headers."""
+        from huggingface_hub import hf_hub_download
+
+        folder.mkdir()
+        weights = [file for file in self.needed if Path(file).suffix in WEIGHT_SUFFIXES]
+        torch_files = [file for file in weights if not file.endswith(".safetensors")]
+        if torch_files:
+            size = show_size(sum(self.needed[file] for file in torch_files))
+            raise InputError(
+                f"{self.repo}@{self.commit} is not in the hub's cache, and its weights are torch files, of which "
+                f"nothing is known before they are downloaded ({size}): `hf download {self.repo}` does that"
+            )
+        for file in {INDEX, MODEL_CONFIG, CONFIG_NAME} & self.needed.keys():
+            here = hf_hub_download(self.repo, file, revision=self.commit)
+            (folder / file).write_bytes(Path(here).read_bytes())
+        for file in weights:
+            found = self.api.parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
+            _write_header(folder / file, found.metadata, found.tensors)
+
+
+def _write_header(file: Path, metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> None:
+    """Writes a safetensors file of these tensors, in which there is nothing but the header."""
+    entries = {
+        name: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
+        for name, info in tensors.items()
+    }
+    header = json.dumps({"__metadata__": dict(metadata), **entries} if metadata else entries).encode()
+    with open(file, "wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + max((entry["data_offsets"][1] for entry in entries.values()), default=0))
+
+
+# -- errors and progress ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _explained(name: HubName, local: Path) -> Iterator[None]:
+    """Turns what goes wrong with the hub into one paragraph."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ImportError:
+        raise InputError(
+            f'{local} does not exist, and models of the hub need huggingface_hub: pip install "tunable-magmax[hub]"'
+        ) from None
+    # What a failed download raises differs between versions: errors of requests, of httpx, of the hub itself.
+    except Exception as error:
+        raise InputError(
+            f"the model {str(name)!r} is neither here ({local} does not exist) nor could it be fetched from the "
+            f"Hugging Face hub ({refusal(error)}); check the name and the network, or download the model elsewhere and "
+            "give its directory"
+        ) from None
+
+
+def refusal(error: Exception) -> str:
+    """Returns why the hub refused something, in a few words."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else None
+    if (known := _REFUSALS.get(type(error).__name__)) is not None:
+        return known
+    if cause is not None:  # such as the file that was being sent
+        return refusal(cause)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def bars_on_terminals() -> Iterator[None]:
+    """Turns off the hub's progress bars where nobody watches them."""
+    utils: Any = import_module("huggingface_hub.utils")
+    if sys.stderr.isatty() or utils.are_progress_bars_disabled():
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()

@@ -1,0 +1,120 @@
+"""`tmx push`: a model directory becomes one commit on the hub, and can be used from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+# A habit of huggingface_hub's own upload.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
+
+
+@pytest.fixture
+def merged(sequence, tmx, tmp_path):
+    (tmp_path / "base").mkdir()
+    sequence.base.rename(tmp_path / "base" / "model.safetensors")
+    (tmp_path / "base" / "config.json").write_text('{"model_type": "bert"}')
+    tasks = [part for task in sequence.tasks for part in ("--task", task)]
+    assert tmx("merge", "--base", tmp_path / "base", *tasks, "-o", tmp_path / "out").code == 0
+    return tmp_path / "out"
+
+
+def test_a_push_and_the_model_from_there(hub, merged, tmx):
+    result = tmx("push", merged, "org/site", "--private", "--json")
+    assert result.code == 0, result.err
+    pushed = json.loads(result.out)
+    assert pushed["address"] == f"{hub.address}/org/site"
+    there = hub.repos["org/site"]["main"]
+    assert there == {file.name: file.read_bytes() for file in merged.iterdir()}
+    assert there.keys() == pushed["files"].keys()
+    assert hub.private == {"org/site"}
+    assert sum("/commit/" in request for request in hub.requests) == 1
+    assert "hf_a_secret" not in result.out + result.err
+    shown = json.loads(tmx("inspect", f"org/site@{pushed['commit']}", "--json").out)
+    assert shown["merge"]["method"] == "tunable_magmax"
+    assert tmx("verify", "org/site").code == 0
+
+
+def test_a_branch(hub, merged, tmx):
+    for _ in range(2):  # the second time, both are there
+        result = tmx("push", merged, "org/site", "--revision", "v2")
+        assert result.code == 0, result.err
+    assert result.out.startswith(f"{hub.address}/org/site/tree/v2: 5 files, ")
+    assert hub.repos["org/site"]["main"] == {}
+
+
+def test_what_should_be_private_never_becomes_public(hub, merged, tmx):
+    hub.repos["org/site"] = {"main": {}}
+    assert "org/site is there already and is public" in tmx("push", merged, "org/site", "--private").err
+    assert hub.repos["org/site"]["main"] == {}
+
+
+def test_a_dry_run_sends_nothing(hub, merged, tmx):
+    result = tmx("push", merged, "org/site", "--dry-run")
+    assert result.code == 0, result.err
+    assert "model.safetensors" in result.out
+    assert "would go to org/site, branch main: 5 files" in result.out
+    assert hub.requests == []
+
+
+def test_what_does_not_belong_is_refused_all_at_once(hub, merged, tmx, tmp_path):
+    (tmp_path / "secret.txt").write_text("")
+    (merged / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    (merged / "photo.jpg").write_text("")
+    (merged / "inner").mkdir()
+    (merged / "inner" / ".env").write_text("")
+    (merged / "tmx-config.yaml").unlink()
+    result = tmx("push", merged, "org/site")
+    assert result.code == 2
+    assert [line.strip(" -") for line in result.err.splitlines()[1:]] == [
+        "inner/.env is no part of a model: move it elsewhere",
+        "notes.txt is a link that leads out of the directory: put the file itself there",
+        "photo.jpg is no part of a model: move it elsewhere",
+        "tmx-config.yaml is missing, which tmx-report.json lists",
+    ]
+    assert hub.requests == []
+
+
+def test_unfinished_and_misnamed(hub, merged, tmx):
+    partial = merged.rename(merged.with_name("out.partial"))
+    assert "is unfinished: run the command that makes it again" in tmx("push", partial, "org/site").err
+    assert "give org/name" in tmx("push", partial, "site").err
+    assert "is no directory" in tmx("push", Path("none"), "org/site").err
+
+
+def test_a_hub_that_refuses(hub, merged, tmx, monkeypatch):
+    monkeypatch.setattr(type(hub), "commit_of", lambda self, files: 1 / 0)
+    monkeypatch.setattr("socketserver.BaseServer.handle_error", lambda *arguments: None)
+    result = tmx("push", merged, "org/site")
+    assert result.code == 1
+    assert "could not be uploaded to org/site" in result.err
+    assert "hf_a_secret" not in result.err
+
+
+def test_a_run_on_the_hub_is_tailored_pushed_and_used_from_there(hub, image_run, tmx, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entries = {
+        name: f"me/{name}@{hub.put(f'me/{name}', image_run.path / name)}" for name in ("base", "first", "second")
+    }
+    shutil.copytree(image_run.path, "run", ignore=lambda _, names: [name for name in names if name in entries])
+    record = json.loads(Path("run/run.json").read_text())
+    for task in record["tasks"]:
+        task["checkpoint"] = entries[task["name"]]
+    record |= {"base": entries["base"], "classifier": {**record["classifier"], "checkpoint": entries["base"]}}
+    Path("run/run.json").write_text(json.dumps(record))
+    data = image_run.pairs(tmp_path / "data", {"red": 2, "green": 2})
+    result = tmx("tailor", "run", "--weights", "3,1", "--check", "none", "-o", "site", "-q")
+    assert result.code == 0, result.err
+    assert json.loads(Path("site/tmx-report.json").read_text())["hub"]["task 2"] == entries["second"]
+    assert tmx("push", "site", "me/site").code == 0
+    shutil.rmtree("run")
+    local, remote = (
+        json.loads(tmx("predict", model, data / "red", "--device", "cpu", "--json").out)["predictions"]
+        for model in ("site", "me/site")
+    )
+    assert remote == local
+    accuracy = tmx("eval", "me/site", "--data", data, "--device", "cpu", "-q")
+    assert accuracy.code == 0, accuracy.err

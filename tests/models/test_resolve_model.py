@@ -1,0 +1,73 @@
+"""A model's name is a directory here or a name on the hub, of which only what is needed is fetched."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.pretrained import resolve_model
+
+NAME = "openai/clip-vit-base-patch16"
+NEEDED = {"config.json", "preprocessor_config.json", "tokenizer.json", "merges.txt", "1_Pooling/config.json"}
+NOT_NEEDED = {"README.md", "flax_model.msgpack", "tf_model.h5", "onnx/model.onnx", "openvino/config.json", "code.py"}
+
+
+@pytest.fixture
+def remote(hub, tmp_path):
+    """The files of a model on the hub, without weights."""
+    hub.repos[NAME] = {"main": dict.fromkeys([*NEEDED, *NOT_NEEDED], b"{}")}
+    return hub.repos[NAME]["main"]
+
+
+def fetched(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("weights", "taken"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "fp16/model.safetensors"], "model.safetensors"),
+        (["pytorch_model.bin"], "pytorch_model.bin"),
+    ],
+)
+def test_only_what_an_encoder_needs_is_fetched(remote, tmp_path, weights, taken):
+    remote |= dict.fromkeys(weights, b"{}")
+    assert fetched(resolve_model(NAME, tmp_path)) == {*NEEDED, taken}
+
+
+def test_a_repository_without_weights(remote, tmp_path):
+    with pytest.raises(InputError, match=r"has no config\.json with model\.safetensors or pytorch_model\.bin.*\(found"):
+        resolve_model(NAME, tmp_path)
+
+
+def test_what_is_here_comes_first(hub, tmp_path):
+    (tmp_path / "openai" / "clip").mkdir(parents=True)
+    assert resolve_model("openai/clip", tmp_path) == tmp_path / "openai" / "clip"
+    assert resolve_model(str(tmp_path / "openai"), tmp_path / "elsewhere") == tmp_path / "openai"
+    for name in ("./nowhere", "../a/b", "a/b/c", str(tmp_path / "none")):
+        with pytest.raises(InputError, match="does not exist: give a directory with config"):
+            resolve_model(name, tmp_path)
+    with pytest.raises(InputError, match="name is empty"):
+        resolve_model("  ", tmp_path)
+    assert hub.requests == []
+
+
+def test_a_name_that_the_hub_does_not_know(hub, tmp_path):
+    with pytest.raises(InputError) as caught:
+        resolve_model("opnai/clip", tmp_path)
+    assert str(caught.value) == (
+        f"the model 'opnai/clip' is neither here ({tmp_path}/opnai/clip does not exist) nor could it be fetched from "
+        "the Hugging Face hub (the hub has no such model, or it is private: `hf auth login` makes yours known); check "
+        "the name and the network, or download the model elsewhere and give its directory"
+    )
+
+
+def test_without_a_network_one_paragraph_says_so(hub, tmp_path, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def unreachable(*arguments, **options):
+        raise ConnectionError("Cannot reach the hub.\nMany\nmore\nlines")
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    with pytest.raises(InputError, match=r"\(ConnectionError: Cannot reach the hub\.\)"):
+        resolve_model("openai/clip", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Annotated, Literal
 
 import pytest
@@ -19,6 +20,7 @@ from tunable_magmax.config import (
     Texts,
     check,
     gather,
+    parse_yaml,
     read_yaml,
     schema_of,
     set_value,
@@ -155,3 +157,46 @@ def test_single_values_are_set():
     for change in ("a.b", "a.b.c=1", "c=[1"):
         with pytest.raises(InputError, match=f"--set {change}".replace("[", r"\[")):
             set_value(data, change)
+
+
+BOMB = "\n".join(["a0: &a0 [1, 1]", *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12))])
+MERGED = "\n".join(
+    ["a0: &a0 {x: 1}", *(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 9)}]}}" for k in range(1, 12))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 5000, "nested more than 100 deep"),
+        ("a: &a [*a]", "aliases give more than 100,000 values"),
+        (BOMB, "aliases give more than 100,000 values"),
+        (MERGED, "aliases give more than 100,000 values"),
+        ("seed: " + "9" * 5000, "a number has 5,000 digits"),
+        ("seed: 0x" + "f" * 5000, "a number has 5,002 digits"),
+        ('name: "\\ud800"', "half of a character"),
+        ('name: "\\UFFFFFFFF"', "too large"),
+        ("when: 2024-99-99", "month must be in 1..12"),
+        ("x: !!bool perhaps", "does not fit its value"),
+        ("x: !!int ''", "does not fit its value"),
+        ("x: !!timestamp z", "does not fit its value"),
+        ("x: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+)
+def test_yaml_made_to_do_harm_is_refused(tmp_path, text, says):
+    with pytest.raises(ValueError, match=says):
+        parse_yaml(text)
+    (tmp_path / "file.yaml").write_text(text)
+    with pytest.raises(InputError, match=f"(?s)not a readable YAML file: .*{says}"):
+        read_yaml(tmp_path / "file.yaml", "a file", "keys")
+    with pytest.raises(InputError, match=f"(?s)--set x=.*{says}"):
+        set_value({}, f"x={text}")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [({date(2024, 1, 1): 1}, "neither a text nor a number"), ({"name": "a\0b"}, "NUL character")],
+)
+def test_values_that_no_file_should_have(data, says):
+    with pytest.raises(InputError, match=says):
+        check(Sample, data, "file")

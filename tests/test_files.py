@@ -1,7 +1,8 @@
-"""Atomic writes and locks between processes."""
+"""Atomic writes, bounded reads, and locks between processes."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import acquire_lock, locked, read_json, write_atomic
+from tunable_magmax.files import acquire_lock, locked, parse_json, read_json, write_atomic, write_json
 
 HOLDER = """
 import sys, time
@@ -70,3 +71,50 @@ def test_a_link_in_place_of_a_lock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         acquire_lock(tmp_path / "x.lock", "taken")
     assert (tmp_path / "precious").read_text() == "data"
+
+
+# -- JSON of others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 101 + "]" * 101, "nested more than 100 deep"),
+        ("[" * 200_000, "nested more than 100 deep"),
+        ('{"a":' * 5_000 + "1" + "}" * 5_000, "nested more than 100 deep"),
+        ('{"seed": ' + "9" * 5_000 + "}", "a number has 5,000 digits, at most 100 are read"),
+        ('{"seed": -' + "9" * 101 + "}", "a number has 102 digits"),
+        ('{"name": "\\ud800"}', r"\\ud800 is half of a character"),
+        ('{"\\udfff": 1}', r"\\udfff is half of a character"),
+        ("{", "Expecting"),
+    ],
+)
+def test_json_made_to_do_harm_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_json(text)
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(InputError, match=rf"file.json is not JSON \(.*{says}"):
+        read_json(tmp_path / "file.json")
+
+
+def test_json_that_only_looks_odd_is_read() -> None:
+    text = '{"long": "' + "1" * 200 + '", "emoji": "\\ud83d\\ude00", "deep": ' + "[" * 99 + "]" * 99 + "}"
+    assert parse_json(text) == json.loads(text)
+    assert parse_json(text.encode()) == json.loads(text)
+
+
+def test_only_regular_files_of_a_sensible_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate((32 << 20) + 1)
+    for name, says in (("pipe", "not a regular file"), ("large", "more than 32.0 MiB"), ("", "Is a directory")):
+        with pytest.raises(InputError, match=says):
+            read_json(tmp_path / name)
+    with pytest.raises(InputError, match="null"):
+        read_json(tmp_path / "a\0b")
+
+
+def test_names_that_no_file_can_hold_are_refused_before_writing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not UTF-8"):
+        write_json(tmp_path / "run.json", {"data": "caf\udce9"})
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -17,6 +18,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.files import DEEPEST, MOST_DIGITS, TOO_DEEP, parse_json, read_whole, refuse_half_characters
 
 Reader: TypeAlias = Callable[[Any], Any]
 
@@ -83,9 +85,9 @@ def check(kind: type[Described], data: Any, where: str) -> Described:
 def check_json(kind: type[Described], text: str, where: str, newest: int) -> Described:
     """Does the same with a JSON text, and refuses one whose `version` is above `newest`."""
     try:
-        record = json.loads(text)
+        record = parse_json(text)
     except ValueError as error:
-        raise InputError(f"{where}: not JSON: {error}") from error
+        raise InputError(f"{where}: not JSON: {error}") from None
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > newest:
         raise InputError(
@@ -96,7 +98,14 @@ def check_json(kind: type[Described], text: str, where: str, newest: int) -> Des
 
 def gather(kind: type[Described], data: Any, problems: list[str], inside: str = "") -> Described | None:
     """Like `check`, but adds the problems to a list and returns None. `inside`: the keys that lead to `data`."""
-    content = json.dumps(data, default=str)
+    try:
+        content = json.dumps(data, default=str)
+    except TypeError:
+        problems.append(f"{inside or 'it'} has a key that is neither a text nor a number")
+        return None
+    if "\\u0000" in content:  # no path may have it, and no text needs it
+        problems.append(f"{inside or 'it'} has a text with a NUL character")
+        return None
     try:
         return TypeAdapter(kind).validate_json(content)
     except ValidationError as error:
@@ -184,17 +193,89 @@ def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], data: Any, ins
 
 def read_yaml(path: Path, expected: str, mapping: str) -> dict[str, Any]:
     """Reads a YAML file that holds a mapping. `expected` and `mapping` are for errors: which file, with which keys."""
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_whole(path, LARGEST_YAML))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; expected {expected}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a readable YAML file: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping with {mapping}")
     return content
+
+
+LARGEST_YAML = 1 << 20
+"""Bytes of the largest YAML file that is read."""
+MOST_VALUES = 100_000
+"""Values that a YAML text may have once its aliases are written out."""
+
+
+def parse_yaml(content: bytes | str) -> Any:
+    """Returns what a YAML text holds; one that is broken or made to do harm is a ValueError that says why.
+
+    >>> parse_yaml("{scale: 0.5, weights: [3, 1]}")
+    {'scale': 0.5, 'weights': [3, 1]}
+    """
+    import yaml
+
+    try:
+        loader = _shallow_loader()(content)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_odd(node)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (yaml.YAMLError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    except (
+        LookupError,
+        AttributeError,
+    ) as error:  # PyYAML on tags that do not fit their values, such as !!bool perhaps
+        raise ValueError(f"a tag (!!) does not fit its value ({error})") from None
+
+
+@cache
+def _shallow_loader() -> Any:
+    """Returns PyYAML's safe loader, but for deep nesting, on which its time would be quadratic."""
+    import yaml
+
+    class Shallow(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > DEEPEST:
+                raise ValueError(TOO_DEEP)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    return Shallow
+
+
+def _refuse_odd(root: Any) -> None:
+    """Raises a ValueError for a tree of YAML nodes whose values would be too many, too deep or no values of JSON."""
+    import yaml
+
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            refuse_half_characters(node.value)
+            if node.tag.endswith((":int", ":float")) and len(node.value) > MOST_DIGITS:
+                raise ValueError(f"a number has {len(node.value):,} digits, at most {MOST_DIGITS} are read")
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_VALUES + 1  # for a node that contains itself
+            inner = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        if sizes[id(node)] > MOST_VALUES:
+            raise ValueError(f"written out, its aliases give more than {MOST_VALUES:,} values")
+        return sizes[id(node)]
+
+    size(root)
 
 
 def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingProxyType({})) -> None:
@@ -203,8 +284,6 @@ def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingPr
     `paths`: keys that hold paths, each with a function that makes the path independent of where the file is. They may
     also be inside a mapping that is set, as in "benchmark={data: cifar, ...}".
     """
-    import yaml
-
     path, equals, value = change.partition("=")
     *outer, last = path.split(".")
     place = content
@@ -215,8 +294,8 @@ def set_value(content: Any, change: str, paths: Mapping[str, Reader] = MappingPr
     if not equals or not isinstance(place, dict):
         raise InputError(f"--set {change}: expected KEY=VALUE, such as train.lr=3e-5")
     try:
-        place[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        place[last] = parse_yaml(value)
+    except ValueError as error:
         raise InputError(f"--set {change}: the value is not readable ({error})") from None
     for key, read in paths.items():
         if f"{key}.".startswith(f"{path}."):

@@ -1,4 +1,4 @@
-"""What any module needs of the disk: atomic writes, locks between processes, and sizes as people write them."""
+"""What any module needs of the disk: atomic writes, bounded reads, locks between processes, and sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -117,7 +119,12 @@ def sync_directory(path: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file with `write_atomic`."""
-    write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    try:
+        refuse_half_characters(text)
+    except ValueError as error:
+        raise InputError(f"{path} cannot hold a name that is not UTF-8 ({error}): rename the file") from None
+    write_atomic(path, text.encode())
 
 
 def is_plain_name(name: str, depth: int = 1) -> bool:
@@ -130,15 +137,98 @@ def is_plain_name(name: str, depth: int = 1) -> bool:
     return len(parts) <= depth and "\0" not in name and not {"", ".", ".."} & set(parts)
 
 
+LARGEST_TEXT = 32 << 20
+"""Bytes of the largest JSON file that is read: parsed it may take 30 times as much memory."""
+DEEPEST = 100
+"""How deep the values of a file may be nested: whoever walks over them may call itself for each level."""
+MOST_DIGITS = 100
+"""Digits of the longest whole number in a file; longer ones are an attack, and most arithmetic fails on them."""
+
+
+def read_whole(path: Path, limit: int = LARGEST_TEXT) -> bytes:
+    """Returns the content of a regular file of at most `limit` bytes; else raises an OSError or a ValueError."""
+    # Not blocking, because a named pipe that nobody writes to would let us wait for ever.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it has more than {show_size(limit)}, too many for such a file")
+    return content
+
+
+def parse_json(
+    content: bytes | bytearray | str,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    odd_names: bool = False,
+) -> Any:
+    """Returns what a JSON text holds; one that is broken or made to do harm is a ValueError that says why.
+
+    All JSON of others goes through here. `pairs` is json's object_pairs_hook; `odd_names` is for logs of ours, whose
+    names of files may not be UTF-8.
+
+    >>> parse_json('{"weights": [3, 1]}')
+    {'weights': [3, 1]}
+    >>> parse_json("[" * 1000 + "]" * 1000)
+    Traceback (most recent call last):
+    ...
+    ValueError: its values are nested more than 100 deep
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    try:
+        # A function of ours for each number would double the time.
+        parse_int = _whole_number if _MANY_DIGITS.search(text) else None
+        parsed = json.loads(text, parse_int=parse_int, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    level = [parsed] if type(parsed) in (dict, list) else []
+    for _ in range(DEEPEST):
+        values = chain.from_iterable(outer.values() if type(outer) is dict else outer for outer in level)
+        level = [inner for inner in values if type(inner) in (dict, list)]
+        if not level:
+            break
+    else:
+        raise ValueError(TOO_DEEP)
+    if "\\u" in text and not odd_names:
+        refuse_half_characters(json.dumps(parsed, ensure_ascii=False))
+    return parsed
+
+
+_MANY_DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
+
+
+TOO_DEEP = f"its values are nested more than {DEEPEST} deep"
+
+
+def refuse_half_characters(text: str) -> None:
+    """Raises a ValueError for a text with lone surrogates, which no file can hold and no terminal can show."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(f"{half} is half of a character, without its other half") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits, at most {MOST_DIGITS} are read")
+    return int(digits)
+
+
+def load_json(path: Path, odd_names: bool = False) -> Any:
+    """Returns what a JSON file holds; a broken or unreadable one is an OSError or a ValueError. See `parse_json`."""
+    return parse_json(read_whole(path), odd_names=odd_names)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON file that holds an object. One that is missing, unreadable or something else is an `InputError`."""
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): download or save it again") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found a {type(content).__name__}: download or save it again")

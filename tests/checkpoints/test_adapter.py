@@ -242,7 +242,7 @@ def test_starts_that_leave_the_base_alone(tmp_path, start) -> None:
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": None}, "lora_alpha is None: must be a number"),
         ({"lora_alpha": float("nan")}, "lora_alpha and alpha_pattern must be finite numbers, found nan"),
-        ({"lora_alpha": 10**400}, "lora_alpha and alpha_pattern must be finite numbers, found inf"),
+        ({"lora_alpha": 10**400}, "a number has 401 digits"),
         ({"rank_pattern": {"q": 1.5}}, "rank_pattern.q is 1.5: must be a whole number"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1]: must be a mapping"),
         ({"alpha_pattern": {"(": 1}}, "the pattern '(' is not a regular expression"),

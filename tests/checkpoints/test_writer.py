@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.shards import Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo, torch_dtype
@@ -312,6 +313,7 @@ import sys, time
 from pathlib import Path
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 shards = plan_shards([TensorInfo("a", "U8", (4,)), TensorInfo("b", "U8", (3,)), TensorInfo("c", "U8", (5,))], 7)
 def slowly():
@@ -510,6 +512,7 @@ def test_file_size_limit_of_the_system(tmp_path: Path) -> None:
 import resource, sys
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.checkpoints.shards import plan_shards
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output
 [shard] = plan_shards([TensorInfo("a", "U8", (1 << 20,))])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
@@ -634,3 +637,26 @@ def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
 def test_a_single_file_has_no_folders(tmp_path: Path) -> None:
     with Output(tmp_path / "x.safetensors", {}) as output, pytest.raises(InputError, match="cannot be the name"):
         output.write_file("1_Pooling/config.json", b"")
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        b"{",
+        b"[]",
+        b"[" * 5000,
+        b'{"moves": [], "old": []}',
+        b'{"moves": [["../stolen", "out"]], "old": []}',
+        b'{"moves": [["output", "../out"]], "old": []}',
+        b'{"moves": [["output", "out"]], "old": ["/etc/passwd"]}',
+        b'{"moves": [[1, 2]], "old": [3]}',
+    ],
+)
+def test_a_forged_commit_moves_nothing(tmp_path: Path, marker: bytes) -> None:
+    partial = Partial(tmp_path / "home" / "out.partial")
+    partial.path.mkdir(parents=True)
+    (partial.path / "commit.json").write_bytes(marker)
+    (tmp_path / "home" / "stolen").write_text("mine")
+    with pytest.raises(InputError, match=r"commit.json is damaged"):
+        partial.settle()
+    assert (tmp_path / "home" / "stolen").exists()

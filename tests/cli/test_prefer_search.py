@@ -94,11 +94,11 @@ def test_an_interrupted_search_says_how_to_go_on(tmx, image_run, site, tmp_path,
     study = tmp_path / "site.journal"
     given = ("prefer", image_run.path, "--pairs", site, *SEARCH, "--trials", "6", "--patience", "6")
     result = tmx(*given, "--study", study)
-    assert result.code == 1
+    assert result.code == 130
     assert result.err.startswith("error: interrupted after 2 trials, the best ")
     assert result.err.endswith(f"% right; {study} keeps them: run the same command again to go on\n")
     result = tmx(*given)
-    assert result.code == 1
+    assert result.code == 130
     assert "interrupted after 2 trials" in result.err
     assert "nothing is kept, --study FILE would have kept the trials" in result.err
     result = tmx(*given, "--study", study, "--json")

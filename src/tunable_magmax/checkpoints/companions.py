@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.tensors import FLOATS
-from tunable_magmax.files import read_json
+from tunable_magmax.files import load_json, read_json
 
 REPORT = "tmx-report.json"
 CONFIG = "tmx-config.yaml"
@@ -75,7 +75,7 @@ def _wanted(name: str) -> bool:
 def _complete(modules: Path) -> bool:
     """Whether all listed modules are copied: those with weights of their own are not, and no list may name them."""
     try:
-        listed = [modules.parent / module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))]
+        listed = [modules.parent / module["path"] for module in load_json(modules)]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return all(place == modules.parent or not place.exists() or is_module_folder(place) for place in listed)

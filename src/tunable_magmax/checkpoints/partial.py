@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError, StorageError, shortened
-from tunable_magmax.files import acquire_lock, remedy, sync_directory, write_atomic
+from tunable_magmax.files import (
+    acquire_lock,
+    is_plain_name,
+    load_json,
+    parse_json,
+    remedy,
+    sync_directory,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -139,7 +147,7 @@ class Partial:
 
     def stored_fingerprint(self) -> dict[str, Any] | None:
         try:
-            content = json.loads(self._fingerprint.read_bytes())
+            content = load_json(self._fingerprint, odd_names=True)
         except (FileNotFoundError, ValueError):
             return None
         return content if isinstance(content, dict) else None
@@ -159,7 +167,7 @@ class Partial:
         lines = self._journal_file.read_bytes().splitlines() if self._journal_file.exists() else []
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
+                entry = parse_json(line, odd_names=True)
                 journal[str(entry["name"])] = {"size": entry["size"], "sha256": entry["sha256"]}
         return journal
 
@@ -183,13 +191,23 @@ class Partial:
                 self.settle()
             raise
 
+    def _move(self, source: str, target: str) -> tuple[Path, Path]:
+        if not is_plain_name(source, depth=2) or not is_plain_name(target):
+            raise ValueError("it names files that are elsewhere")
+        return self.path / source, self.path.parent / target
+
     def settle(self) -> None:
         """Ends a commit that was interrupted: completes it if its last rename was done, else undoes it."""
         try:
-            plan = json.loads(self._marker.read_bytes())
+            plan = load_json(self._marker, odd_names=True)
+            if not all(map(is_plain_name, plan["old"])):
+                raise ValueError("it names files that are elsewhere")
+            moves = [self._move(source, target) for source, target in plan["moves"]]
+            moves[-1]
         except FileNotFoundError:
             return
-        moves = [(self.path / source, self.path.parent / target) for source, target in plan["moves"]]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{self._marker} is damaged ({error}): move {self.path} away and merge again") from None
         if not moves[-1][0].exists():
             self._clear()
             return

@@ -6,7 +6,6 @@ short kills the process instead of raising an error.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
 from tunable_magmax.errors import InputError, shortened
+from tunable_magmax.files import parse_json
 
 LARGEST_HEADER = 100_000_000  # as in the format's specification
 
@@ -92,8 +92,8 @@ def _read_header(file: PositionedFile) -> tuple[dict[str, Any], int]:
     if not text.startswith(b"{"):
         raise _DamagedError(f"a safetensors header starts with '{{', found {bytes(text[:8])!r}")
     try:
-        return json.loads(text.decode(), object_pairs_hook=_without_duplicates), 8 + length
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, _without_duplicates), 8 + length
+    except ValueError as error:
         raise _DamagedError(f"its header is not JSON ({error})") from None
 
 
@@ -109,10 +109,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entry(name: str, value: object) -> tuple[TensorInfo, int, int]:
     """Returns a tensor of the header, and where its data begins and ends."""
     where = f"tensor {name!r}"
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise _DamagedError(f"{where}: its name is not valid Unicode") from None
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         shown = shortened(repr(value))
         raise _DamagedError(f"{where}: expected an object with dtype, shape and data_offsets, found {shown}")

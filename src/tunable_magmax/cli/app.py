@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from tunable_magmax.cli.terminal import each_warning_once
-from tunable_magmax.errors import TmxError
+from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
+from tunable_magmax.cli.terminal import each_warning_once, hush, open_closed_streams, show, tell, unprintable
+from tunable_magmax.errors import StorageError, TmxError
 from tunable_magmax.version import __version__
 
 DOCS = "https://tunable-magmax.github.io/tunable-magmax"
@@ -49,7 +49,10 @@ app = App(
     name="tmx",
     help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
     version=__version__,
-    help_epilogue=f"Exit codes: 0 done, 2 bad input or usage, 1 anything else. --debug shows tracebacks.\nDocs: {DOCS}",
+    help_epilogue=(
+        "Exit codes: 0 done, 2 bad input or usage, 130 Ctrl-C, 1 anything else. --debug shows tracebacks.\n"
+        f"Docs: {DOCS}"
+    ),
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_shown_default),
@@ -62,47 +65,51 @@ app.register_install_completion_command(help="Install completion of options and 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    debug, as_json = "--debug" in tokens, "--json" in tokens
-    tokens = [token for token in tokens if token != "--debug"]
+    open_closed_streams()
+    with stopped_by_signals():
+        code = _run([token for token in tokens if token != "--debug"], "--debug" in tokens)
+    sys.exit(code)
+
+
+def _run(tokens: Sequence[str], debug: bool) -> int:
     command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
     def fail(kind: str, message: str, code: int, problems: Sequence[str] = ()) -> int:
-        sys.stderr.write(f"error: {message.strip()}\n")
-        if as_json:
+        if debug:
+            tell(traceback.format_exc())
+        tell(f"error: {message.strip()}\n")
+        if "--json" in tokens:
             listed = {"problems": list(problems)} if problems else {}
-            with suppress(BrokenPipeError):
-                record = {"error": {"kind": kind, "message": message.strip(), **listed}}
-                sys.stdout.write(json.dumps(record, indent=1) + "\n")
-                sys.stdout.flush()
-                return code
-            hush()
+            record = {"error": {"kind": kind, "message": message.strip(), **listed}}
+            try:
+                show(json.dumps(record, indent=1) + "\n")
+            except (BrokenPipeError, StorageError):
+                hush()
         return code
-
-    def hush() -> None:
-        """Drops further output: the reader of stdout has left."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     try:
         if not command:
             list(app.subapps)  # imports all commands: the help of the program shows the first lines of theirs
         with each_warning_once():
-            code = app(
+            done = app(
                 tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"
             )
-        sys.exit(code)
+        show("")  # flushes what others printed, such as the help
+        return int(done)
     except CycloptsError as error:
-        sys.exit(fail("UsageError", f"{error} See tmx {command + ' ' if command else ''}--help.", 2))
+        return fail("UsageError", f"{error} See tmx {command + ' ' if command else ''}--help.", 2)
     except TmxError as error:
-        if debug:
-            traceback.print_exc()
-        sys.exit(fail(type(error).__name__, str(error), error.exit_code, getattr(error, "problems", ())))
-    except KeyboardInterrupt:
-        sys.exit(fail("Interrupted", "interrupted; run the same command again to go on", 1))
+        return fail(type(error).__name__, str(error), error.exit_code, getattr(error, "problems", ()))
+    except KeyboardInterrupt as error:
+        return fail("Interrupted", *stop_message(error))
     except BrokenPipeError:
         hush()
-        sys.exit(1)
+        return 1
     except Exception as error:
-        if debug:
-            raise
-        kind = type(error).__name__
-        sys.exit(fail(kind, f"{kind}: {error}\nThis should not happen; --debug shows where.", 1))
+        if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EBADF, errno.ENOSPC):
+            hush()  # the help, which others print
+            return fail("StorageError", unprintable(error), 1)
+        kind, refused = type(error).__name__, memory_message(error)
+        if refused is not None:
+            return fail("MemoryError", refused, 1)
+        return fail(kind, f"{kind}: {error}\nThis should not happen; --debug shows where.", 1)

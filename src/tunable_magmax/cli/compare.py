@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Json, Loose, is_number, refuse_loose
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, wrapped_table
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, show, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 
@@ -117,7 +116,7 @@ def compare(
         text = json.dumps({**found.to_dict(), "warnings": messages}, indent=1, ensure_ascii=False) + "\n"
     else:
         text = "".join(f"{line}\n" for line in lines)
-    sys.stdout.write(text)
+    show(text)
 
 
 def read_scales(text: str) -> list[float | str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars
+from tunable_magmax.cli.terminal import number, progress_bars, show
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 
@@ -65,12 +64,12 @@ def convert(
             progress=progress,
         )
     if as_json:
-        sys.stdout.write(json.dumps(done.to_dict(), indent=1) + "\n")
+        show(json.dumps(done.to_dict(), indent=1) + "\n")
     elif not quiet:
         weights = sum(name.endswith(".safetensors") for name in done.files)  # not the index or the configuration
         tied = f", {number(len(done.tied), 'tied name')} kept" if done.tied else ""
-        sys.stdout.write(
+        show(
             f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "
             f"{show_size(done.bytes)}{tied}, in {number(weights, 'weight file')}\n"
         )
-        sys.stdout.write("".join(f"note: {note}\n" for note in done.notes))
+        show("".join(f"note: {note}\n" for note in done.notes))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import progress_bars
+from tunable_magmax.cli.terminal import progress_bars, show
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Scores
@@ -39,7 +39,7 @@ def demo(
 
     with progress_bars(quiet=as_json) as progress:
         story = run_demo(out, seed=seed, progress=progress)
-    sys.stdout.write(story.to_json() if as_json else _table(story) + _story(story, out))
+    show(story.to_json() if as_json else _table(story) + _story(story, out))
 
 
 def _table(story: Demonstration) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import What, read_what
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -160,11 +159,11 @@ def _refuse_unclear(
 
 def _print(record: dict[str, Any], lines: Iterable[str], share: float, quiet: bool, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif quiet:
-        sys.stdout.write(f"{share:.4f}\n")
+        show(f"{share:.4f}\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        show("".join(f"{line}\n" for line in lines))
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.merge_options import Json, Quiet
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def init(
         options = {"overwrite": overwrite, "dry_run": dry_run}
         made = init_run(run_dir, base, task or [], data or [], head, device=device, progress=progress, **options)
     if as_json:
-        sys.stdout.write(json.dumps({**made.to_dict(), "written": not dry_run}, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps({**made.to_dict(), "written": not dry_run}, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(made, dry_run)))
+        show("".join(f"{line}\n" for line in _lines(made, dry_run)))
 
 
 def _lines(made: RunPlan, dry_run: bool) -> Iterator[str]:

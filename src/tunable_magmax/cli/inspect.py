@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, screen_width, table, wrapped_table
+from tunable_magmax.cli.terminal import number, screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 
@@ -59,12 +58,12 @@ def inspect(
 
         save_picture(inspection.report, plot)
     if as_json:
-        sys.stdout.write(json.dumps(inspection.to_dict(), indent=1) + "\n")
+        show(json.dumps(inspection.to_dict(), indent=1) + "\n")
         return
     lines = [*_contents(inspection, tensors), *([] if inspection.report is None else _merge(inspection.report, shares))]
     if plot is not None:
         lines.append(f"picture: {plot}")
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    show("".join(f"{line}\n" for line in lines))
 
 
 def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:

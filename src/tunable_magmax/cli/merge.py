@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
     settings_of,
 )
 from tunable_magmax.cli.plan import show_plan
-from tunable_magmax.cli.terminal import note, progress_bars, warn
+from tunable_magmax.cli.terminal import note, progress_bars, show, warn
 from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def merge(
         warn(warning)
     if as_json:
         # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
-        sys.stdout.write(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
+        show(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
     elif not quiet:
-        sys.stdout.write(_summary(report, out, recipe))
-        sys.stdout.write("".join(f"note: {text}\n" for text in result.lacking))
+        show(_summary(report, out, recipe))
+        show("".join(f"note: {text}\n" for text in result.lacking))
     return 0
 
 

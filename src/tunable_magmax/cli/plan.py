@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from tunable_magmax.cli.merge_options import (
     refuse_words,
     settings_of,
 )
-from tunable_magmax.cli.terminal import number
+from tunable_magmax.cli.terminal import number, show, tell
 from tunable_magmax.errors import one_line, some_of
 from tunable_magmax.files import show_size
 
@@ -87,11 +86,11 @@ def show_plan(
     planned = plan_merge(recipe.base, recipe.tasks, out, estimate=estimate, workers=workers, start=start, **settings)
     planned = plan_elsewhere(planned, **asdict(where))
     if as_json:
-        sys.stdout.write(json.dumps(planned.to_dict(), indent=1) + "\n")
+        show(json.dumps(planned.to_dict(), indent=1) + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _plan_lines(planned)))
+        show("".join(f"{line}\n" for line in _plan_lines(planned)))
         for problem in planned.problems:
-            sys.stderr.write(f"problem: {problem}\n")
+            tell(f"problem: {problem}\n")
     return 2 if planned.problems else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, table
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show, table
 from tunable_magmax.errors import InputError, shortened, some_of
 
 if TYPE_CHECKING:
@@ -97,10 +96,10 @@ def predict(
     for file, content in written.items():
         write_atomic(file, content)
     if as_json:
-        sys.stdout.write(found.to_bytes(".json").decode())
+        show(found.to_bytes(".json").decode())
     elif not quiet:
         lines = summary_lines(found, [*written]) if written else label_lines(found)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        show("".join(f"{line}\n" for line in lines))
 
 
 def label_lines(found: Predictions) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
-from tunable_magmax.cli.terminal import number, search_bars, table, warn
-from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.cli.terminal import number, search_bars, show, table, warn
+from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
@@ -190,10 +189,10 @@ def prefer(
     try:
         with search_bars(quiet or as_json, estimation.search.trials, tried) as (progress, watch):
             result = find(run_dir, known, estimation, TargetReading(**vars(reading)), progress=progress, watch=watch)
-    except KeyboardInterrupt:
-        if not tried:
-            raise
-        raise TmxError(_interrupted(tried, searching.study)) from None
+    except KeyboardInterrupt as stop:
+        if tried:
+            stop.args = (_interrupted(tried, searching.study),)
+        raise
     preference = result.preference
     if out is not None:
         preference.save(out)
@@ -206,11 +205,11 @@ def prefer(
     if as_json:
         record = {"preference": json.loads(preference.to_json()), "elements": result.elements}
         record |= {"budget": result.budget, "warnings": result.warnings}
-        sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         lines = [*_summary(result), *_written(out, plot, preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        show("".join(f"{line}\n" for line in lines))
 
 
 def read_weights(text: str | None) -> tuple[float, ...] | dict[str, float] | None:

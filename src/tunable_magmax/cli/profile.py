@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars
+from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show
 from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
 if TYPE_CHECKING:
@@ -53,10 +52,10 @@ def profile(
         made = profile_tasks(source, data, making, out=out, progress=progress, notify=notes.append)
     if as_json:
         records = [_record(path, profile) for path, profile in made]
-        sys.stdout.write(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        sys.stdout.write("".join(f"{_line(path, profile)}\n" for path, profile in made))
-        sys.stdout.write("".join(f"{text}\n" for text in notes))
+        show("".join(f"{_line(path, profile)}\n" for path, profile in made))
+        show("".join(f"{text}\n" for text in notes))
 
 
 def _record(path: Path, profile: Profile) -> dict[str, Any]:

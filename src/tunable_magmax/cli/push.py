@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import number
+from tunable_magmax.cli.terminal import number, show
 from tunable_magmax.files import show_size
 
 
@@ -44,11 +43,11 @@ def push(
 
     pushed = push_model(model, repo, private=private, revision=revision, dry_run=dry_run)
     if as_json:
-        sys.stdout.write(json.dumps(pushed.to_dict(), indent=1) + "\n")
+        show(json.dumps(pushed.to_dict(), indent=1) + "\n")
         return
     size = f"{number(len(pushed.files), 'file')}, {show_size(sum(pushed.files.values()))}"
     if pushed.address is None:
-        sys.stdout.write("".join(f"{name}  {show_size(each)}\n" for name, each in pushed.files.items()))
-        sys.stdout.write(f"would go to {pushed.repo}, branch {pushed.revision}: {size}\n")
+        show("".join(f"{name}  {show_size(each)}\n" for name, each in pushed.files.items()))
+        show(f"would go to {pushed.repo}, branch {pushed.revision}: {size}\n")
     else:
-        sys.stdout.write(f"{pushed.address}: {size}, commit {pushed.commit}\n")
+        show(f"{pushed.address}: {size}, commit {pushed.commit}\n")

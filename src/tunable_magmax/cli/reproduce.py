@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, table, training_bars
+from tunable_magmax.cli.terminal import number, plain_warnings, show, table, tell, training_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -77,10 +77,10 @@ def reproduce(
         written = reproduce_all(experiment, out, work, options)
     said = headlines_of(experiment, out)
     if as_json:
-        sys.stdout.write(json.dumps({"written": [str(path) for path in written], "headlines": said}, indent=1) + "\n")
+        show(json.dumps({"written": [str(path) for path in written], "headlines": said}, indent=1) + "\n")
     elif not quiet:
         page = next(path for path in written if path.suffix == ".html")
-        sys.stdout.write("".join(f"{line}\n" for line in (*written, *said, f"all of it on one page: {page}")))
+        show("".join(f"{line}\n" for line in (*written, *said, f"all of it on one page: {page}")))
     return 0
 
 
@@ -92,15 +92,15 @@ def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, her
     rows = _rows(experiment, out)
     if as_json:
         plan = {"jobs": rows, "problems": supplies.missing, "notes": supplies.notes}
-        sys.stdout.write(json.dumps(plan, indent=1) + "\n")
+        show(json.dumps(plan, indent=1) + "\n")
     else:
         cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
         total = sum(row["missing"] for row in rows)
         lines = [f"{experiment.name}: {number(total, 'job')} to do"]
         lines += table([["setting", "kind", "jobs", "missing"], *cells])
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.write("".join(f"note: {text}\n" for text in supplies.notes))
-        sys.stderr.write("".join(f"problem: {text}\n" for text in supplies.missing))
+        show("".join(f"{line}\n" for line in lines))
+        show("".join(f"note: {text}\n" for text in supplies.notes))
+        tell("".join(f"problem: {text}\n" for text in supplies.missing))
     return 2 if supplies.missing else 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json, Loose, Quiet, refuse_loose
+from tunable_magmax.cli.terminal import show, tell
 from tunable_magmax.errors import InputError
 
 
@@ -80,11 +80,10 @@ def studio(
     folder = out or run_dir.resolve().with_name(f"{run_dir.resolve().name}-studio")
     options = StudioOptions(data, inputs, labels, pairs, preference, samples, seed, device)
 
-    def tell(address: str) -> None:
+    def announce(address: str) -> None:
         record = {"address": address, "out": str(folder)}
-        sys.stdout.write(f"{json.dumps(record) if as_json else address}\n")
-        sys.stdout.flush()
+        show(f"{json.dumps(record) if as_json else address}\n")
         if not (quiet or as_json):
-            sys.stderr.write(f"models go to {folder}; Ctrl-C ends the studio\n")
+            tell(f"models go to {folder}; Ctrl-C ends the studio\n")
 
-    serve(Studio(run, folder, options), port, not no_browser, tell)
+    serve(Studio(run, folder, options), port, not no_browser, announce)

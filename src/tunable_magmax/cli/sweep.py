@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from tunable_magmax.cli.merge_options import (
     refuse_loose,
     settings_of,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, screen_width, table, warn, wrapped_table
+from tunable_magmax.cli.terminal import number, progress_bars, screen_width, show, table, tell, warn, wrapped_table
 from tunable_magmax.errors import InputError, one_line, some_of
 from tunable_magmax.files import show_size
 from tunable_magmax.plots.figure import check_picture
@@ -135,9 +134,9 @@ def sweep(
     for warning in made.warnings:
         warn(warning)
     if as_json:
-        sys.stdout.write(made.to_json())
+        show(made.to_json())
     elif not quiet:
-        sys.stdout.write("".join(f"{text}\n" for text in _summary(made, out, plot, recipe.names)))
+        show("".join(f"{text}\n" for text in _summary(made, out, plot, recipe.names)))
     return 0
 
 
@@ -201,11 +200,11 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
 
 def _show_plan(planned: SweepPlan, as_json: bool, names: Sequence[str] | None) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(asdict(planned), indent=1) + "\n")
+        show(json.dumps(asdict(planned), indent=1) + "\n")
     else:
-        sys.stdout.write("".join(f"{text}\n" for text in _plan_text(planned, names)))
+        show("".join(f"{text}\n" for text in _plan_text(planned, names)))
         for problem in planned.problems:
-            sys.stderr.write(f"problem: {problem}\n")
+            tell(f"problem: {problem}\n")
     return 2 if planned.problems else 0
 
 

@@ -22,7 +22,7 @@ from tunable_magmax.cli.prefer import (
     read_temper,
     read_weights,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, table, warn
+from tunable_magmax.cli.terminal import number, progress_bars, show, table, tell, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 
@@ -116,16 +116,16 @@ def tailor(
 
     def notify(note: str) -> None:
         if not quiet:
-            sys.stderr.write(f"note: {note}\n")
+            tell(f"note: {note}\n")
 
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr):
         made = make(run, known, out, options, read, preference=preference, progress=progress, notify=notify)
     for text in made.warnings:
         warn(text)
     if as_json:
-        sys.stdout.write(json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        sys.stdout.write("".join(f"{line}\n" for line in _summary(made)))
+        show("".join(f"{line}\n" for line in _summary(made)))
     return 0
 
 
@@ -211,7 +211,7 @@ def _tried(choice: Mapping[str, Any]) -> Iterator[str]:
 
 def _show_plan(plan: TailorPlan, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(plan.to_dict(), indent=1) + "\n")
+        show(json.dumps(plan.to_dict(), indent=1) + "\n")
         return 2 if plan.problems else 0
     known = "" if plan.samples is None else f", {number(plan.samples, 'sample')}"
     lines = [f"weights      {plan.preference}{known}", f"method       {plan.method}", f"scale        {plan.scale}"]
@@ -225,7 +225,7 @@ def _show_plan(plan: TailorPlan, as_json: bool) -> int:
             f"writes       {show_size(merge.bytes_to_write)} in {number(merge.shards, 'file')}, and small files"
         )
         lines.append(f"memory       {show_size(merge.peak_memory)} beyond the interpreter and the encoder")
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    show("".join(f"{line}\n" for line in lines))
     for problem in plan.problems:
-        sys.stderr.write(f"problem: {problem}\n")
+        tell(f"problem: {problem}\n")
     return 2 if plan.problems else 0

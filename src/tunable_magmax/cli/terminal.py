@@ -1,15 +1,21 @@
-"""What commands show on a terminal: tables of plain text, progress bars on stderr, and warnings as plain lines."""
+"""What commands show on a terminal: tables of plain text, progress bars on stderr, and warnings as plain lines.
+
+All text goes through `show` and `tell`, which make visible what would otherwise control the terminal.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
@@ -18,6 +24,74 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120
 
+# Control characters but tab and line end, marks that turn the direction of text, and halves of characters.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Returns a text without characters that control a terminal: they are shown as JSON escapes them.
+
+    >>> print(visible("\\x1b[31mred"))
+    \\u001b[31mred
+    """
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def unprintable(error: OSError) -> str:
+    """Returns what to say where nothing can be written to stdout."""
+    return f"the result cannot be printed ({error.strerror}): give stdout a place to go"
+
+
+def show(text: str) -> None:
+    """Prints on stdout what a command was asked for. A full disk or a closed stdout is a `StorageError`."""
+    try:
+        sys.stdout.write(_encodable(visible(text), sys.stdout.encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        hush()
+        raise StorageError(unprintable(error)) from None
+
+
+def tell(text: str) -> None:
+    """Prints on stderr; where that is closed or full, nobody is told."""
+    with suppress(OSError):
+        sys.stderr.write(_encodable(visible(text), sys.stderr.encoding))
+        sys.stderr.flush()
+
+
+def hush() -> None:
+    """Drops further output: nobody reads stdout any more, and Python would complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def open_closed_streams() -> None:
+    """Opens stdout and stderr if the program was started without: a file would get their numbers, and what is printed.
+
+    Whatever is then printed on stdout fails, as it should.
+    """
+    for number, mode in ((1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if (sys.stdout, sys.stderr)[number - 1] is not None:
+            continue
+        nowhere = os.open(os.devnull, mode)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+        stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        if number == 1:
+            sys.stdout = stream
+        else:
+            sys.stderr = stream
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """Returns a text that a terminal of this encoding can show."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Returns lines with the columns of `rows` aligned: the first to the left, the others to the right.
@@ -25,6 +99,7 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     >>> table([["layer", "elements"], ["head", "7,680"]])
     ['  layer  elements', '  head      7,680']
     """
+    rows = [[visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         (indent + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])).rstrip() for row in rows
@@ -130,8 +205,9 @@ def _bars(quiet: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Bars(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bars:
+    what, note = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
+    columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), note)
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         yield bars
 
 
@@ -163,14 +239,14 @@ def warn(text: str) -> None:
     """Prints a warning in one line on stderr, unless the command has given it already."""
     given = _given.get()
     if given is None or text not in given:
-        sys.stderr.write(f"warning: {text}\n")
+        tell(f"warning: {text}\n")
     if given is not None:
         given.add(text)
 
 
 def note(text: str) -> None:
     """Prints a note in one line on stderr."""
-    sys.stderr.write(f"note: {text}\n")
+    tell(f"note: {text}\n")
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, table, training_bars
+from tunable_magmax.cli.terminal import number, plain_warnings, show, table, training_bars
 
 if TYPE_CHECKING:
     from tunable_magmax.training.config import TrainingPlan
@@ -70,7 +69,7 @@ def train(
         from tunable_magmax.training.config import plan_training
 
         plan = plan_training(chosen)
-        sys.stdout.write(json.dumps(asdict(plan), indent=1) + "\n" if as_json else _planned(plan, place))
+        show(json.dumps(asdict(plan), indent=1) + "\n" if as_json else _planned(plan, place))
         return
     from tunable_magmax.training.sequence import train_sequence
 
@@ -86,9 +85,9 @@ def train(
             watch=watch,
         )
     if as_json:
-        sys.stdout.write(json.dumps(_record(run), indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(_record(run), indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        sys.stdout.write(_summary(run))
+        show(_summary(run))
 
 
 def _planned(plan: TrainingPlan, place: Path) -> str:

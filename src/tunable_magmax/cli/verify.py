@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars
+from tunable_magmax.cli.terminal import number, progress_bars, show, tell
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -59,18 +58,18 @@ def verify(
     with progress_bars(quiet or as_json) as progress:
         verification = verify_checkpoint(path, base, tasks or None, memory=memory, threads=threads, progress=progress)
     if as_json:
-        sys.stdout.write(json.dumps(verification.to_dict(), indent=1) + "\n")
+        show(json.dumps(verification.to_dict(), indent=1) + "\n")
         return 0 if verification.ok else 1
     failed = [check for check in verification.checks if not check.ok]
     if not quiet:
-        sys.stdout.write(_checks(verification))
+        show(_checks(verification))
         if not failed and not verification.rederived and (known := logged_inputs(path)) is not None:
-            sys.stdout.write(_again(path, known))
+            show(_again(path, known))
     if failed:
         inputs = ", or these are not its inputs in training order" if verification.rederived else ""
         details = f": {'; '.join(f'{check.what}: {check.detail}' for check in failed)}" if quiet else ""
         count = f"{len(failed)} of {number(len(verification.checks), 'check')} failed"
-        sys.stderr.write(f"error: {path} is not what its report says{inputs}: {count}{details}\n")
+        tell(f"error: {path} is not what its report says{inputs}: {count}{details}\n")
     return 1 if failed else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.files import parse_json
 
 WORDNET_ID = re.compile(r"n\d{8}")
 _FORMS = 'a JSON list, a JSON object {"label": "name"}, lines with one name each, or lines "n01443537 goldfish"'
@@ -26,7 +26,7 @@ def read_class_names(path: Path) -> ClassNames:
         raise InputError(f"{path}: class names cannot be read ({error})") from None
     if path.suffix.lower() == ".json":
         try:
-            entries = json.loads(content)
+            entries = parse_json(content)
         except ValueError as error:
             raise InputError(f"{path}: not JSON ({error})") from None
     else:

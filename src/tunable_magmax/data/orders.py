@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pydantic import Field
 from tunable_magmax.config import STRICT, Seed, Text
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.files import load_json
 
 Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
 FILE = "a JSON list of all class names or indices in their order, or such lists by name"
@@ -184,7 +184,7 @@ def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item]
     in; or {name: list}.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist: a file of class orders is {FILE} (docs/training.md); say where it is with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections import deque
@@ -16,6 +15,7 @@ from tunable_magmax.data.images import in_order, read_picture, threads_for
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, indexed, require_column
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import parse_json
 
 
 def open_parquet(
@@ -97,7 +97,7 @@ def _files(path: Path, split: str | None) -> list[Path]:
 def _features(schema: Any) -> dict[str, Any]:
     """Returns what the Hugging Face metadata says of each column."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tunable_magmax.data.given import GivenSamples
@@ -12,6 +11,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.data.tables import TABLE_SUFFIXES, open_table, read_labels, text_samples
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.files import load_json
 
 
 def open_samples(
@@ -89,7 +89,7 @@ def _vector(path: Path) -> list[str]:
 def read_clinc150(path: Path, split: str | None = None) -> Samples:
     """Reads one split, by default `train`. Out-of-scope samples have splits of their own (`oos_train`, ...)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(content, dict) or not all(isinstance(pairs, list) for pairs in content.values()):

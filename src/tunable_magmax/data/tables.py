@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest
+from tunable_magmax.files import parse_json
 
 TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content")
 LABEL_COLUMNS = ("label", "class", "intent", "category", "target", "fine_label", "label_text")
@@ -97,7 +97,7 @@ def _delimited(path: Path, content: str, delimiter: str) -> list[dict[str, Any]]
 
 def _object(path: Path, line: str, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise InputError(f"{path}: line {number} is not JSON ({error})") from None
     if not isinstance(row, dict):

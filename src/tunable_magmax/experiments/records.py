@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.files import parse_json
 from tunable_magmax.runs.run import is_run
 
 RECORDS = "records.jsonl"
@@ -125,7 +126,7 @@ def _mend(handle: int) -> bool:
 
 def _parsed(line: bytes) -> Record | None:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:  # of UnicodeDecodeError too
         return None
     return record if isinstance(record, dict) else None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, one_line
+from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import Options
 from tunable_magmax.showing import data_frame, shown_shares
 
@@ -184,7 +185,7 @@ class MergeReport:
         from tunable_magmax import config  # not needed to merge, and slow to import
 
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise InputError(f"not a merge report: {error}") from None
         if not isinstance(data, dict) or data.pop("version", None) != VERSION:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
@@ -187,7 +187,7 @@ def load_head(path: str | Path) -> Head:
     if weight is None:
         raise InputError(f"{file}: expected a matrix 'weight' [classes, dim], found {', '.join(names) or 'no tensor'}")
     try:
-        classes = json.loads(metadata["classes"])
+        classes = parse_json(metadata["classes"])
         scale = float(metadata.get("logit_scale", "1"))
     except (KeyError, ValueError):
         classes, scale = None, 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.hub import SCHEME, HubName, fetched, hub_name
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import load_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +167,7 @@ def _holding(homes: Sequence[Path], names: Sequence[str]) -> Path | None:
 def _json(homes: Sequence[Path], name: str) -> dict[str, Any]:
     home = _holding(homes, [name])
     try:
-        content = {} if home is None else json.loads((home / name).read_text(encoding="utf-8"))
+        content = {} if home is None else load_json(home / name)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

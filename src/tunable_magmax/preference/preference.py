@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import read_whole, write_atomic
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.estimate import (
     JSON,
@@ -169,10 +169,10 @@ class Preference(WeightEstimate):
         """Reads a preference file of this version or an older one."""
         file = Path(path)
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_whole(file).decode()
         except FileNotFoundError:
             raise InputError(f"{file}: no such file; `tmx prefer` writes preference files") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{file}: cannot be read as a preference file ({error})") from error
         return cls._read(text, str(file))
 

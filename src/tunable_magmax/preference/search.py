@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import parse_json
 from tunable_magmax.preference.estimate import JSON, normalised, task_count
 
 Objective: TypeAlias = Callable[[tuple[float, ...], float | None], float | tuple[float, str]]
@@ -190,7 +190,7 @@ def check_study_file(name: str | os.PathLike[str] | None) -> None:
         return
     try:
         with path.open(encoding="utf-8") as file:
-            own = "op_code" in json.loads(file.readline())
+            own = "op_code" in parse_json(file.readline(1 << 20))
     except (ValueError, TypeError):
         own = False
     if not own:

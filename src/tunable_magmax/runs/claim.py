@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.config import parse_yaml
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import read_whole, write_atomic
 
 CONFIG_FILE = "config.yaml"
 # What `write_atomic` calls a file until it is complete.
@@ -55,8 +56,8 @@ def claim(path: Path, config: Mapping[str, Any], base: str) -> None:
         write_atomic(file, content)
         return
     try:
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        before = parse_yaml(read_whole(file))
+    except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read ({error}); choose another directory with -o") from None
     changed = differences(before if isinstance(before, dict) else {}, config)
     if changed and not (path / base).exists():

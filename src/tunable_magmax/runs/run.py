@@ -18,7 +18,7 @@ from pydantic import Field
 from tunable_magmax.checkpoints.hub import located, pinned, place_of
 from tunable_magmax.config import LENIENT, check
 from tunable_magmax.errors import InputError, StorageError, some_of
-from tunable_magmax.files import locked, write_atomic, write_json
+from tunable_magmax.files import load_json, locked, write_atomic, write_json
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.claim import claim, differences
 
@@ -94,7 +94,7 @@ class Run:
             raise InputError(f"{path} is not a run directory: it has no {RUN_FILE}{inside}")
         file = path / RUN_FILE
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = load_json(file)
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not a readable JSON file ({error})") from None
         run = cls(path, content)
@@ -316,7 +316,9 @@ class Run:
 
     def _read_json(self, file: Path) -> dict[str, Any]:
         try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            content = load_json(file)
+            if not isinstance(content, dict):
+                raise ValueError("it holds no object")
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: damaged ({error}); remove {self.path} and train again") from None
         return content

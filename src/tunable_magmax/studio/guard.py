@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import parse_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -134,7 +135,7 @@ async def read_object(request: Any) -> dict[str, Any]:
     """Reads a request's JSON object."""
     body = await read_body(request, JSON_BYTES, "the request")
     try:
-        content = json.loads(body or b"{}")
+        content = parse_json(body or b"{}")
     except (ValueError, RecursionError) as error:
         raise InputError(f"the request is not JSON: {error}") from None
     if not isinstance(content, dict):

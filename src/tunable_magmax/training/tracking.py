@@ -15,7 +15,7 @@ from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import Decoded
@@ -75,7 +75,7 @@ class Tracker:
 
 def _stays(line: str, task: int, step: int) -> bool:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return False  # the last line of a killed run may be cut off
     at = record.get("task", 0)
@@ -101,7 +101,7 @@ def _task_records(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     # The last line of a killed run may be cut off.
-    return [json.loads(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
+    return [parse_json(line) for line in lines if line.startswith('{"kind": "task"') and line.endswith("}")]
 
 
 def _board(folder: Path) -> Any:

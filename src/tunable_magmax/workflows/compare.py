@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, load_json
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
@@ -247,7 +246,7 @@ def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, d
     if not (folder / RECORD).is_file():
         return folder, None
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = load_json(folder / RECORD)
         record["merge"]["method"], record["merge"]["scale"], record["merge"]["seed"], record["prior"], record["choice"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder / RECORD} is no record of `tmx tailor` ({error}); make the model again") from None

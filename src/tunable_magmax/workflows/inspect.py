@@ -15,6 +15,7 @@ from tunable_magmax.checkpoints.lora.adapter import open_stored
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import read_whole
 from tunable_magmax.merging.report import MergeReport
 
 # What is shown of a merge's report.
@@ -144,10 +145,10 @@ def read_report(path: str | Path) -> MergeReport:
     if not path.exists() and not place.exists():
         raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
     try:
-        text = place.read_text(encoding="utf-8")
+        text = read_whole(place).decode()
     except FileNotFoundError:
         raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{place} cannot be read: {error}") from None
     try:
         return MergeReport.from_json(text)

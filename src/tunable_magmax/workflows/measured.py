@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, parse_json
 from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 
 
@@ -70,7 +70,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     for line in text.splitlines():
         with suppress(ValueError, KeyError, TypeError):  # cut short by a kill
-            record = json.loads(line)
+            record = parse_json(line)
             unpacked(record)
             if isinstance(record["id"], str):
                 yield record

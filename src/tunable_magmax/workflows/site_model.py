@@ -15,7 +15,7 @@ from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import write_atomic
+from tunable_magmax.files import load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
@@ -180,7 +180,7 @@ def _digest(content: Any) -> str:
 def is_complete(out: Path, wanted: Mapping[str, Any]) -> bool:
     """Says whether a directory holds the model of this fingerprint, by the log beside it, whose files are all there."""
     try:
-        report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+        report = load_json(out / REPORT)
         entry = next(entry for entry in log_entries(out) if entry.get("files") == report["files"])
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return False
@@ -192,8 +192,7 @@ def read_finished(out: Path) -> tuple[dict[str, Any], Preference, MergeReport]:
     """Reads record, preference and report of a tailored model."""
     from tunable_magmax.workflows.inspect import read_report
 
-    record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    return record, Preference.load(out / PREFERENCE), read_report(out)
+    return read_json(out / RECORD), Preference.load(out / PREFERENCE), read_report(out)
 
 
 # -- a model that was not finished ------------------------------------------------------------------------------------
@@ -239,7 +238,7 @@ class Unfinished:
 
     def _found(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self.file.read_bytes())
+            found = load_json(self.file)
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None

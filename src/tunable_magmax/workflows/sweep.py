@@ -23,7 +23,7 @@ from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_prob
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, show_size, write_atomic
+from tunable_magmax.files import Progress, parse_json, read_whole, show_size, write_atomic
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.options import Options
@@ -349,7 +349,7 @@ def _recorded(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
     with suppress(OSError, UnicodeDecodeError):
         for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, KeyError, TypeError):  # a line cut short by a kill, or one without fingerprint
-                entry = json.loads(line)
+                entry = parse_json(line, odd_names=True)
                 recorded[Path(entry["out"]).name] = dict(entry["fingerprint"]), dict(entry["files"])
     places = {name: (folder / name, folder / f"{name}{REPORT_ONLY}") for name in recorded}
     return {name: recorded[name] for name in recorded if any(path.exists() for path in places[name])}
@@ -358,8 +358,8 @@ def _recorded(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
 def _finished_report(folder: Path, name: str, reports_only: bool) -> MergeReport | None:
     """Returns the report of a point with all its files; None if it has to be made."""
     for where in [f"{name}/{REPORT}", *([f"{name}{REPORT_ONLY}"] if reports_only else [])]:
-        with suppress(OSError, UnicodeDecodeError, InputError):
-            report = MergeReport.from_json((folder / where).read_text(encoding="utf-8"))
+        with suppress(OSError, ValueError):
+            report = MergeReport.from_json(read_whole(folder / where).decode())
             if all((folder / name / file).is_file() for file in report.files):
                 return report
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
-from tunable_magmax.files import Progress, is_plain_name
+from tunable_magmax.files import Progress, is_plain_name, parse_json
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
@@ -375,6 +374,6 @@ def log_entries(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in reversed(lines):
         with suppress(ValueError):
-            entry = json.loads(line)
+            entry = parse_json(line, odd_names=True)
             if isinstance(entry, dict):
                 yield entry

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from tunable_magmax.errors import InputError, StorageError
 
@@ -145,12 +145,19 @@ MOST_DIGITS = 100
 """Digits of the longest whole number in a file; longer ones are an attack, and most arithmetic fails on them."""
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading; anything else is a ValueError."""
+    # Not blocking, because a named pipe that nobody writes to would let us wait for ever.
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - closed by the caller
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("it is not a regular file")
+    return file
+
+
 def read_whole(path: Path, limit: int = LARGEST_TEXT) -> bytes:
     """Returns the content of a regular file of at most `limit` bytes; else raises an OSError or a ValueError."""
-    # Not blocking, because a named pipe that nobody writes to would let us wait for ever.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
+    with open_regular(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise ValueError(f"it has more than {show_size(limit)}, too many for such a file")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.tensors import FLOATS
-from tunable_magmax.files import load_json, read_json
+from tunable_magmax.errors import InputError
+from tunable_magmax.files import load_json, open_regular, read_json
 
 REPORT = "tmx-report.json"
 CONFIG = "tmx-config.yaml"
@@ -33,6 +34,7 @@ _TOOLS = (
 _MODULES = "modules.json"
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16
+_BLOCK = 1 << 20
 
 
 def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
@@ -102,6 +104,22 @@ def prepares_inputs(name: str) -> bool:
     (True, False)
     """
     return any(fnmatchcase(name, pattern) for pattern in _TOOLS)
+
+
+def check_companion(name: str, path: Path) -> None:
+    """Reads a file that is to go along, so that one that is broken costs no merge."""
+    if name == MODEL_CONFIG:
+        read_json(path)
+        return
+    try:
+        with open_regular(path) as file:
+            while file.read(_BLOCK):
+                pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{path} cannot be read ({why}), but goes along into the output: check its permissions, or move it away"
+        ) from error
 
 
 def retyped_config(name: str, path: Path, dtype: str | None, content: Mapping[str, Any] | None = None) -> bytes | None:

@@ -20,7 +20,7 @@ from tunable_magmax.checkpoints.mismatches import (
     list_mismatches,
     partner,
 )
-from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, names_by_tensor
 from tunable_magmax.errors import InputError, closest, some_of
 
 LARGE_BUFFERS = 1 << 16
@@ -106,6 +106,7 @@ def build_layout(
     base, tasks = signatures[0], list(zip(labels[1:], signatures[1:], strict=True))
     problems: list[Mismatch] = []
     ties = _shared_ties(signatures)
+    tied = names_by_tensor(ties)
     prefixed = {
         label: difference
         for label, task in tasks
@@ -121,7 +122,7 @@ def build_layout(
             continue
         matched = {labels[0]: base.tensors[base.name_of(name) or name]}
         for label, task in tasks:
-            stored = _stored(task, name, ties)
+            stored = _stored(task, name, tied)
             if stored is None and label in prefixed:
                 stored = task.name_of(prefixed[label].renaming.back(name))
             if stored is not None:
@@ -135,9 +136,12 @@ def build_layout(
             integers.append(info)
     problems.extend(_quantised(integers, sum(infos[0].nbytes for infos in floats.values())))
     for label, task in tasks:
-        for name in [*task.tensors, *task.aliases] if label not in prefixed else ():
+        names = [*task.tensors, *task.aliases] if label not in prefixed else []
+        # An extra name may be just another one for a tensor that the base has.
+        held = {task.name_of(name) for name in names if base.name_of(name) is not None}
+        for name in names:
             known = base.name_of(name) or ties.get(name)
-            if known is None and allowed(name, include, exclude) and not _tied_to_known(name, task, base):
+            if known is None and allowed(name, include, exclude) and task.name_of(name) not in held:
                 hint = partner(name, base, task, problems, anyone=True)
                 problems.append(Mismatch(label, "extra", repr(name), hint))
     if prefixed or problems:
@@ -150,10 +154,10 @@ def build_layout(
         }
         message = describe_mismatches(labels[0], prefixed, foreign, problems)
         raise InputError(message, problems=list_mismatches(prefixed, problems))
-    names = sorted(floats)
-    starts = accumulate((floats[name][0].numel for name in names), initial=0)
+    order = sorted(floats)
+    starts = accumulate((floats[name][0].numel for name in order), initial=0)
     return Layout(
-        tuple(Mergeable(name, floats[name], start) for name, start in zip(names, starts, strict=False)),
+        tuple(Mergeable(name, floats[name], start) for name, start in zip(order, starts, strict=False)),
         tuple(sorted(excluded + integers, key=lambda info: info.name)),
         ties,
         (*warnings, *_idle_patterns(signatures, exclude, "exclude")),
@@ -179,19 +183,11 @@ def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
     }
 
 
-def _stored(task: Signature, name: str, ties: Mapping[str, str]) -> str | None:
+def _stored(task: Signature, name: str, tied: Mapping[str, Sequence[str]]) -> str | None:
     """Returns where a task keeps the base's tensor: under its name, or under a name that is tied to it."""
     if name in task.tensors:
         return name
-    names = [name, *(alias for alias, kept in ties.items() if kept == name)]
-    return next((stored for each in names if (stored := task.name_of(each))), None)
-
-
-def _tied_to_known(name: str, task: Signature, base: Signature) -> bool:
-    """Whether an extra name of a task is just another name for a tensor that the base has."""
-    stored = task.name_of(name)
-    tied = [stored, *(alias for alias, kept in task.aliases.items() if kept == stored)]
-    return any(other is not None and base.name_of(other) is not None for other in tied)
+    return next((stored for each in (name, *tied.get(name, ())) if (stored := task.name_of(each))), None)
 
 
 def _quantised(integers: Sequence[TensorInfo], float_bytes: int) -> Iterator[Mismatch]:

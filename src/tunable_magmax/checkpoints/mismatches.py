@@ -16,6 +16,8 @@ from tunable_magmax.errors import closest, some_of
 
 HINTS = 12
 """So many problems come with a hint: each takes a look at all names."""
+LISTED = 10_000
+"""So many problems are listed."""
 SHOWN = 5
 """So many names of each kind are shown for a task."""
 FEW_SHARED = 0.1
@@ -191,12 +193,13 @@ def partner(name: str, there: Signature, here: Signature, problems: Sequence[Mis
 
 
 def list_mismatches(prefixed: Mapping[str, Prefixed], problems: Sequence[Mismatch]) -> list[str]:
-    """Returns everything that is wrong, a line for each tensor and each prefix."""
+    """Returns what is wrong, a line for each tensor and each prefix: all of it, unless that would be too much."""
     lines = [
-        f"{label}: {difference.describe(len(difference.extra + difference.missing))}"
+        f"{label}: {difference.describe(min(LISTED, len(difference.extra + difference.missing)))}"
         for label, difference in prefixed.items()
     ]
-    return [*lines, *map(str, problems)]
+    rest = [f"and {len(problems) - LISTED:,} more"] if len(problems) > LISTED else []
+    return [*lines, *map(str, problems[:LISTED]), *rest]
 
 
 def describe_mismatches(

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.checkpoints.tensors import BITS, TensorInfo
+from tunable_magmax.checkpoints.tensors import BITS, LONGEST_NAME, MOST_DIMENSIONS, TensorInfo
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import parse_json
 
@@ -49,6 +49,7 @@ class SafetensorsFile(Checkpoint):
                 alias: name
                 for alias, name in metadata.items()
                 if alias != "format" and alias not in self.tensors and name in self.tensors
+                if len(alias) <= LONGEST_NAME
             }
         )
 
@@ -101,14 +102,16 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, value in pairs:
         if name in content:
-            raise _DamagedError(f"its header has the name {name!r} twice")
+            raise _DamagedError(f"its header has the name {shortened(repr(name))} twice")
         content[name] = value
     return content
 
 
 def _entry(name: str, value: object) -> tuple[TensorInfo, int, int]:
     """Returns a tensor of the header, and where its data begins and ends."""
-    where = f"tensor {name!r}"
+    where = f"tensor {shortened(repr(name), 200)}"
+    if len(name) > LONGEST_NAME:
+        raise _DamagedError(f"{where}: its name has {len(name):,} characters, at most {LONGEST_NAME:,} are allowed")
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         shown = shortened(repr(value))
         raise _DamagedError(f"{where}: expected an object with dtype, shape and data_offsets, found {shown}")
@@ -118,6 +121,8 @@ def _entry(name: str, value: object) -> tuple[TensorInfo, int, int]:
         raise _DamagedError(
             f"{where} has the unknown dtype {shown}; known are {', '.join(BITS)}", "save it in one of these"
         )
+    if isinstance(shape, list) and len(shape) > MOST_DIMENSIONS:
+        raise _DamagedError(f"{where} has {len(shape):,} dimensions, at most {MOST_DIMENSIONS} are allowed")
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
         raise _DamagedError(f"{where}: its shape must be a list of integers >= 0, found {shortened(repr(shape))}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):

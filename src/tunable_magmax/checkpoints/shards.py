@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunable_magmax.checkpoints.safetensors_file import LARGEST_HEADER
-from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.tensors import TensorInfo, names_by_tensor
 from tunable_magmax.errors import InputError
 
 INDEX = "model.safetensors.index.json"
@@ -58,12 +58,11 @@ def plan_shards(
             filled = 0
         groups[-1].append(info)
         filled += info.nbytes
-    count = len(groups)
+    count, tied_to = len(groups), names_by_tensor(aliases or {})
     shards = []
     for number, group in enumerate(groups, 1):
         name = f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
-        names = {info.name for info in group}
-        tied = {alias: kept for alias, kept in (aliases or {}).items() if kept in names}
+        tied = {alias: info.name for info in group for alias in tied_to.get(info.name, ())}
         header = _header(group, {**(metadata or {}), **tied, "format": "pt"})
         shards.append(Shard(name, tuple(group), header, sum(info.nbytes for info in group)))
     return tuple(shards)

@@ -175,12 +175,14 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
                 parts[name] = open_file(path / name)
             except InputError as error:
                 problems.append(str(error))
+        placed: dict[str, list[str]] = {}
+        for tensor, shard in weight_map.items():
+            placed.setdefault(shard, []).append(tensor)
         for name, part in parts.items():
-            problems += _disagreements(name, part, weight_map)
+            problems += _disagreements(name, part, weight_map, placed[name])
         if problems:
-            raise InputError(
-                f"{index} and its shards do not fit: {'; '.join(problems)}. Get the missing or right files again"
-            )
+            shown = some_of(problems, 20, joint="; ")
+            raise InputError(f"{index} and its shards do not fit: {shown}. Get the missing or right files again")
     except BaseException:
         for part in parts.values():
             part.close()
@@ -197,9 +199,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _disagreements(shard: str, part: Checkpoint, weight_map: Mapping[str, str]) -> list[str]:
+def _disagreements(shard: str, part: Checkpoint, weight_map: Mapping[str, str], placed: Sequence[str]) -> list[str]:
     names = {*part.tensors, *part.aliases}
-    absent = [name for name, at in weight_map.items() if at == shard and name not in names]
+    absent = [name for name in placed if name not in names]
     unlisted = [name for name in part.tensors if name not in weight_map]
     misplaced = [name for name in part.tensors if weight_map.get(name, shard) != shard]
     groups = (

@@ -69,6 +69,24 @@ def dtype_code(dtype: torch.dtype) -> str | None:
     return _CODES.get(str(dtype))
 
 
+MOST_DIMENSIONS = 64
+"""A tensor of more is no weight of a model; numpy allows as many."""
+LONGEST_NAME = 4096
+"""Characters of a tensor's name."""
+
+
+def names_by_tensor(aliases: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns the other names of each tied tensor, by the name that is kept.
+
+    >>> names_by_tensor({"head.weight": "embed.weight"})
+    {'embed.weight': ['head.weight']}
+    """
+    names: dict[str, list[str]] = {}
+    for alias, kept in aliases.items():
+        names.setdefault(kept, []).append(alias)
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Name, safetensors type code and shape of one tensor: all that is known before any data is read.

@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +24,9 @@ import numpy as np
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code
+from tunable_magmax.checkpoints.tensors import LONGEST_NAME, MOST_DIMENSIONS, TensorInfo, dtype_code
 from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,9 @@ WRAPPERS = ("state_dict", "model", "model_state_dict")
 
 _GATHER = 1 << 18  # elements of a non-contiguous tensor gathered at once
 _PIECE = 1 << 20  # bytes read for them at once
+_MOST_PACKED = 16  # times that a compressed file may grow in memory
+# Constructors of byte arrays; where tensors are not looked up in the file, those of tensors, too.
+_AMPLIFIERS = {True: re.compile(rb"bytearray"), False: re.compile(rb"bytearray|torch\n\w*Tensor\n|UntypedStorage\n")}
 _GAP = 1 << 15  # bytes between two of them that are read along, since another read would take longer
 
 
@@ -46,9 +51,11 @@ class TorchFile(Checkpoint):
         self._file = PositionedFile(path)
         try:
             mapped = _can_be_mapped(path)
+            _refuse_amplifiers(path, mapped)
             state_dict = _state_dict(path, _load(path, mapped))
             self._tensors, aliases = _distinct(state_dict)
             self._mapping = _FileMapping(path) if mapped else None
+            self._refuse_without_data()
             self._file.refuse_changed()  # torch opened it by its name
         except BaseException:
             self._file.close()
@@ -60,6 +67,19 @@ class TorchFile(Checkpoint):
                 for name, tensor in self._tensors.items()
             }
         )
+
+    def _refuse_without_data(self) -> None:
+        """Raises an `InputError` for tensors that are not in the file: they would be whatever was in memory."""
+        if self._mapping is None or not self._mapping.known:
+            return
+        strange = [
+            name
+            for name, tensor in self._tensors.items()
+            if tensor.numel() and not tensor.is_complex()  # which may have been resolved to memory
+            if self._mapping.position(tensor.data_ptr(), _span(tensor)) is None
+        ]
+        if strange:
+            raise InputError(f"{self.path}: has no data for {some_of(strange, 20, show=repr)}: save it again")
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = self._target(name, offset, buffer)
@@ -90,11 +110,54 @@ class TorchFile(Checkpoint):
 
 def _can_be_mapped(path: Path) -> bool:
     """Whether torch can map the file: a zip archive, none of it compressed (torch would map the compressed bytes)."""
+    unpacked, size = unpacked_size(path), path.stat().st_size
+    if unpacked is None:
+        return True
+    if unpacked > _MOST_PACKED * size + _GAP:
+        raise InputError(
+            f"{path}: is compressed and would take {show_size(unpacked)} of memory for a file of {show_size(size)}, "
+            "which no weights do: refused; have it saved without compression, as torch.save does"
+        )
+    return False
+
+
+def unpacked_size(path: Path) -> int | None:
+    """Returns the bytes that an archive's files have unpacked: None if none is compressed, 0 if it is no archive."""
     try:
+        with open(path, "rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return 0
         with zipfile.ZipFile(path) as archive:
-            return all(item.compress_type == zipfile.ZIP_STORED for item in archive.infolist())
+            items = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
+        return 0
+    plain = all(item.compress_type == zipfile.ZIP_STORED for item in items)
+    return None if plain else sum(item.file_size for item in items)
+
+
+def _refuse_amplifiers(path: Path, mapped: bool) -> None:
+    """Raises an `InputError` for objects that need no data in the file for any amount of memory.
+
+    torch's loader makes them, and no state dict has one. Their names are looked for in the pickle, which holds them in
+    clear; where it is not known which part of the file that is, in all of it.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                pickles = [item for item in archive.infolist() if item.filename.endswith("data.pkl")]
+                found = any(_AMPLIFIERS[mapped].search(archive.read(item)) for item in pickles)
+        else:
+            with open(path, "rb") as file:
+                found, tail = False, b""
+                while not found and (block := file.read(_PIECE)):
+                    found, tail = _AMPLIFIERS[mapped].search(tail + block) is not None, block[-64:]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error):
+        return  # torch says what is wrong
+    if found:
+        raise InputError(
+            f"{path}: asks for memory that no data in it fills. It was refused: save the tensors alone, as a state "
+            "dict or better as safetensors"
+        )
 
 
 def _load(path: Path, mapped: bool) -> object:
@@ -124,6 +187,10 @@ def _load(path: Path, mapped: bool) -> object:
         ) from None
 
 
+def _quoted(key: object) -> str:
+    return shortened(repr(key), limit=200)
+
+
 def _first_line(error: Exception) -> str:
     return shortened((str(error).strip() or type(error).__name__).splitlines()[0], limit=120)
 
@@ -138,16 +205,16 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
     wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping) and _has_tensors(loaded[key])]
     loose = [key for key, value in loaded.items() if isinstance(value, torch.Tensor)]
     if not wrappers and not loose:
-        keys = some_of(loaded, 20, show=repr) or "nothing"
+        keys = some_of(loaded, 20, show=_quoted) or "nothing"
         raise InputError(f"{path}: {hint}, found {keys}: save model.state_dict()")
     if len(wrappers) > 1 or (wrappers and loose):
-        places = [f"under {key!r}" for key in wrappers] + ([f"at top level ({loose[0]!r})"] if loose else [])
+        places = [f"under {key!r}" for key in wrappers] + [f"at top level ({_quoted(key)})" for key in loose[:1]]
         raise InputError(
             f"{path}: holds tensors {' and '.join(places)}: which are the model's is not for us to guess, "
             "save its state dict alone"
         )
     chosen = loaded[wrappers[0]] if wrappers else loaded
-    faults = [f"{key!r} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
+    faults = [f"{_quoted(key)} ({fault})" for key, value in chosen.items() if (fault := _fault(key, value))]
     if faults:
         raise InputError(
             f"{path}: cannot use {some_of(faults, limit=20)}: save these as plain dense tensors or leave them out"
@@ -169,6 +236,10 @@ def _fault(key: object, value: object) -> str | None:
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(value).__name__}, not a tensor"
     assert isinstance(value, torch.Tensor)
+    if len(key) > LONGEST_NAME:
+        return f"its name has {len(key):,} characters"
+    if value.dim() > MOST_DIMENSIONS:
+        return f"it has {value.dim():,} dimensions"
     if value.is_quantized:
         return "a quantised tensor"
     if value.layout != torch.strided or value.is_nested:
@@ -252,6 +323,10 @@ class _FileMapping:
 
     def __init__(self, path: Path) -> None:
         self._ranges = _mapped_ranges(path) if sys.platform == "linux" else []
+
+    @property
+    def known(self) -> bool:
+        return bool(self._ranges)
 
     def position(self, address: int, size: int) -> int | None:
         """Returns where in the file the `size` bytes at `address` are; None if they are not known to be mapped."""

@@ -19,6 +19,7 @@ from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
+from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import read_json, show_size
@@ -187,15 +188,17 @@ class Inputs:
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-            old = [file for file in checkpoint.files if is_legacy_torch(file)]
-            if old:
-                size = show_size(sum(file.stat().st_size for file in old))
+            old = [file.stat().st_size for file in checkpoint.files if is_legacy_torch(file)]
+            packed = [unpacked for file in checkpoint.files if (unpacked := unpacked_size(file))]
+            if old or packed:
+                kind = "in torch's old format (no zip archive)" if old else "a compressed archive"
+                size = show_size(sum(old + packed))
                 path = checkpoint.path
                 new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
                 convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is in torch's old format (no zip archive), so it is loaded whole: {size} beyond the "
-                    f"bound on memory; to have it streamed, convert it first: {convert}"
+                    f"{label} is {kind}, so it is loaded whole: {size} beyond the bound on memory; to have it "
+                    f"streamed, convert it first: {convert}"
                 )
 
     def identity(self) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tunable_magmax.checkpoints.companions import retyped_config
+from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
@@ -142,10 +142,8 @@ def merge_checkpoints(
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
-        for name, path, content in output_companions(inputs):
-            retyped_config(
-                name, path, options.out_dtype, content
-            )  # a broken one is better found now than after the merge
+        if shard is not None:
+            check_companions(inputs)
         fingerprint = fingerprint_of(inputs, options, settings, target)
         # Checked here, so that too few resources do not cost the finished shards of an earlier run.
         spilled = runs_on.check(inputs, options, bound)
@@ -162,6 +160,12 @@ def merge_checkpoints(
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)
     return report
+
+
+def check_companions(inputs: Inputs) -> None:
+    """Raises an `InputError` for a file that is to go along and can't be read, before work is spent on the weights."""
+    for name, path, _ in output_companions(inputs):
+        check_companion(name, path)
 
 
 def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeReport], log: Log) -> MergeReport:

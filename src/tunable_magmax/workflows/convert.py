@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG, companion_files, missing_config_note
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, check_companion, companion_files, missing_config_note
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS
 from tunable_magmax.checkpoints.writer import Output, is_one_file
+from tunable_magmax.engines.outputs import check_space
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import Progress, parse_size
 from tunable_magmax.version import __version__
@@ -91,6 +92,10 @@ def convert_checkpoint(
             "strip_prefix": strip_prefix,
         }
         stored = {new: name for name, new in stripped.items()}
+        companions = [] if single else list(companion_files(source))
+        for name, path in companions:
+            check_companion(name, path)
+        check_space(target, sum(shard.size for shard in shards))
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             try:
                 files = _write(checkpoint, stored, output, shards, progress)
@@ -98,8 +103,7 @@ def convert_checkpoint(
             except InputError:
                 output.discard()
                 raise
-            if not single:
-                files |= {name: output.copy_file(name, path) for name, path in companion_files(source)}
+            files |= {name: output.copy_file(name, path) for name, path in companions}
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
     notes = () if single or MODEL_CONFIG in files else (missing_config_note(source, target, "convert"),)

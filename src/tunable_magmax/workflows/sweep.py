@@ -18,7 +18,7 @@ from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
-from tunable_magmax.engines.local import completed, fingerprint_of, write_output
+from tunable_magmax.engines.local import check_companions, completed, fingerprint_of, write_output
 from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_problem, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
@@ -299,6 +299,8 @@ def _opened(
             elif report is not None and dict(report.files) == files and not settings.fresh:
                 finished[point.name] = report
         _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
+        if not reports_only:
+            check_companions(inputs)
         for point in points:
             if point.name not in finished and not reports_only:
                 target, replaces = folder / point.name, settings.overwrite or point.name in recorded

@@ -6,7 +6,7 @@ Tensors of heads are made of the tasks' own, because the base has none to measur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
@@ -34,13 +34,15 @@ class HeadedModel:
     opened: Checkpoint
     config: ModelConfig
     names: Mapping[str, str]
+    values: Mapping[str, Tensor] | None = None
+    """Tensors that are in memory, by the common names; None: they are read from the files."""
 
     def info(self, name: str) -> TensorInfo:
         own = self.names[name]
         return self.opened.tensors[self.opened.aliases.get(own, own)]
 
     def read(self, name: str) -> Tensor:
-        return read_tensor(self.opened, self.names[name])
+        return read_tensor(self.opened, self.names[name]) if self.values is None else self.values[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,14 @@ class Heads:
         """Returns all made tensors by name."""
         make = self.make(weights)
         return {name: make(name) for name in (*self.classifier, *self.mean)}
+
+    def kept_in_memory(self) -> Heads:
+        """Returns the same with the tasks' heads in memory, to be used when their files are closed."""
+        made = (*self.classifier, *self.mean)
+        tasks = (
+            replace(task, values={name: task.read(name) for name in made if name in task.names}) for task in self._tasks
+        )
+        return replace(self, _tasks=tuple(tasks))
 
     def base(self, weights: Sequence[float]) -> View:
         """Returns the base, with heads that are made by these weights."""

@@ -289,7 +289,8 @@ class Evaluator:
                     rows = range(start, min(start + self.batch, len(self)))
                     with torch.inference_mode(), full_float32(self.encoder.device, self.precise):
                         features = self.encoder.pool(self.prepared.batch(rows)).float()
-                        features = torch.nn.functional.normalize(features, dim=1)
+                        if not self.head.own:
+                            features = torch.nn.functional.normalize(features, dim=1)
                         logits = self.head.logit_scale * features @ self._weight.T
                     yield logits
         except torch.cuda.OutOfMemoryError:

@@ -39,6 +39,8 @@ def logit_factor(head: Head, profiles: Sequence[Profile | None], weights: Sequen
     new samples do, so those only keep the factor down. Logits that are too sharp are left alone: then, and where the
     profiles hold no labelled rows, it is 1. It is rounded to three digits.
     """
+    if head.own:
+        return 1.0
     known = [profile for profile in profiles if profile is not None and profile.base_features is not None]
     if not known or len(known) != len(profiles) or len(known) != len(weights):
         return 1.0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean"]
+Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean", "logits"]
 EMBEDDING_BATCH = 64
 WHOLE = ("clip", "siglip")
 # Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, and small random numbers.
@@ -109,6 +109,10 @@ class Encoder:
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
+        if self.pooling == "logits":
+            module: Any = self.module
+            inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
+            return _tensor(module(**inputs).logits)
         return self.pool_texts(batch) if isinstance(batch, Mapping) else self.pool_images(batch)
 
     def pool_images(self, pixels: Tensor) -> Tensor:
@@ -172,42 +176,75 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     from `assets`. Everything is computed in float32. `device`: by default the GPU if there is one.
     """
     try:
-        import torch
         import transformers
     except ImportError:
         raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
     path = located(path)
     homes = find_homes(path, None if assets is None else located(assets))
-    home = homes[0]
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with quiet():
-        try:
-            config = transformers.AutoConfig.from_pretrained(home, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{home}: its config.json cannot be used ({first_line(error)})") from None
-        config._name_or_path = ""  # older versions of transformers would save the path of this machine with the model
+        config = read_config(homes[0])
         state, digest = read_state(path)
-        model_class = _model_class(transformers, config, state, home)
+        model_class = _model_class(transformers, config, state, homes[0])
         module = _filled(model_class, config, state, path)
-        try:
-            module = module.to(where).eval()
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device {where!r} cannot be used ({first_line(error)})") from None
         images = _family(module) in WHOLE or module.main_input_name == "pixel_values"
         texts = _family(module) in WHOLE or module.main_input_name == "input_ids"
-        if not images and not texts:
-            raise InputError(f"{path}: {model_class.__name__} takes neither images nor texts")
-        return Encoder(
-            module=module,
-            pooling=_pooling(module, images, homes),
-            dim=_width(module, config, home),
-            digest=digest,
-            path=path,
-            image_processor=load_image_processor(transformers, homes) if images else None,
-            tokenizer=load_tokenizer(transformers, homes, required=not images) if texts else None,
-            text_length=text_length(config, homes) if texts else None,
-            homes=homes,
+        return make_encoder(
+            module,
+            _pooling(module, images, homes),
+            _width(module, config, homes[0]),
+            digest,
+            path,
+            homes,
+            device,
+            texts,
         )
+
+
+def read_config(home: Path) -> Any:
+    """Reads a model's config.json by transformers."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(home, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{home}: its config.json cannot be used ({first_line(error)})") from None
+    config._name_or_path = ""  # older versions of transformers would save the path of this machine with the model
+    return config
+
+
+def make_encoder(
+    module: Any,
+    pooling: Pooling,
+    dim: int,
+    digest: str,
+    path: Path,
+    homes: Sequence[Path],
+    device: str | None,
+    texts: bool,
+) -> Encoder:
+    """Puts a loaded model onto its device, with what prepares its inputs, from the first of `homes` that has it."""
+    import torch
+    import transformers
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        module = module.to(where).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {where!r} cannot be used ({first_line(error)})") from None
+    images = _family(module) in WHOLE or module.main_input_name == "pixel_values"
+    if not images and not texts:
+        raise InputError(f"{path}: {type(module).__name__} takes neither images nor texts")
+    return Encoder(
+        module=module,
+        pooling=pooling,
+        dim=dim,
+        digest=digest,
+        path=path,
+        image_processor=load_image_processor(transformers, homes) if images else None,
+        tokenizer=load_tokenizer(transformers, homes, required=not images) if texts else None,
+        text_length=text_length(module.config, homes) if texts else None,
+        homes=tuple(homes),
+    )
 
 
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:

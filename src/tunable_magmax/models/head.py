@@ -39,10 +39,17 @@ class Head:
     logit_scale: float
     digest: str
     bias: NDArray[np.float32] | None = None
+    own: bool = False
+    """Whether the model has a classifier of its own: what its encoder gives are logits already."""
 
     @classmethod
     def of(
-        cls, weight: NDArray[Any], classes: Sequence[str], logit_scale: float, bias: NDArray[Any] | None = None
+        cls,
+        weight: NDArray[Any],
+        classes: Sequence[str],
+        logit_scale: float,
+        bias: NDArray[Any] | None = None,
+        own: bool = False,
     ) -> Head:
         """Makes a head of its parts, and checks them; its digest is that of the file that `save_head` writes.
 
@@ -59,13 +66,13 @@ class Head:
             raise InputError("the weight of a head must be finite, but holds NaN or infinity")
         if not np.isfinite(logit_scale) or logit_scale <= 0:
             raise InputError(f"the logit scale of a head is {logit_scale}; expected a positive number")
-        tensors, own = {"weight": torch.from_numpy(rows)}, None
+        tensors, added = {"weight": torch.from_numpy(rows)}, None
         if bias is not None:
-            own = np.ascontiguousarray(bias, dtype=np.float32)
-            if own.shape != (len(names),) or not np.isfinite(own).all():
+            added = np.ascontiguousarray(bias, dtype=np.float32)
+            if added.shape != (len(names),) or not np.isfinite(added).all():
                 raise InputError(f"the bias of a head of {len(names)} classes must be as many finite numbers")
-            tensors["bias"] = torch.from_numpy(own)
-        return cls(rows, names, float(logit_scale), tensors_digest(tensors), own)
+            tensors["bias"] = torch.from_numpy(added)
+        return cls(rows, names, float(logit_scale), tensors_digest(tensors), added, own)
 
     def with_prior(self, prior: SitePrior | None, factor: float = 1.0) -> Head:
         """Returns the head with a site's prior as its bias, in place of any that it had; None: without a bias.
@@ -73,7 +80,7 @@ class Head:
         `factor`: by what its logit scale is multiplied; see `calibration.logit_factor`.
         """
         bias = None if prior is None else prior.bias(self.classes)
-        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias)
+        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias, self.own)
 
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.
@@ -93,14 +100,16 @@ class Head:
                 f"such as {some_of(self.classes, show=repr)}; give a head whose class names are the data's"
             )
         kept = [rows[name] for name in names]
-        return Head.of(self.weight[kept], names, self.logit_scale, None if self.bias is None else self.bias[kept])
+        bias = None if self.bias is None else self.bias[kept]
+        return Head.of(self.weight[kept], names, self.logit_scale, bias, self.own)
 
     def logits(self, features: NDArray[Any]) -> NDArray[np.float64]:
         """Returns the scaled scores [n, classes] of raw embeddings [n, dim], without the bias.
 
-        The embeddings are L2-normalised first; the rows of `weight` are taken as they are.
+        The embeddings are L2-normalised first, unless they are logits; the rows of `weight` are taken as they are.
         """
-        unit = _normalised(features.astype(np.float64))
+        rows = features.astype(np.float64)
+        unit = rows if self.own else _normalised(rows)
         scores: NDArray[np.float64] = self.logit_scale * unit @ self.weight.astype(np.float64).T
         return scores
 
@@ -222,6 +231,11 @@ def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
     module: Any = encoder.module
     scale = math.exp(float(module.logit_scale.detach()))
     return Head.of(_name_rows(encoder, classes, templates), classes, scale)
+
+
+def own_head(classes: Sequence[str]) -> Head:
+    """Makes the head of a model that has a classifier of its own: its logits as they are."""
+    return Head.of(np.eye(len(classes)), classes, 1.0, own=True)
 
 
 def name_head(

@@ -16,6 +16,7 @@ from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.own import OwnModels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,8 +107,13 @@ class Merges:
         self.seed = seed
         self.reports: dict[Candidate, MergeReport] = {}
         """The report of the latest merge of each candidate."""
-        self._states = read_each((run.base, *run.tasks), read_tensors, progress)
-        self._session = MergeSession(self._states[0], self._states[1:])
+        self._own = OwnModels.read(run.base, run.tasks, progress=progress) if evaluator.head.own else None
+        if self._own is None:
+            self._states = read_each((run.base, *run.tasks), read_tensors, progress)
+        else:
+            self._states = list(self._own.states)
+        copied = None if self._own is None else self._own.copied or None
+        self._session = MergeSession(self._states[0], self._states[1:], exclude=copied)
 
     def __enter__(self) -> Self:
         return self
@@ -129,11 +135,14 @@ class Merges:
         if candidate.checkpoint is not None:
             if not 0 <= candidate.checkpoint < len(self._states):
                 raise InputError(f"{candidate.title}: the run has no checkpoint {candidate.checkpoint}")
+            if self._own is not None:
+                return self._own.of_checkpoint(candidate.checkpoint)
             return self._states[candidate.checkpoint]
-        options: dict[str, Any] = {"weights": None if weights is None else list(weights)} if candidate.weighted else {}
+        used = None if weights is None or not candidate.weighted else list(weights)
+        options: dict[str, Any] = {"weights": used} if candidate.weighted else {}
         merged = self._session.merge(method=candidate.method, scale=candidate.scale, seed=self.seed, **options)
         self.reports[candidate] = merged.report
-        return merged.state_dict
+        return merged.state_dict if self._own is None else self._own.with_heads(merged.state_dict, used)
 
 
 class Candidates(Merges):

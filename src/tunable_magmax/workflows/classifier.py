@@ -17,7 +17,7 @@ from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.evaluator import full_float32
 from tunable_magmax.runs.run import is_run
-from tunable_magmax.workflows.scoring import find_head, open_head
+from tunable_magmax.workflows.scoring import OwnHead, find_head, open_head
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Classifier
@@ -71,6 +71,8 @@ def printable(text: str) -> str:
 class LoadedClassifier:
     """A model with its head, ready to use: `predict` gives labels with probabilities.
 
+    `has_prior`: whether a site's prior is added to its scores.
+
     Inputs are PIL images, arrays [height, width, 3] of uint8 or paths of image files for a model of images, and texts
     (or paths of text files, each one text) for a model of texts. One input alone is taken as a list of one.
 
@@ -79,8 +81,8 @@ class LoadedClassifier:
     [Prediction('cat', 0.931)]
     """
 
-    def __init__(self, classifier: Classifier, head_file: Path) -> None:
-        self._classifier, self.head_file = classifier, head_file
+    def __init__(self, classifier: Classifier, head_file: Path | OwnHead, has_prior: bool) -> None:
+        self._classifier, self.head_file, self.has_prior = classifier, head_file, has_prior
 
     def __repr__(self) -> str:
         prior = "with a site prior" if self.has_prior else "without a site prior"
@@ -96,11 +98,6 @@ class LoadedClassifier:
     def kind(self) -> Kind:
         """Whether the model takes images or texts."""
         return "image" if self._classifier.encoder.image_processor is not None else "text"
-
-    @property
-    def has_prior(self) -> bool:
-        """Whether the head adds a site's prior to its scores."""
-        return self._classifier.head.bias is not None
 
     def probabilities(self, inputs: Any, batch: int = CLASSIFYING_BATCH) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes]; an input that cannot be read is an `InputError`."""
@@ -192,7 +189,7 @@ def load_classifier(
     head: str | Path | None = None,
     prior: Literal["auto", "none"] = "auto",
 ) -> LoadedClassifier:
-    """Loads a model directory, as `tmx tailor` leaves it, or any checkpoint whose head can be found.
+    """Loads a model directory, as `tmx tailor` leaves it, or any checkpoint whose head can be found or is its own.
 
     `head`: by default the one beside the model, or of the run it comes from. `prior`: "none" leaves out the bias of the
     head's file. `device`: by default the GPU if there is one.
@@ -202,6 +199,7 @@ def load_classifier(
     """
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import Classifier
+    from tunable_magmax.models.own import load_own
 
     model = located(path)
     if not model.exists():
@@ -215,5 +213,7 @@ def load_classifier(
             f"site with `tmx tailor {model}` first"
         )
     head_file, owner = find_head(model, head, takes_run=False)
-    encoder = load_encoder(model, device, assets=None if owner is None else owner.base)
-    return LoadedClassifier(Classifier(encoder, open_head(head_file, prior)[0]), head_file)
+    used, applied = open_head(head_file, prior)
+    load = load_own if used.own else load_encoder
+    encoder = load(model, device, assets=None if owner is None else owner.base)
+    return LoadedClassifier(Classifier(encoder, used), head_file, applied is not None)

@@ -23,9 +23,11 @@ from tunable_magmax.workflows.candidates import (
 )
 from tunable_magmax.workflows.choice import LIKELIEST
 from tunable_magmax.workflows.merge import require_tasks
+from tunable_magmax.workflows.own import OwnModels
 from tunable_magmax.workflows.scoring import (
     AppliedPrior,
     Data,
+    OwnHead,
     Prior,
     Reading,
     find_head,
@@ -104,7 +106,8 @@ def compare(
     """
     reading = reading or Reading()
     opened = _open(run, preference, head, rivals)
-    evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress)
+    own = OwnModels.read(opened.run.base, opened.run.tasks) if opened.head.own else None
+    evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress, own)
     samples, unreadable = len(evaluator), evaluator.unreadable
     biases: dict[bool, Any] = {False: None} if opened.prior is None else {True: opened.head.bias, False: None}
     fewest = least_samples(len(biases) * len(opened.candidates) - 1)
@@ -173,7 +176,7 @@ def plan_comparison(
 class _Opened:
     run: Run
     preference: Preference
-    head_file: Path
+    head_file: Path | OwnHead
     head: Head
     """With the prior as its bias, if there is one."""
     prior: AppliedPrior | None

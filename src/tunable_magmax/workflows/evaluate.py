@@ -19,7 +19,8 @@ from tunable_magmax.merging.state_dicts import Merged
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import merge_recipe_in_memory
+from tunable_magmax.workflows.merge import merge_recipe_in_memory, read_own
+from tunable_magmax.workflows.own import OwnModels
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,
@@ -143,9 +144,14 @@ def evaluate(
     head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior, owner)
-    evaluator, origin = open_evaluator(base, data, used, owner, reading, progress)
+    own = None
+    if used.own and isinstance(subject, Recipe):
+        own = read_own(subject, progress)
+    elif used.own and merged is not None and given is not None:
+        own = OwnModels.read(given.base, given.tasks, given.heads, progress)
+    evaluator, origin = open_evaluator(base, data, used, owner, reading, progress, own)
     if isinstance(subject, Recipe):
-        merged = merge_recipe_in_memory(subject, progress)
+        merged = merge_recipe_in_memory(subject, progress, own)
     state, report = (None, None) if merged is None else (merged.state_dict, merged.report)
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
@@ -178,10 +184,14 @@ def evaluate_run(
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
     used, applied = open_head(head_file, prior, trained)
-    evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress)
+    own = OwnModels.read(trained.base, trained.tasks, progress=progress) if used.own else None
+    evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress, own)
     with open_checkpoint(trained.base) as base:
         needed = list(base.tensors)
     for name in chosen:
+        if own is not None:
+            accuracies[name] = evaluator.measure(own.of_checkpoint(list(places).index(name)), over_all)
+            continue
         state = read_tensors(places[name])
         lacking = [tensor for tensor in needed if tensor not in state]
         if lacking:

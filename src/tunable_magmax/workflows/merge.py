@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.workflows.own import OwnModels
 
 Notify = Callable[[str], None]
 
@@ -54,15 +55,38 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
     return MergeResult(report, tuple(notes), lacking)
 
 
-def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None) -> Merged:
-    """Merges as a recipe says, without writing anything; all checkpoints are in memory at a time."""
+def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own: OwnModels | None = None) -> Merged:
+    """Merges as a recipe says, without writing anything; all checkpoints are in memory at a time.
+
+    `own`: the models, if they have classifiers of their own and are in memory already.
+    """
+    from tunable_magmax.merging.methods import read_options
     from tunable_magmax.merging.state_dicts import merge_state_dicts
     from tunable_magmax.models.state import read_tensors
     from tunable_magmax.workflows.candidates import read_each
 
-    base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
-    merged = merge_state_dicts(base, tasks, **recipe.options)
+    own = own or read_own(recipe, progress)
+    options = {name: value for name, value in recipe.options.items() if name != "heads"}
+    if own is None:
+        base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
+        merged = merge_state_dicts(base, tasks, **options)
+    else:
+        options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None
+        merged = merge_state_dicts(own.states[0], own.states[1:], **options)
+        weights = read_options(len(recipe.tasks), **options).head_weights(len(recipe.tasks))
+        merged = replace(merged, state_dict=own.with_heads(merged.state_dict, weights))
     return replace(merged, report=replace(merged.report, names=recipe.names))
+
+
+def read_own(recipe: Recipe, progress: Progress | None = None) -> OwnModels | None:
+    """Reads the models of a recipe under common names if they have classifiers of their own; None if not."""
+    from tunable_magmax.engines.inputs import named_heads
+    from tunable_magmax.workflows.own import OwnModels, merged_labels
+
+    heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
+    if merged_labels(recipe.base, recipe.tasks, heads) is None:
+        return None
+    return OwnModels.read(recipe.base, recipe.tasks, heads, progress)
 
 
 def recipe_of(

@@ -61,6 +61,8 @@ def why_not(target: TargetSamples) -> str | None:
     """Returns why a target cannot be checked; None if it can."""
     if target.sources.inputs is None:
         return "there are no inputs of the site"
+    if target.head_file is None:
+        return "the base has no classifier of its own to compare with"
     if not target.can_probe:
         return "the profiles hold no embeddings by the base"
     return "the inputs are features, which the merged model cannot embed" if target.embedded else None

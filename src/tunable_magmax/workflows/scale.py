@@ -20,6 +20,7 @@ from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import MASK, lottery_state, ticket
 from tunable_magmax.workflows.candidates import Candidate, Candidates, refuse_adapters, right_answers, tunable
+from tunable_magmax.workflows.own import scoring_encoder
 from tunable_magmax.workflows.search import labelled_pairs
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
@@ -110,15 +111,15 @@ def _against(one: Share, other: Share) -> str:
 def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference:
     """Returns the preference with the scale that the target's pairs choose for a Tunable MAGMAX merge, if they do."""
     from tunable_magmax.models.calibration import site_head
-    from tunable_magmax.models.head import load_head
 
-    if target.head_file is None:
+    plain = target.head()
+    if plain is None:
         raise InputError(
             f"{target.run.path}: scoring scales needs a frozen classifier head, and the run names none: give it with "
             "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`"
         )
     refuse_adapters(target.run, "leave out --choose-scale, or ")
-    head = site_head(load_head(target.head_file), preference, target.run.profiles)
+    head = site_head(plain, preference, target.run.profiles)
     with open_pairs(target, head) as candidates:
         found = choose_scale(candidates, tunable(), preference, progress=target.progress)
         samples = len(candidates.truth)
@@ -137,13 +138,11 @@ def with_scale(preference: Preference, found: ScaleChoice) -> Preference:
 @contextmanager
 def open_pairs(target: TargetSamples, head: Head, seed: int = 0) -> Iterator[Candidates]:
     """Yields what scores models of the run on the target's pairs: their labels must be classes of the head."""
-    from tunable_magmax.models.encoder import load_encoder
-
     reading, run = target.reading, target.run
     assert target.sources.pairs is not None
     samples = open_samples(target.sources.pairs, reading.split, reading.text_column, reading.label_column)
     labelled = labelled_pairs(run, samples, head).draw(reading.max_samples, target.seed)
-    encoder = load_encoder(run.base, reading.device)
+    encoder = scoring_encoder(run.base, run.tasks, head, reading.device)
     evaluator = Evaluator(encoder, head, labelled, batch=BATCH, progress=target.progress)
     with Candidates(run, evaluator, seed=seed, progress=target.progress) as candidates:
         yield candidates

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
+from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
 from tunable_magmax.data.samples import Samples
@@ -20,6 +24,7 @@ from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
+    from tunable_magmax.workflows.own import OwnModels
 
 Data: TypeAlias = str | Path | Samples | Benchmark | None
 """Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
@@ -52,7 +57,7 @@ class AppliedPrior:
     `logit_factor`: by what the head's logit scale was multiplied, because its logits were too flat for a prior.
     """
 
-    source: Literal["preference", "head"]
+    source: Literal["preference", "head", "bias"]
     eps: float | None = None
     logit_factor: float = 1.0
 
@@ -65,8 +70,29 @@ class AppliedPrior:
         """
         if self.source == "head":
             return "in the head's file"
+        if self.source == "bias":
+            return "in the bias of its classifier"
         sharper = "" if self.logit_factor == 1 else f", on logits that are {self.logit_factor:g} times as large"
         return f"of the preference, eps {self.eps:.3g}{sharper}"
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """The classifier that a model has itself: its labels, and where the model is."""
+
+    labels: tuple[str, ...]
+    model: Path
+
+    def __str__(self) -> str:
+        return "that it has itself"
+
+    def prior(self) -> dict[str, float] | None:
+        """Returns the log prior that is in the classifier's bias, by label, as the report beside the model says."""
+        try:
+            bias = json.loads((self.model / REPORT).read_text(encoding="utf-8"))["options"]["class_bias"]
+            return {str(label): float(value) for label, value in bias.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
 
 # -- the head --------------------------------------------------------------------------------------------------------
@@ -74,11 +100,12 @@ class AppliedPrior:
 
 def find_head(
     model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, *, takes_run: bool = True
-) -> tuple[Path, Run | None]:
+) -> tuple[Path | OwnHead, Run | None]:
     """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
 
     They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
-    log. `takes_run`: whether the user may give a run, which an error advises then.
+    log; else the classifier that the model has itself, or with `run` that merges of its tasks have. `takes_run`:
+    whether the user may give a run, which an error advises then.
     """
     owner = run or _run_of(model)
     place = model.base if isinstance(model, Recipe) else model
@@ -90,6 +117,8 @@ def find_head(
         head = (own or beside) if run is not None else (beside or own)
     if head is not None:
         return Path(head), owner
+    if (itself := _own_head(model, run)) is not None:
+        return itself, owner
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
@@ -104,15 +133,38 @@ def find_head(
     )
 
 
-def open_head(file: Path, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:
+def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
+    from tunable_magmax.models.own import own_labels
+    from tunable_magmax.workflows.own import merged_labels
+
+    if isinstance(model, Recipe):
+        base, labels = model.base, merged_labels(model.base, model.tasks, model.options.get("heads"))
+    elif run is not None and model == run.base:
+        base, labels = model, merged_labels(run.base, run.tasks)
+    else:
+        base, labels = model, own_labels(model)
+    return None if labels is None else OwnHead(labels, base)
+
+
+def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:
     """Reads a head, with the bias that `prior` asks for; also says which prior that is.
 
     With a preference's prior, `run` holds the profiles that say whether the logits are too flat for it.
     """
     from tunable_magmax.models.calibration import site_head
-    from tunable_magmax.models.head import load_head
+    from tunable_magmax.models.head import load_head, own_head
 
-    head = load_head(file)
+    if isinstance(file, OwnHead):
+        inside, head = file.prior(), own_head(file.labels)
+        if inside is not None and prior == "auto":
+            return head, AppliedPrior("bias")
+        if inside is not None:  # it is in the weights, so to leave it out is to take it off again
+            off = np.array([-inside.get(label, 0.0) for label in head.classes], np.float32)
+            other = prior.prior if isinstance(prior, Preference) else None
+            bias = off if other is None else off + other.bias(head.classes)
+            return replace(head, bias=bias), None if other is None else AppliedPrior("preference", other.eps)
+    else:
+        head = load_head(file)
     if prior == "none":
         return head.with_prior(None), None
     if isinstance(prior, Preference) and prior.prior is not None:
@@ -163,6 +215,8 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         data = _benchmark_file(Path(data)) if is_benchmark else open_samples(data, reading.split, *columns)
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
+        if head.own:  # one task's own classifier knows its own classes only
+            tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
         return label_samples(data, head.classes, tasks).draw(reading.limit, reading.seed), data.origin
     split = reading.split or "test"
     if split not in ("train", "test"):
@@ -197,11 +251,19 @@ def open_evaluator(
     run: Run | None,
     reading: Reading,
     progress: Progress | None = None,
+    models: OwnModels | None = None,
 ) -> tuple[Evaluator, str]:
-    """Makes an evaluator with the checkpoint's encoder; also returns what to call its data."""
+    """Makes an evaluator with the checkpoint's encoder, or of `models`; also returns what to call its data."""
     from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.own import load_own
 
     labelled, origin = open_labelled(data, head, run, reading)
-    encoder = load_encoder(checkpoint, reading.device, assets=None if run is None else run.base)
+    assets = None if run is None else run.base
+    if models is not None:
+        encoder = models.encoder(reading.device)
+    elif head.own:
+        encoder = load_own(checkpoint, reading.device, assets=assets)
+    else:
+        encoder = load_encoder(checkpoint, reading.device, assets=assets)
     options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}
     return Evaluator(encoder, head, labelled, progress=progress, **options), origin

@@ -26,6 +26,7 @@ from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_s
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import read_each
+from tunable_magmax.workflows.own import OwnModels, scoring_encoder
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
 if TYPE_CHECKING:
@@ -53,21 +54,17 @@ def search_preference(
     """
     require_optuna()
     check_study_file(settings.study_file)
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import load_head
-
-    run, reading = target.run, target.reading
-    if target.head_file is None:
+    run, reading, head = target.run, target.reading, target.head()
+    if head is None:
         raise InputError(
             f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: give it with "
             "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`; labels alone need no head "
             "(--method label)"
         )
-    head = load_head(target.head_file)
     known = labelled_pairs(run, pairs, head)
     left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
     drawn = known.draw(reading.max_samples, settings.seed)
-    encoder = load_encoder(run.base, reading.device)
+    encoder = scoring_encoder(run.base, run.tasks, head, reading.device)
     evaluator = Evaluator(encoder, head, drawn, batch=BATCH, progress=target.progress)
     if evaluator.unreadable:
         left_out["unreadable"] = evaluator.unreadable
@@ -156,12 +153,18 @@ class _Scorer:
 
     def __init__(self, run: Run, evaluator: Evaluator, progress: Progress | None) -> None:
         from tunable_magmax.merging.state_dicts import MergeSession
-        from tunable_magmax.models.state import read_state
+        from tunable_magmax.models.state import checkpoint_digest, read_state
 
         self._evaluator = evaluator
-        states, digests = zip(*read_each((run.base, *run.tasks), read_state, progress), strict=True)
+        self._own = OwnModels.read(run.base, run.tasks, progress=progress) if evaluator.head.own else None
+        if self._own is None:
+            states, digests = zip(*read_each((run.base, *run.tasks), read_state, progress), strict=True)
+        else:
+            states = self._own.states
+            digests = tuple(map(checkpoint_digest, (run.base, *run.tasks)))
         self.digest = self._problem(digests)
-        self._session = MergeSession(states[0], states[1:])
+        copied = None if self._own is None else self._own.copied or None
+        self._session = MergeSession(states[0], states[1:], exclude=copied)
         if not self._session.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
 
@@ -171,7 +174,8 @@ class _Scorer:
     def score(self, weights: tuple[float, ...], scale: float | None) -> tuple[float, str]:
         """Returns the accuracy of one merge, and which samples it got right."""
         merged = self._session.merge(weights=weights, scale="matched" if scale is None else scale)
-        predicted, _ = self._evaluator.predict(merged.state_dict)
+        state = merged.state_dict if self._own is None else self._own.with_heads(merged.state_dict, weights)
+        predicted, _ = self._evaluator.predict(state)
         right: NDArray[np.bool_] = predicted == self._evaluator.truth
         return float(right.mean()), np.packbits(right).tobytes().hex()
 

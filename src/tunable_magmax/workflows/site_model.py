@@ -118,7 +118,8 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
         yield "The head has no site prior: all classes count alike."
     else:
         likely = ", ".join(f"{_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
-        yield f"Site prior, added to the head's logits: {likely}; {prior['eps']:.1%} of it is spread over all classes."
+        where = "the bias of the classifier" if record.get("own_head") else "the head's logits"
+        yield f"Site prior, added to {where}: {likely}; {prior['eps']:.1%} of it is spread over all classes."
     yield f"Merged by `{merge['method']}` ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})."
     yield from (f"{line[0].upper()}{line[1:]}." for line in evidence_lines(record))
     yield from (f"Warning: {text}." for text in record["warnings"])

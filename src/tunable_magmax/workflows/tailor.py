@@ -25,6 +25,7 @@ from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
+from tunable_magmax.workflows.own import takes_prior
 from tunable_magmax.workflows.prefer import Estimation, Preferred, class_tables, prefer_for
 from tunable_magmax.workflows.scale import BASE, LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
 from tunable_magmax.workflows.site_model import (
@@ -202,6 +203,13 @@ class _Work:
                 self.preference = found.preference
             else:
                 self.preference = with_site_prior(self.given, target.run, estimation.prior)
+            if (
+                self.head.own
+                and self.preference.prior is not None
+                and not takes_prior(target.run.base, target.run.tasks)
+            ):
+                self.warnings.append("the tasks' classifiers have no bias, to which a site prior could be added")
+                self.preference = replace(self.preference, prior=None)
             plain, self.head = self.head, site_head(self.head, self.preference, target.run.profiles)
             self.logit_factor = round(self.head.logit_scale / plain.logit_scale, 6)
         samples = self.preference.provenance.get("samples")
@@ -350,6 +358,8 @@ class _Work:
             options["seed"] = self.tailoring.seed
         if chosen.weights is not None:
             options["weights"] = list(chosen.weights)
+        if self.head.own and self.head.bias is not None:
+            options["class_bias"] = dict(zip(self.head.classes, map(float, self.head.bias), strict=True))
         recipe = Recipe(run.base, run.tasks, options, run.names)
         unfinished, told = Unfinished(out, additions.fingerprint or {}, options), list[str]()
         notify = notify or (lambda note: None)
@@ -380,7 +390,7 @@ class _Work:
             self.warnings += filter(None, [self.agreement.warning])
         self.record = self._record(report)
         content = {
-            HEAD: head_bytes(self.head),
+            **({} if self.head.own else {HEAD: head_bytes(self.head)}),
             PREFERENCE: self.preference.to_json().encode(),
             RECORD: record_bytes(self.record),
         }
@@ -404,6 +414,7 @@ class _Work:
                 "tempering": preference.tempering,
             },
             "prior": prior_record(preference.prior, self.head.classes, self.logit_factor),
+            **({"own_head": True} if self.head.own else {}),
             "merge": {
                 "method": merged.method,
                 "why": merged.why,

@@ -164,16 +164,15 @@ def check_place(out: Path, overwrite: bool) -> None:
 
 def require_head(target: TargetSamples, headers_only: bool = False) -> Head:
     """Loads the head that the tailored model gets, and checks that it fits the encoder."""
-    from tunable_magmax.models.head import load_head
-
-    run = target.run
-    if target.head_file is None:
+    run, head = target.run, target.head()
+    if head is None:
         raise InputError(
-            f"{run.path}: a tailored model needs a classifier head, and the run names none: give one with "
-            f"--classifier, or enter it with `tmx profile {run.path} --classifier HEAD`; `tmx prefer` and `tmx merge` "
-            "work without one"
+            f"{run.path}: a tailored model needs a classifier head, and neither the run nor its tasks have one: give "
+            f"one with --classifier, or enter it with `tmx profile {run.path} --classifier HEAD`; `tmx prefer` and "
+            "`tmx merge` work without one"
         )
-    head = load_head(target.head_file)
+    if head.own:
+        return head
     widths = {profile.width for profile in run.profiles if profile is not None}
     if not widths and not headers_only:
         from tunable_magmax.models.encoder import load_encoder
@@ -326,7 +325,7 @@ def plan_tailor(
         weights=weights,
         method=rule,
         scale=_scale_rule(tailoring, sources, preference, method, informed),
-        head=None if target.head_file is None else str(target.head_file),
+        head=head and ("of the tasks themselves" if head.own else str(target.head_file)),
         classes=None if head is None else len(head.classes),
         merge=merge,
         problems=tuple(problems),

@@ -32,7 +32,7 @@ from tunable_magmax.preference.profile import Profile, require_one
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.head import Classifier
+    from tunable_magmax.models.head import Classifier, Head
 
 BATCH = 64
 COPIES = 0.1
@@ -123,6 +123,16 @@ class TargetSamples:
     def head_file(self) -> Path | None:
         """The head of the fixed classifier."""
         return self.reading.classifier or self.run.head
+
+    def head(self) -> Head | None:
+        """Reads the head that models are scored with: a file's, or the classifiers that the tasks have themselves."""
+        from tunable_magmax.models.head import load_head, own_head
+        from tunable_magmax.workflows.own import merged_labels
+
+        if self.head_file is not None:
+            return load_head(self.head_file)
+        labels = merged_labels(self.run.base, self.run.tasks)
+        return None if labels is None else own_head(labels)
 
     @cached_property
     def labels(self) -> list[Any]:

@@ -1,0 +1,124 @@
+"""Models with classifiers of their own are evaluated, compared, used and tailored without a head file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tunable_magmax import load_classifier, merge_checkpoints
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.recipe import Recipe
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.compare import compare
+from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.target import TargetSources
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
+
+TASKS = {"pets": ("cat", "dog"), "tools": ("saw", "nail", "file")}
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "saw", "nail", "file")
+
+
+def write(file: Path, labels: tuple[str, ...], count: int, seed: int = 0) -> Path:
+    draw = random.Random(seed)
+    rows = [(f"{draw.choice(['a', 'the'])} {label} {draw.choice(['a', 'the'])}", label) for label in labels * count]
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([("text", "label"), *rows])
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A bare base and two tasks that have learned their words, as transformers saves them."""
+    root = tmp_path_factory.mktemp("run")
+    (root / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    given = "vocab" if int(transformers.__version__.split(".")[0]) >= 5 else "vocab_file"
+    tokenizer = transformers.BertTokenizerFast(**{given: str(root / "vocab.txt")})
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=12, **sizes)
+    transformers.BertModel(config).save_pretrained(root / "base")
+    tokenizer.save_pretrained(root / "base")
+    for name, labels in TASKS.items():
+        named = {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
+        model = transformers.BertForSequenceClassification.from_pretrained(root / "base", **named)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        inputs = tokenizer([f"a {label} the" for label in labels], return_tensors="pt")
+        for _ in range(12):
+            loss = model(**inputs, labels=torch.arange(len(labels))).loss
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        model.save_pretrained(root / name)
+        write(root / f"{name}.csv", labels, 8)
+    write(root / "all.csv", tuple(label for labels in TASKS.values() for label in labels), 6)
+    tasks = [{"name": name, "checkpoint": name, "classes": list(labels)} for name, labels in TASKS.items()]
+    (root / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
+    return root
+
+
+def test_a_checkpoint_is_evaluated_by_its_own_classifier(run):
+    found = evaluate(run / "pets", run / "pets.csv")
+    assert found.accuracy.overall.value == 1.0
+    assert found.head == "that it has itself"
+    with pytest.raises(InputError, match="'saw'"):
+        evaluate(run / "pets", run / "tools.csv")
+
+
+def test_it_predicts_what_transformers_does(run):
+    classifier = load_classifier(run / "pets")
+    assert classifier.classes == TASKS["pets"]
+    assert [each.label for each in classifier.predict(["a cat", "the dog"])] == ["cat", "dog"]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "pets").eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(run / "base")(["a cat"], return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**tokens).logits.softmax(dim=1).numpy()
+    assert np.allclose(classifier.probabilities("a cat"), expected, atol=1e-6)
+
+
+def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_path):
+    options = {"weights": [3, 1], "scale": 1}
+    in_memory = evaluate(Recipe(run / "base", (run / "pets", run / "tools"), options), run / "all.csv")
+    merge_checkpoints(run / "base", [run / "pets", run / "tools"], tmp_path / "out", **options)
+    assert evaluate(tmp_path / "out", run / "all.csv").accuracy.class_right == in_memory.accuracy.class_right
+    measured = evaluate_run(run, run / "all.csv")
+    assert measured.matrix is not None
+    assert measured.accuracies["pets"].known_by_task["pets"].value == 1.0
+
+
+def test_the_prior_of_a_site_is_in_the_bias_of_its_model(run, tmp_path):
+    opened = Run.open(run)
+    made = tailor(opened, TargetSources(weights=(0.9, 0.1)), tmp_path / "site")
+    assert made.record["own_head"]
+    assert not (tmp_path / "site/head.safetensors").exists()
+    plain = torch.cat([load_file(run / name / "model.safetensors")["classifier.bias"] for name in TASKS])
+    labels = [label for names in TASKS.values() for label in names]
+    added = torch.from_numpy(made.preference.prior.bias(labels))
+    assert torch.allclose(load_file(tmp_path / "site/model.safetensors")["classifier.bias"], plain + added, atol=1e-6)
+    assert "added to the bias of the classifier" in (tmp_path / "site/README.md").read_text()
+    found = evaluate(tmp_path / "site", run / "all.csv")
+    assert found.prior.source == "bias"
+    # What is compared in memory is what was written, with the prior and without.
+    comparison = compare(opened, tmp_path / "site", run / "all.csv")
+    rights = {row.prior: row.share.right for row in comparison.rows if row.candidate.title == "tunable, scale 1"}
+    without = evaluate(tmp_path / "site", run / "all.csv", prior="none")
+    assert rights == {True: found.accuracy.overall.right, False: without.accuracy.overall.right}
+
+
+def test_pairs_choose_among_models_with_their_own_heads(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    even = Preference.from_weights([1, 1])
+    pairs = TargetSources(pairs=run / "all.csv")
+    made = tailor(Run.open(tmp_path / "run"), pairs, tmp_path / "site", preference=even)
+    assert made.record["choice"] is not None

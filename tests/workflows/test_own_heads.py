@@ -15,12 +15,14 @@ from safetensors.torch import load_file
 
 from tunable_magmax import load_classifier, merge_checkpoints
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import compare
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetSources
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -122,3 +124,17 @@ def test_pairs_choose_among_models_with_their_own_heads(run, tmp_path):
     pairs = TargetSources(pairs=run / "all.csv")
     made = tailor(Run.open(tmp_path / "run"), pairs, tmp_path / "site", preference=even)
     assert made.record["choice"] is not None
+
+
+def test_a_site_may_take_the_head_of_one_task(run, tmp_path):
+    tailor(Run.open(run), TargetSources(weights=(1, 1)), tmp_path / "site", Tailoring(heads="tools"))
+    assert load_classifier(tmp_path / "site").classes == TASKS["tools"]
+
+
+def test_a_head_that_is_not_for_the_embeddings_is_told(run, tmp_path):
+    head = Head.of(np.ones((2, 16)), TASKS["pets"], 1.0)
+    save_head(head, tmp_path / "head.safetensors")
+    shutil.copytree(run / "base", tmp_path / "pets")
+    shutil.copytree(run / "pets", tmp_path / "pets", dirs_exist_ok=True)
+    with pytest.warns(UserWarning, match="is no better than guessing among 2 classes"):
+        evaluate(tmp_path / "pets", run / "pets.csv", head=tmp_path / "head.safetensors")

@@ -26,6 +26,7 @@ COMMANDS = (
     "sweep",
     "prefer",
     "profile",
+    "head",
     "train",
     "eval",
     "compare",

@@ -60,6 +60,8 @@ class TailorOptions:
     """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto."""
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
+    heads: str | None = None
+    """Of classifiers that the tasks have themselves: stack, last, drop or a task's name (docs/heads.md)."""
     seed: int = 0
     """The seed of everything that is drawn: intervals, folds, and the lottery of the merge."""
 
@@ -136,7 +138,9 @@ def _options(given: TailorOptions, how: How) -> Tailoring:
     own: dict[str, Any] = {"temper": read_temper(given.temper), "prior": read_prior(given.prior)}
     estimation = Estimation(method=given.estimator, seed=given.seed, **own)
     scale = given.scale if given.scale in (None, "matched") else read_scale(given.scale)
-    return Tailoring(given.method, scale, given.choose, given.check, given.seed, estimation, settings_of(how))
+    return Tailoring(
+        given.method, scale, given.choose, given.check, given.seed, given.heads, estimation, settings_of(how)
+    )
 
 
 def _read_preference(file: Path, run: Run) -> Preference:

@@ -79,6 +79,8 @@ class Run:
         """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
         self.path, self._content = path, content
         self._record = check(RunRecord, content, str(path / RUN_FILE))
+        self.heads: str | None = None
+        """What becomes of classifiers that the tasks have themselves; None: the usual (docs/heads.md)."""
         self.names = _names(self._record)
         """The names of the tasks, if all have one."""
         if self.names is not None and len(set(self.names)) < len(self.names):

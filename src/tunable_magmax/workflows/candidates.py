@@ -99,15 +99,15 @@ class Merges:
     Base and tasks are read once and task vectors compared once; a candidate then costs a merge.
     """
 
-    def __init__(self, run: Run, *, seed: int = 0, progress: Progress | None = None) -> None:
-        """`seed`: of the lottery."""
+    def __init__(self, run: Run, *, seed: int = 0, progress: Progress | None = None, own: bool = False) -> None:
+        """`seed`: of the lottery. `own`: the models have classifiers of their own, which go along."""
         from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.state import read_tensors
 
         self.seed = seed
         self.reports: dict[Candidate, MergeReport] = {}
         """The report of the latest merge of each candidate."""
-        self._own = OwnModels.read(run.base, run.tasks, progress=progress) if evaluator.head.own else None
+        self._own = OwnModels.read(run.base, run.tasks, run.heads, progress) if own else None
         if self._own is None:
             self._states = read_each((run.base, *run.tasks), read_tensors, progress)
         else:
@@ -156,7 +156,7 @@ class Candidates(Merges):
     def __init__(self, run: Run, evaluator: Evaluator, *, seed: int = 0, progress: Progress | None = None) -> None:
         """`evaluator`: with the encoder of the run's base; its head's bias is not used. `seed`: of the lottery."""
         self.evaluator = evaluator
-        super().__init__(run, seed=seed, progress=progress)
+        super().__init__(run, seed=seed, progress=progress, own=evaluator.head.own)
 
     @property
     def truth(self) -> NDArray[np.int64]:

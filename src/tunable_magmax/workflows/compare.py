@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, load_json
 from tunable_magmax.merging.methods import METHODS
@@ -106,7 +107,7 @@ def compare(
     """
     reading = reading or Reading()
     opened = _open(run, preference, head, rivals)
-    own = OwnModels.read(opened.run.base, opened.run.tasks) if opened.head.own else None
+    own = OwnModels.read(opened.run.base, opened.run.tasks, opened.run.heads) if opened.head.own else None
     evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress, own)
     samples, unreadable = len(evaluator), evaluator.unreadable
     biases: dict[bool, Any] = {False: None} if opened.prior is None else {True: opened.head.bias, False: None}
@@ -207,6 +208,8 @@ def _open(
         )
     refuse_adapters(trained)
     chosen = with_site_prior(chosen, trained, rivals.prior)
+    if model is not None:
+        trained.heads = _recorded_heads(model)
     head_file, _ = find_head(trained.base, head, trained)
     asked: Prior = "none" if rivals.prior == "none" else chosen
     opened, prior = open_head(head_file, asked, trained)
@@ -254,6 +257,15 @@ def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, d
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder / RECORD} is no record of `tmx tailor` ({error}); make the model again") from None
     return folder, record
+
+
+def _recorded_heads(model: Path) -> str | None:
+    """Returns what became of the tasks' heads in a model, as its report says."""
+    try:
+        heads = json.loads((model / REPORT).read_text(encoding="utf-8"))["options"].get("heads")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return heads if isinstance(heads, str) else None
 
 
 def recorded_candidate(record: Mapping[str, Any], preference: Preference, run: Run) -> Candidate:

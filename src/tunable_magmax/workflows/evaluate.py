@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,6 +132,8 @@ def evaluate(
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
+    from tunable_magmax.models.own import own_labels
+
     reading = reading or Reading()
     given = None if run is None else Run.open(run)
     merged: Merged | None = None
@@ -155,6 +158,13 @@ def evaluate(
     state, report = (None, None) if merged is None else (merged.state_dict, merged.report)
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
+    if not used.own and accuracy.overall.interval()[0] <= 1 / len(used.classes) and own_labels(base) is not None:
+        warnings.warn(
+            f"{accuracy.overall.value:.1%} is no better than guessing among {len(used.classes)} classes: are the rows "
+            f"of {head_file} for the normalised embeddings of this model? It has a classifier of its own, which is "
+            "used if no head is given",
+            stacklevel=2,
+        )
     return Evaluation(name, origin, str(head_file), accuracy, evaluator.unreadable, report, applied)
 
 

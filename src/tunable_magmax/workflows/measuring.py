@@ -26,6 +26,7 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import Candidate, Merges, refuse_adapters, right_answers
+from tunable_magmax.workflows.own import scoring_encoder
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
 
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ class Measuring:
         self.run, self.device, self.progress = run, device, progress
         self.head_file, _ = find_head(run.base, head, run)
         self.head: Head = open_head(self.head_file, "none", run)[0]
-        self.merges = Merges(run, seed=seed, progress=progress)
+        self.merges = Merges(run, seed=seed, progress=progress, own=self.head.own)
         self._encoder: Encoder | None = None
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
         self._reports: OrderedDict[tuple[Any, ...], MergeReport] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], tuple[float, NDArray[np.float32] | None]] = OrderedDict()
         self._checkpoints: dict[tuple[str, Candidate], NDArray[np.float32]] = {}
-        files = [run.base, *run.tasks, self.head_file]
+        files = [run.base, *run.tasks, *([self.head_file] if isinstance(self.head_file, Path) else [])]
         self._identity = _digest([_sizes(file) for file in files])
 
     def __enter__(self) -> Self:
@@ -199,9 +200,7 @@ class Measuring:
     def encoder(self) -> Encoder:
         """The base's encoder, whose weights are replaced by those of whatever is measured."""
         if self._encoder is None:
-            from tunable_magmax.models.encoder import load_encoder
-
-            self._encoder = load_encoder(self.run.base, self.device, assets=self.run.base)
+            self._encoder = scoring_encoder(self.run, self.head, self.device)
         return self._encoder
 
     def measure(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.files import Progress
+from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,10 +106,10 @@ class OwnModels:
         return own_encoder(self.config, state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
-def scoring_encoder(base: Path, tasks: Sequence[Path], head: Head, device: str | None, heads: str | None = None) -> Any:
+def scoring_encoder(run: Run, head: Head, device: str | None) -> Encoder:
     """Returns the encoder that models of a run are scored with: the base's, or with the classifiers of their own."""
-    if not head.own:
-        from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.encoder import load_encoder
 
-        return load_encoder(base, device)
-    return OwnModels.read(base, tasks, heads).encoder(device)
+    if not head.own:
+        return load_encoder(run.base, device)
+    return OwnModels.read(run.base, run.tasks, run.heads).encoder(device)

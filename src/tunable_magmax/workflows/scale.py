@@ -142,7 +142,7 @@ def open_pairs(target: TargetSamples, head: Head, seed: int = 0) -> Iterator[Can
     assert target.sources.pairs is not None
     samples = open_samples(target.sources.pairs, reading.split, reading.text_column, reading.label_column)
     labelled = labelled_pairs(run, samples, head).draw(reading.max_samples, target.seed)
-    encoder = scoring_encoder(run.base, run.tasks, head, reading.device)
+    encoder = scoring_encoder(run, head, reading.device)
     evaluator = Evaluator(encoder, head, labelled, batch=BATCH, progress=target.progress)
     with Candidates(run, evaluator, seed=seed, progress=target.progress) as candidates:
         yield candidates

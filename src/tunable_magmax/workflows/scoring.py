@@ -134,13 +134,15 @@ def find_head(
 
 
 def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
+    from tunable_magmax.engines.inputs import named_heads
     from tunable_magmax.models.own import own_labels
     from tunable_magmax.workflows.own import merged_labels
 
     if isinstance(model, Recipe):
-        base, labels = model.base, merged_labels(model.base, model.tasks, model.options.get("heads"))
+        heads = named_heads(model.options.get("heads"), model.names, model.tasks)
+        base, labels = model.base, merged_labels(model.base, model.tasks, heads)
     elif run is not None and model == run.base:
-        base, labels = model, merged_labels(run.base, run.tasks)
+        base, labels = model, merged_labels(run.base, run.tasks, run.heads)
     else:
         base, labels = model, own_labels(model)
     return None if labels is None else OwnHead(labels, base)

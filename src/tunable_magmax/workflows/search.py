@@ -64,7 +64,7 @@ def search_preference(
     known = labelled_pairs(run, pairs, head)
     left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
     drawn = known.draw(reading.max_samples, settings.seed)
-    encoder = scoring_encoder(run.base, run.tasks, head, reading.device)
+    encoder = scoring_encoder(run, head, reading.device)
     evaluator = Evaluator(encoder, head, drawn, batch=BATCH, progress=target.progress)
     if evaluator.unreadable:
         left_out["unreadable"] = evaluator.unreadable
@@ -156,7 +156,7 @@ class _Scorer:
         from tunable_magmax.models.state import checkpoint_digest, read_state
 
         self._evaluator = evaluator
-        self._own = OwnModels.read(run.base, run.tasks, progress=progress) if evaluator.head.own else None
+        self._own = OwnModels.read(run.base, run.tasks, run.heads, progress) if evaluator.head.own else None
         if self._own is None:
             states, digests = zip(*read_each((run.base, *run.tasks), read_state, progress), strict=True)
         else:

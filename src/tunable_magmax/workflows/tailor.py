@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.engines.additions import AddedFiles, Additions
+from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
@@ -141,6 +142,7 @@ def tailor(
     'tunable_magmax'
     """
     run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
+    run.heads = named_heads(tailoring.heads, run.names, run.tasks)
     check_sources(sources, preference)
     known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
     overwrite = bool(tailoring.output.get("overwrite", False))
@@ -206,7 +208,7 @@ class _Work:
             if (
                 self.head.own
                 and self.preference.prior is not None
-                and not takes_prior(target.run.base, target.run.tasks)
+                and not takes_prior(target.run.base, target.run.tasks, target.run.heads)
             ):
                 self.warnings.append("the tasks' classifiers have no bias, to which a site prior could be added")
                 self.preference = replace(self.preference, prior=None)
@@ -358,6 +360,8 @@ class _Work:
             options["seed"] = self.tailoring.seed
         if chosen.weights is not None:
             options["weights"] = list(chosen.weights)
+        if run.heads is not None:
+            options["heads"] = run.heads
         if self.head.own and self.head.bias is not None:
             options["class_bias"] = dict(zip(self.head.classes, map(float, self.head.bias), strict=True))
         recipe = Recipe(run.base, run.tasks, options, run.names)

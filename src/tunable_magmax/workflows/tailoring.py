@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.data.features import holds_features
 from tunable_magmax.data.source import open_labels, open_samples
-from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.inputs import Inputs, named_heads
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.merging.methods import METHODS, read_options
@@ -109,7 +109,8 @@ class Tailoring:
 
     `method`: "auto" follows `default_method`. `scale`: None is the preference's, or what pairs choose, or follows
     `default_scale`. `choose`: "none" lets pairs choose neither the model nor the scale. `check`: "none" leaves out the
-    comparison of the result with a probe, or with other scales. `output`: settings of `merge_checkpoints`.
+    comparison of the result with a probe, or with other scales. `heads`: what becomes of classifiers that the tasks
+    have themselves (docs/heads.md). `output`: settings of `merge_checkpoints`.
     """
 
     method: str = "auto"
@@ -119,6 +120,7 @@ class Tailoring:
     seed: int = 0
     estimation: Estimation = field(default_factory=Estimation)
     output: Mapping[str, Any] = field(default_factory=dict)
+    heads: str | None = None
 
     def __post_init__(self) -> None:
         if self.method != "auto" and self.method not in METHODS:
@@ -167,9 +169,9 @@ def require_head(target: TargetSamples, headers_only: bool = False) -> Head:
     run, head = target.run, target.head()
     if head is None:
         raise InputError(
-            f"{run.path}: a tailored model needs a classifier head, and neither the run nor its tasks have one: give "
-            f"one with --classifier, or enter it with `tmx profile {run.path} --classifier HEAD`; `tmx prefer` and "
-            "`tmx merge` work without one"
+            f"{run.path}: a tailored model needs a classifier head, and the run names none: give one with "
+            f"--classifier, or enter it with `tmx profile {run.path} --classifier HEAD` (`tmx head` makes one); "
+            "`tmx prefer` and `tmx merge` work without one"
         )
     if head.own:
         return head
@@ -283,6 +285,7 @@ def plan_tailor(
             problems.append(str(error))
             return None
 
+    run.heads = attempt(named_heads, tailoring.heads, run.names, run.tasks)
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed)
     attempt(check_sources, sources, preference)
     attempt(check_adapters, run, sources, tailoring)
@@ -317,7 +320,7 @@ def plan_tailor(
         # Unfinished work of the same tailoring is continued, or replaced; its weights are not known yet.
         known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
         kept["fresh"] = kept.get("fresh", False) or Unfinished(out, known_by).is_there()
-    merge = plan_merge(run.base, run.tasks, out, **options, **kept)
+    merge = plan_merge(run.base, run.tasks, out, heads=run.heads, **options, **kept)
     problems += [problem for problem in merge.problems if problem not in problems]
     return TailorPlan(
         preference=how,

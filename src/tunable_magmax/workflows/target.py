@@ -131,7 +131,7 @@ class TargetSamples:
 
         if self.head_file is not None:
             return load_head(self.head_file)
-        labels = merged_labels(self.run.base, self.run.tasks)
+        labels = merged_labels(self.run.base, self.run.tasks, self.run.heads)
         return None if labels is None else own_head(labels)
 
     @cached_property

@@ -138,9 +138,8 @@ def _options(given: TailorOptions, how: How) -> Tailoring:
     own: dict[str, Any] = {"temper": read_temper(given.temper), "prior": read_prior(given.prior)}
     estimation = Estimation(method=given.estimator, seed=given.seed, **own)
     scale = given.scale if given.scale in (None, "matched") else read_scale(given.scale)
-    return Tailoring(
-        given.method, scale, given.choose, given.check, given.seed, given.heads, estimation, settings_of(how)
-    )
+    chosen = given.method, scale, given.choose, given.check, given.seed
+    return Tailoring(*chosen, estimation, settings_of(how), given.heads)
 
 
 def _read_preference(file: Path, run: Run) -> Preference:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Encoder, make_encoder, read_config
@@ -26,8 +27,8 @@ def own_labels(path: str | Path) -> tuple[str, ...] | None:
 
 def load_own(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
     """Loads a checkpoint with its own classifier; what prepares inputs comes from there, or else from `assets`."""
-    path = Path(path)
-    homes = find_homes(path, None if assets is None else Path(assets))
+    path = located(path)
+    homes = find_homes(path, None if assets is None else located(assets))
     state, digest = read_state(path)
     config = ModelConfig.of(homes[0])
     assert config is not None

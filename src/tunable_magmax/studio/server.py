@@ -204,11 +204,11 @@ def serve(studio: Studio, port: int = 0, browser: bool = True, tell: Callable[[s
                 studio.events.close()  # or the server would wait for pages that listen
                 super().handle_exit(sig, frame)
 
-        studio.start()
-        tell(address)
-        if browser:
-            webbrowser.open(address)
         try:
+            studio.start()
+            tell(address)
+            if browser:
+                webbrowser.open(address)
             Server(config).run(sockets=[opened])
         except KeyboardInterrupt:  # uvicorn passes the signal on once it is done
             pass
@@ -222,6 +222,7 @@ def listening(port: int) -> socket.socket:
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind(("127.0.0.1", port))
+        opened.listen(128)  # already: the address is told before the server is up
     except (OSError, OverflowError) as error:
         opened.close()
         reason = getattr(error, "strerror", None) or error

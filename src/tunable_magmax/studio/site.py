@@ -88,11 +88,11 @@ def estimate_site(
             None
         )
     tasks = Counter(item.task for item in assigned.values())
-    copies = sum(item.copy_of is not None for item in assigned.values())
+    used, copies = len(target.rows) or len(samples), target.facts.get("copies", 0)
     facts = {
         "samples": len(samples),
-        "used": len(assigned) or len(samples),
-        "distinct": (len(assigned) or len(samples)) - copies,
+        "used": used,
+        "distinct": used - copies,
         "copies": copies,
         "unreadable": target.facts.get("unreadable", 0),
         "labelled": len(known),

@@ -1,0 +1,237 @@
+"""What the page can do: measure, upload, write a model and take it home; each answer has the documented keys."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tunable_magmax import Preference
+from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.session import Studio, StudioOptions
+from tunable_magmax.workflows.compare import Rivals, compare
+from tunable_magmax.workflows.scoring import Reading
+
+PROTOCOL = Path(__file__).parents[2] / "docs/studio-protocol.md"
+
+
+def documented(heading: str, block: int = 0) -> dict:
+    """The JSON of a section of the protocol."""
+    section = PROTOCOL.read_text().split(f"# {heading}\n", 1)[1]
+    return json.loads(re.findall(r"```json\n(.*?)```", section, re.S)[block])
+
+
+def test_the_state_has_the_documented_keys(page):
+    state, example = page.get("/api/state"), documented("State")
+    assert state.keys() == example.keys()
+    for key in ("run", "profiles", "prior", "scale", "start", "lines", "limits"):
+        assert state[key].keys() == example[key].keys()
+    for key in ("methods", "data", "presets"):
+        assert state[key][0].keys() == example[key][0].keys()
+    assert state["run"]["tasks"] == ["first", "second"]
+    assert state["data"] == [
+        {
+            "id": "given",
+            "title": str(page.studio.options.data),
+            "samples": 22,
+            "of": 22,
+            "tasks": [14, 8],
+            "mixed": True,
+        }
+    ]
+    assert [preset["id"] for preset in state["presets"]] == ["equal", "only-0", "only-1"]
+
+
+def test_a_measured_point_is_what_compare_measures(page, image_run, site):
+    point = page.measure(weights=[3, 1], scale=1.0)
+    example = documented("A measured point")
+    assert point.keys() == example.keys()
+    assert point["lines"][0].keys() == example["lines"][0].keys()
+    rivals = Rivals(scales=[1.0])
+    found = compare(image_run.path, Preference.from_weights([3, 1]), site, rivals=rivals, reading=Reading(device="cpu"))
+    shares = {(row.candidate.title, row.prior): row.share for row in found.rows}
+    assert point["overall"]["right"] == shares["tunable, scale 1", True].right
+    assert [line["mix"]["accuracy"] for line in point["lines"] if line["name"] in ("base", "last", "magmax")] == [
+        pytest.approx(shares[name, True].value, abs=1e-6) for name in ("base", "last", "magmax")
+    ]
+    plain = page.measure(weights=[3, 1], scale=1.0, prior=False)
+    assert plain["overall"]["right"] == shares["tunable, scale 1", False].right
+    assert plain["seconds"]["merge"] == 0  # another prior needs no merge and no forward pass
+    assert point["sentence"].endswith(".")
+
+
+def test_points_outlive_the_studio(page, image_run, site):
+    before = page.measure(weights=[5, 2], scale="matched")
+    again = Studio(Run.open(image_run.path), page.studio.out, StudioOptions(data=site, device="cpu"))
+    again.open_all()
+    known = {point["id"]: point for point in again.points()}
+    assert known[before["id"]]["tasks"] == before["tasks"]
+    assert known[before["id"]].keys() == before.keys()
+    again.close()
+
+
+def test_the_latest_request_wins(page):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(check):
+        began.set()
+        go_on.wait(30)
+        return {}
+
+    first = page.studio.desk.request(slow)
+    began.wait(30)
+    numbers = [page.post("/api/measure", {"weights": [1, k]}, 202)["request"] for k in range(20)]
+    go_on.set()
+    page.wait("measured", request=numbers[-1])
+    outcomes = {data["request"]: name for name, data in page.events if "request" in data}
+    assert outcomes[first] == outcomes[numbers[-1]] == "measured"
+    assert {outcomes[number] for number in numbers[:-1]} == {"superseded"}
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ({"weights": [1]}, "1 weights for 2 tasks"),
+        ({"weights": [0, 0]}, "all weights are 0"),
+        ({"weights": [1, -1]}, "must be a finite number >= 0"),
+        ({"weights": [1, 1], "scale": -1}, "from 0 to 100"),
+        ({"weights": [1, 1], "scale": "long"}, "scale"),
+        ({"weights": [1, 1], "method": "../ties"}, "unknown method"),
+        ({"weights": [1, 1], "data": "/etc/passwd"}, "there are no data"),
+        ({"weights": [1, 2], "preset": "equal"}, "not the weights of the preset"),
+        ({"preset": "nobody"}, "no preset"),
+        ({"weights": [1, 1], "mix": [1]}, "in the mix"),
+        ({"weigths": [1, 1]}, "did you mean 'weights'"),
+        ({}, "which weights"),
+    ],
+)
+def test_a_bad_point_is_refused_in_plain_words(page, point, words):
+    answer = page.ask("POST", "/api/measure", point)
+    assert answer.status_code == 400
+    assert answer.json().keys() == {"error"}
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_merge_that_fails_says_so(page, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the memory is gone")
+
+    monkeypatch.setattr(type(page.studio.measuring), "_state", fail)
+    failed = page.wait("failed", request=page.post("/api/measure", {"weights": [1, 7]}, 202)["request"])
+    assert failed["error"]["message"] == "the memory is gone"
+    monkeypatch.undo()
+    assert page.measure(weights=[1, 7])["overall"]["samples"] == 22
+
+
+def test_the_model_that_is_written_is_that_of_the_shown_commands(page, tmx, tmp_path):
+    point = {"weights": [2, 1], "scale": 0.7, "prior": False}
+    shown = page.post("/api/command", point)
+    assert page.post("/api/models", {"name": "mine", "point": point}, 202) == {"name": "mine"}
+    done = page.wait("model", name="mine", state="done")
+    assert "model.safetensors" in done["files"]
+    where = tmp_path / "enc"
+    merge = shlex.split(shown["merge"])[1:-1]
+    assert tmx(*merge, where).code == 0
+    own = (page.studio.out / "mine/model.safetensors").read_bytes()
+    assert (where / "model.safetensors").read_bytes() == own
+    tailor = shlex.split(shown["tailor"])[1:-1]
+    told = tmx(*tailor, page.studio.out / "mine")
+    assert "is complete, made from the same inputs" in told.out
+    ticket = page.post("/api/downloads", {"model": "mine", "what": "zip"})
+    with zipfile.ZipFile(io.BytesIO(page.client.get(ticket["url"], headers={"X-Studio-Token": ""}).content)) as archive:
+        assert archive.testzip() is None
+        assert archive.read("mine/model.safetensors") == own
+    assert page.client.get(ticket["url"]).status_code == 404  # once
+    ticket = page.post("/api/downloads", {"model": "mine", "what": "weights"})
+    content = page.client.get(ticket["url"]).content
+    assert hashlib.sha256(content).digest() == hashlib.sha256(own).digest()
+    assert ticket["bytes"] == len(content)
+    twice = page.ask("POST", "/api/models", {"name": "mine", "point": point})
+    assert (twice.status_code, "already" in twice.text) == (409, True)
+    assert [model["name"] for model in page.get("/api/models")["models"]] == ["mine"]
+
+
+def test_a_cancelled_or_failed_model_leaves_nothing(page, monkeypatch):
+    from tunable_magmax.studio import writing
+
+    reached, go_on = threading.Event(), threading.Event()
+
+    def held(run, sources, out, *rest, progress, **options):
+        def pause(phase, done, total):
+            reached.set()
+            go_on.wait(30)
+            progress(phase, done, total)
+
+        return writing_tailor(run, sources, out, *rest, progress=pause, **options)
+
+    writing_tailor = writing.tailor
+    monkeypatch.setattr(writing, "tailor", held)
+    page.post("/api/models", {"name": "half", "point": {"weights": [1, 1]}}, 202)
+    assert reached.wait(30)
+    busy = page.ask("POST", "/api/models", {"name": "other", "point": {"weights": [1, 1]}})
+    assert busy.status_code == 409
+    threading.Timer(0.2, go_on.set).start()
+    assert page.ask("DELETE", "/api/models/half").json() == {}
+    assert page.wait("model", name="half", state="cancelled")
+    assert not [item.name for item in page.studio.out.iterdir() if item.name.startswith("half")]
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "tailor", fail)
+    page.post("/api/models", {"name": "full", "point": {"weights": [1, 1]}}, 202)
+    assert "No space left" in page.wait("model", name="full", state="failed")["error"]["message"]
+    assert not [item.name for item in page.studio.out.iterdir() if item.name.startswith("full")]
+
+
+def test_a_preference_is_saved_with_its_scale(page):
+    saved = page.post("/api/preferences", {"name": "mine", "point": {"weights": [3, 1], "scale": 0.5}})
+    loaded = Preference.load(page.studio.out / saved["file"])
+    assert (loaded.weights, loaded.scale, loaded.tasks) == ((0.75, 0.25), 0.5, ("first", "second"))
+
+
+def test_details_count_every_element(page):
+    details = page.post("/api/details", {"weights": [3, 1]})
+    assert details.keys() == documented("Details").keys()
+    assert details["layers"][0].keys() == documented("Details")["layers"][0].keys()
+    assert sum(details["counts"]) == details["elements"] == sum(layer["elements"] for layer in details["layers"])
+
+
+def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
+    folder = image_run.pairs(tmp_path / "mine", {"red": 6, "green": 2}, seed=900)
+    files = {f"mine/{file.parent.name}/{file.name}": file.read_bytes() for file in sorted(folder.rglob("*.png"))}
+    copy = next(iter(files.values()))
+    name = page.upload({**files, "mine/red/copy.png": copy})
+    page.post(f"/api/uploads/{name}/estimate", {"labels": True}, 202)
+    facts = page.wait("samples", upload=name)
+    assert facts.keys() == documented("Events", 0).keys()
+    assert (facts["samples"], facts["copies"], facts["labelled"], facts["preset"]) == (9, 1, 9, "labels")
+    state = page.get("/api/state")
+    assert [data["id"] for data in state["data"]] == ["given", "site"]
+    assert [preset["id"] for preset in state["presets"]][:3] == ["equal", "labels", "inputs"]
+    assert all(
+        low <= weight <= high
+        for preset in state["presets"][1:3]
+        for weight, (low, high) in zip(preset["weights"], preset["intervals"], strict=True)
+    )
+    point = page.measure(preset="labels", data="site")
+    assert point["overall"]["samples"] == 9
+    assert "--preference" in page.post("/api/command", {"preset": "labels"})["tailor"]
+    shown = page.get("/api/samples?count=100")
+    assert shown["samples"][0].keys() == documented("Samples")["samples"][0].keys()
+    assert shown["total"] == shown["shown"] == 9
+    assert all(row["picture"].startswith("data:image/png;base64,") for row in shown["samples"])
+    right = [row["predicted"] == row["label"] for row in shown["samples"]]
+    assert sum(right) == point["overall"]["right"]
+    worse = [row["id"] for row in shown["samples"] if row["predicted"] != row["label"] == row["base"]]
+    assert [row["id"] for row in page.get("/api/samples?show=worse")["samples"]] == worse
+    assert page.ask("GET", "/api/samples?show=../x").status_code == 400
+    assert page.ask("DELETE", f"/api/uploads/{name}").json() == {}
+    assert page.get("/api/samples")["total"] == 0

@@ -24,7 +24,7 @@ OPTIONS = {
     "plan": "SOURCE --out -o --base --task --weights --memory --shard-size --json",
     "sweep": "SOURCE --out -o --from --to --steps --grid --preference --base --task --method --scale --scope --compare "
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
-    "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json",
+    "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json --data --head --limit --device",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs --predictions "
     "--pairs --strengths --method --similarity --on-zero --gamma --debias --raw --regularisation --iterations "
     "--bandwidth --temper --shrink --prior --choose-scale --trials --patience --search-scale --study --seed "
@@ -42,8 +42,8 @@ OPTIONS = {
     "--scales --prior --seed --plot --dry-run --quiet -q --json",
     "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "
     "--batch --device --strict",
-    "studio": "RUN_DIR --out -o --data --inputs --labels --pairs --preference --samples --port --no-browser --seed "
-    "--device --quiet -q --json",
+    "studio": "RUN_DIR --out -o --data --inputs --labels --pairs --preference --samples --export --points --port "
+    "--no-browser --seed --device --quiet -q --json",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",

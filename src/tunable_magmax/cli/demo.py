@@ -117,6 +117,7 @@ def _story(story: Demonstration, out: Path) -> str:
         f"predict {out}/mine {site}/inputs",
         f"eval {out}/mine --data {site}/test",
         f"compare {out}/run --preference {out}/mine --data {site}/test",
+        f"studio {out}/run --inputs {site}/inputs --data {site}/test",
     )
     text = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
     return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

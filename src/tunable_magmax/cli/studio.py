@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json, Loose, Quiet, refuse_loose
-from tunable_magmax.cli.terminal import show, tell
+from tunable_magmax.cli.terminal import number, progress_bars, show, tell
 from tunable_magmax.errors import InputError
+from tunable_magmax.files import show_size
+
+if TYPE_CHECKING:
+    from tunable_magmax.studio.session import Studio
 
 
 def studio(
@@ -24,6 +28,8 @@ def studio(
     pairs: Path | None = None,
     preference: Path | None = None,
     samples: int = 400,
+    export: Path | None = None,
+    points: int | None = None,
     port: int = 0,
     no_browser: bool = False,
     seed: int = 0,
@@ -58,6 +64,11 @@ def studio(
         A preference file to begin with.
     samples
         Measure on at most so many samples.
+    export
+        Instead of a server, write the page into this .html file, with so many measured points; it works offline. Run
+        again, it goes on.
+    points
+        Measure so many points for --export, with and without the site prior. Default: 60.
     port
         Listen on this port. Default: any that is free.
     no_browser
@@ -72,6 +83,8 @@ def studio(
         raise InputError("--inputs and --pairs are both samples of the site: give one of them")
     if samples < 1:
         raise InputError(f"--samples is {samples}, expected at least 1")
+    if points is not None and export is None:
+        raise InputError("--points is for --export FILE")
     from tunable_magmax.runs.run import Run
     from tunable_magmax.studio.server import serve
     from tunable_magmax.studio.session import Studio, StudioOptions
@@ -79,6 +92,9 @@ def studio(
     run = Run.open(run_dir)
     folder = out or run_dir.resolve().with_name(f"{run_dir.resolve().name}-studio")
     options = StudioOptions(data, inputs, labels, pairs, preference, samples, seed, device)
+    if export is not None:
+        _export(Studio(run, folder, options), export, 60 if points is None else points, quiet, as_json)
+        return
 
     def announce(address: str) -> None:
         record = {"address": address, "out": str(folder)}
@@ -87,3 +103,23 @@ def studio(
             tell(f"models go to {folder}; Ctrl-C ends the studio\n")
 
     serve(Studio(run, folder, options), port, not no_browser, announce)
+
+
+def _export(studio: Studio, file: Path, points: int, quiet: bool, as_json: bool) -> None:
+    from tunable_magmax.studio.export import export_page
+
+    with progress_bars(quiet or as_json) as progress:
+        try:
+            data = export_page(studio, file, points, progress)
+        finally:
+            studio.close()
+    about = data["interpolation"]
+    if as_json:
+        show(json.dumps({"file": str(file), "bytes": file.stat().st_size, **about}, indent=1) + "\n")
+    elif not quiet:
+        known = (
+            ""
+            if about["error"] is None
+            else f"; a task's accuracy between them is off by {100 * about['error']:.1f} points on average"
+        )
+        show(f"{file}: {show_size(file.stat().st_size)}, {number(about['points'], 'point')}{known}\n")

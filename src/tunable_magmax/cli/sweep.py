@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
 )
 from tunable_magmax.cli.terminal import number, progress_bars, screen_width, show, table, tell, warn, wrapped_table
 from tunable_magmax.errors import InputError, one_line, some_of
-from tunable_magmax.files import show_size
+from tunable_magmax.files import Progress, show_size
 from tunable_magmax.plots.figure import check_picture
 
 if TYPE_CHECKING:
@@ -74,7 +74,24 @@ class Writing(How):
     reports_only: Annotated[bool, Parameter(help="Write only reports, OUT/NAME.report.json, and no weights.")] = False
 
 
-_ROUTE, _MERGING, _WRITING = Route(), Merging(), Writing()
+@Parameter(name="*", group="Accuracy")
+@dataclass(frozen=True)
+class Measured:
+    """Whether, and on what, each point is measured."""
+
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="Measure each point on labelled samples: class folders of images, a table, parquet, or a benchmark's "
+            "YAML. `test` stands for the run's test data. Needs a RUN_DIR."
+        ),
+    ] = None
+    head: Annotated[Path | None, Parameter(help="The frozen head. Default: the run's.")] = None
+    limit: Annotated[int | None, Parameter(help="Of more samples, measure on a seeded draw.")] = None
+    device: Annotated[str | None, Parameter(help="Embed on this device. Default: the GPU if there is one.")] = None
+
+
+_ROUTE, _MERGING, _WRITING, _MEASURED = Route(), Merging(), Writing(), Measured()
 
 
 def sweep(
@@ -85,6 +102,7 @@ def sweep(
     route: Route = _ROUTE,
     merging: Merging = _MERGING,
     writing: Writing = _WRITING,
+    measured: Measured = _MEASURED,
     plot: Path | None = None,
     dry_run: bool = False,
     quiet: Quiet = False,
@@ -119,6 +137,12 @@ def sweep(
         raise InputError("where should the results go? Give -o OUT, a directory")
     if plot is not None:
         check_picture(plot)
+    if measured.data is not None and (source is None or not (source / "run.json").is_file()):
+        raise InputError("--data needs a run, whose head turns embeddings into classes: give RUN_DIR")
+    if measured.data is not None:
+        from tunable_magmax.workflows.sweep_accuracy import check_measurable
+
+        check_measurable(options.get("method") or "tunable_magmax", options)
     from tunable_magmax.workflows.sweep import plan_sweep, sweep_checkpoints
 
     options |= {"names": recipe.names, **settings_of(writing)}
@@ -127,6 +151,8 @@ def sweep(
     with progress_bars(quiet or as_json) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are in the reports, and shown below
         made = sweep_checkpoints(recipe.base, recipe.tasks, out, points, progress=progress, **options)
+        if measured.data is not None and source is not None:
+            made = _measure(made, source, out, measured, progress)
     if plot is not None:
         from tunable_magmax.plots.sweep import save_sweep_picture
 
@@ -138,6 +164,15 @@ def sweep(
     elif not quiet:
         show("".join(f"{text}\n" for text in _summary(made, out, plot, recipe.names)))
     return 0
+
+
+def _measure(made: Sweep, run_dir: Path, out: Path, measured: Measured, progress: Progress | None) -> Sweep:
+    from tunable_magmax.workflows.scoring import Reading
+    from tunable_magmax.workflows.sweep_accuracy import measure_sweep
+
+    data = None if measured.data is not None and str(measured.data) == "test" else measured.data
+    options: dict[str, Any] = {"head": measured.head, "limit": measured.limit, "progress": progress}
+    return measure_sweep(run_dir, made, out, data, reading=Reading(device=measured.device), **options)
 
 
 # -- the points -------------------------------------------------------------------------------------------------------
@@ -181,11 +216,15 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
     owned = made.points[0].counts is not None
     yield "share of elements by task" if owned else "weight by task"
     header = ["point", "scale", "length", *(["leftovers"] if made.points[0].leftovers is not None else [])]
+    header += ["accuracy", "its mix", "and prior"] if made.data is not None else []
     rows = [[*header, *(map(one_line, names) if names else (f"task {t}" for t in range(1, made.tasks + 1)))]]
     total = max(made.elements, 1)
     for point in made.points:
         row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
         row += [] if point.leftovers is None else [f"{point.leftovers / total:.2%}"]
+        if (found := point.accuracy) is not None:
+            shares = [found[key] for key in ("overall", "mix", "mix_with_prior")]
+            row += ["" if share is None else f"{share:.1%}" for share in shares]
         if point.counts is None:
             row += [f"{float(Fraction(weight)):.4f}" for weight in point.weights]
         else:
@@ -193,6 +232,9 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
         rows.append(row)
     yield from wrapped_table(rows, fixed=len(header), width=screen_width())
     yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
+    if made.data is not None:
+        yield f"accuracy: on {made.data['name']}, {number(made.data['samples'], 'sample')}; its mix: tasks count"
+        yield "  by the point's weights; and prior: with the site prior that these mean; sweep.csv has each task's"
     yield f"summary: {out / 'sweep.json'}"
     if plot is not None:
         yield f"picture: {plot}"

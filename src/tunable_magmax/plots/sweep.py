@@ -27,7 +27,7 @@ def save_sweep_picture(
     """Draws a sweep; the suffix of `path` is the format, `names` are the tasks'."""
     shown = [short(name) for name in names or [f"task {t}" for t in range(1, sweep.tasks + 1)]]
     if kind == "grid":
-        figure = blank_figure(5.6 * (1 if sweep.points[0].leftovers is None else 2), 4.8, layout="compressed")
+        figure = blank_figure(5.6 * len(_curves(sweep)), 4.8, layout="compressed")
         _draw_grid(figure, sweep, shown)
     else:
         wide = max(7.5, 3 + 0.3 * len(sweep.points)) if kind == "list" else 7.5
@@ -159,11 +159,13 @@ def _shares(point: SweepPoint) -> list[float]:
 
 
 def _curves(sweep: Sweep) -> dict[str, list[float]]:
-    """Returns what is drawn of the points beside shares, by label; leftovers only where the method has them."""
+    """Returns what is drawn of the points beside shares, by label: what the method has, and what was measured."""
     left = [100 * (point.leftovers or 0) / max(sweep.elements, 1) for point in sweep.points]
     lengths = [point.merged_length / sweep.last_length if sweep.last_length else 0.0 for point in sweep.points]
     leftovers = {} if sweep.points[0].leftovers is None else {"leftovers, by lottery (%)": left}
-    return {**leftovers, "length of merged / last task vector": lengths}
+    measured = [point.accuracy for point in sweep.points if point.accuracy is not None]
+    accuracy = {"accuracy on its mix (%)": [100 * found["mix"] for found in measured]} if sweep.data else {}
+    return {**leftovers, **accuracy, "length of merged / last task vector": lengths}
 
 
 def _title(sweep: Sweep) -> str:

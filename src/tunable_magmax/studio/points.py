@@ -117,14 +117,14 @@ def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(abs(a - b) <= 1e-9 for a, b in zip(one, other, strict=True))
 
 
-def commands(setting: Setting, preset: Preset | None, run: Run, out: Path, seed: int) -> dict[str, str]:
+def commands(setting: Setting, preset: Preset | None, run: Path, out: Path, seed: int) -> dict[str, str]:
     """Returns the commands that make the model of a point: with its head, and the merged encoder alone.
 
     Both give the same weights to the byte, as text that reads back exactly.
     """
     scale = setting.scale if isinstance(setting.scale, str) else f"{setting.scale!r}"
     weighted = METHODS[setting.method].weights != "refused"
-    numbers = ",".join(f"{weight!r}" for weight in setting.weights)
+    numbers = ",".join(f"{weight!r}" for weight in setting.preference.weights)
     how = ["--method", setting.method, "--scale", scale]
     if "seed" in METHODS[setting.method].reads:
         how += ["--seed", str(seed)]
@@ -133,6 +133,6 @@ def commands(setting: Setting, preset: Preset | None, run: Run, out: Path, seed:
     prior = [] if setting.informed else ["--prior", "none"]
     merge = [*(["--weights", numbers] if weighted else []), *how]
     return {
-        "tailor": shlex.join(["tmx", "tailor", str(run.path), *known, *how, *prior, "-o", str(out)]),
-        "merge": shlex.join(["tmx", "merge", str(run.path), *merge, "-o", f"{out}-encoder"]),
+        "tailor": shlex.join(["tmx", "tailor", str(run), *known, *how, *prior, "-o", str(out)]),
+        "merge": shlex.join(["tmx", "merge", str(run), *merge, "-o", f"{out}-encoder"]),
     }

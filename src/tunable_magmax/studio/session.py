@@ -228,14 +228,14 @@ class Studio:
     def _point(
         self, setting: Setting, preset: Preset | None, found: Measurement, data: DataSet, mix: Sequence[float] | None
     ) -> dict[str, Any]:
-        wanted = Preference.from_weights(setting.weights if mix is None else mix).weights
+        wanted = Preference.from_weights(setting.preference.weights if mix is None else mix).weights
         shares = found.tasks(data, len(self.run.tasks))
         lines = compared(self.measuring, setting, found, data, wanted)
         return {
             "id": found.id,
             "request": None,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "weights": list(setting.weights),
+            "weights": list(setting.preference.weights),
             "scale": setting.scale,
             "scale_used": found.scale,
             "prior": setting.prior,
@@ -273,7 +273,7 @@ class Studio:
     def command(self, request: PointRequest, name: str = "site-model") -> dict[str, str]:
         """Returns the commands that make the model of a point."""
         setting, preset = self.setting(request)
-        return commands(setting, preset, self.run, self.out / name, self.options.seed)
+        return commands(setting, preset, self.run.path, self.out / name, self.options.seed)
 
     def details(self, request: PointRequest) -> dict[str, Any]:
         """Returns what each task gives to the merge of a point."""

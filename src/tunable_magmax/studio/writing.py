@@ -154,7 +154,7 @@ class Writer:
             setting.method, setting.scale, "auto", "auto", self.seed, estimation, {**SETTINGS, "fresh": True}
         )
         # As the shown command does it: by the file of a preset, or by weights.
-        sources = TargetSources() if by_file else TargetSources(weights=setting.weights)
+        sources = TargetSources() if by_file else TargetSources(weights=setting.preference.weights)
         try:
             progress("waiting", 0, 1)
             with self.quiet:

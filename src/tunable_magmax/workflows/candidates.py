@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -130,7 +131,7 @@ class Merges:
         """d, the number of merged elements."""
         return self._session.elements
 
-    def state(self, candidate: Candidate, weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+    def state(self, candidate: Candidate, weights: Sequence[float | Fraction] | None = None) -> dict[str, Tensor]:
         """Returns the tensors of a candidate; of a merge, its report is put into `reports`."""
         if candidate.checkpoint is not None:
             if not 0 <= candidate.checkpoint < len(self._states):

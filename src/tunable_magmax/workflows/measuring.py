@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,11 +50,13 @@ class Setting:
     scale: float | str = "matched"
     method: str = "tunable_magmax"
     informed: bool = True
+    exact: tuple[Fraction, ...] | None = None
+    """Weights to merge with that floats may not hold, such as 1/3, or that are factors."""
 
     @property
-    def weights(self) -> tuple[float, ...]:
+    def weights(self) -> tuple[float | Fraction, ...]:
         """The weights that are merged with."""
-        return self.preference.weights
+        return self.preference.weights if self.exact is None else self.exact
 
     @property
     def candidate(self) -> Candidate:
@@ -318,7 +321,8 @@ BASE = Candidate("base", checkpoint=0)
 
 def _model_key(setting: Setting) -> tuple[Any, ...]:
     candidate = setting.candidate
-    return (setting.weights if candidate.weighted else None, setting.scale, setting.method)
+    weights = setting.weights if setting.exact is None else tuple(map(str, setting.exact))
+    return (weights if candidate.weighted else None, setting.scale, setting.method)
 
 
 def _shorten(kept: OrderedDict[tuple[Any, ...], Any]) -> None:

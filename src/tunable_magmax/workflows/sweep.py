@@ -61,6 +61,8 @@ class SweepPoint:
     merged_length: float
     leftovers: int | None
     counts: tuple[int, ...] | None
+    accuracy: Mapping[str, Any] | None = None
+    """Where it was measured; see `sweep_accuracy.PointAccuracy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,16 @@ class Sweep:
     warnings: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     """Points that an earlier call had finished. It says nothing about the sweep, so it is not in the file."""
+    data: Mapping[str, Any] | None = None
+    """The samples that the points were measured on, if they were."""
 
     def to_json(self) -> str:
         """Returns JSON text with stable order: equal sweeps give equal bytes, however often they were interrupted."""
         record = {key: value for key, value in asdict(self).items() if key != "skipped"}
+        if self.data is None:  # the file of a sweep that was not measured says nothing of it
+            del record["data"]
+            for point in record["points"]:
+                del point["accuracy"]
         return json.dumps({"version": VERSION, **record}, indent=1) + "\n"
 
 

@@ -1,0 +1,150 @@
+"""How right the models of a sweep are: each point measured on the same labelled samples, in memory; resumable."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.accuracy import Share
+from tunable_magmax.files import Progress, write_atomic
+from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.measured import MeasuredFile, measure_all
+from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
+from tunable_magmax.workflows.scoring import Data, Reading
+from tunable_magmax.workflows.sweep import SUMMARY, Sweep, SweepPoint
+from tunable_magmax.workflows.tailoring import with_site_prior
+
+MEASURED, TABLE = "measured.jsonl", "sweep.csv"
+FIXED = ("scope", "compare", "keep", "density", "include", "exclude", "out_dtype")
+USUAL = {"scope": "model", "compare": "all", "keep": "random"}
+
+
+@dataclass(frozen=True)
+class PointAccuracy:
+    """The accuracy of a point: on all samples, on the mix that its weights are, and of each task.
+
+    `prior`: on the mix, with the site prior that its weights mean; None where classes are not known.
+    """
+
+    overall: Share
+    mix: float
+    prior: float | None
+    tasks: tuple[Share, ...] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        return {
+            "right": self.overall.right,
+            "samples": self.overall.samples,
+            "overall": self.overall.value,
+            "mix": self.mix,
+            "mix_with_prior": self.prior,
+            "tasks": None if self.tasks is None else [None if not s.samples else s.value for s in self.tasks],
+        }
+
+
+def measure_sweep(
+    run: Run | str | Path,
+    sweep: Sweep,
+    out: Path,
+    data: Data = None,
+    *,
+    head: str | Path | None = None,
+    limit: int | None = None,
+    reading: Reading | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Measures each point of a finished sweep; writes the result to its sweep.json and sweep.csv, and returns it.
+
+    Points are merged again in memory, which gives the bits that were written, so reports alone are enough. Those that
+    were measured before, by OUT/measured.jsonl, are not measured again.
+
+    >>> measure_sweep("run", sweep, Path("out"), "site/test").points[0].accuracy["mix"]  # doctest: +SKIP
+    0.71
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    check_measurable(sweep.method, sweep.options)
+    reading = reading or Reading()
+    seed = int(sweep.options.get("seed") or 0)
+    with Measuring(run, head, seed=seed, device=reading.device, progress=progress) as measuring:
+        opened = measuring.open_data("data", data, mixed=data is not None, limit=limit, reading=reading)
+        settings = [setting for point in sweep.points for setting in _settings(run, sweep, point)]
+        facts = [{"point": point.name, "prior": prior} for point in sweep.points for prior in (False, True)]
+        file = MeasuredFile(out / MEASURED)
+        found = measure_all(measuring, zip(facts, settings, strict=True), opened, file, progress)
+    pairs = zip(found[::2], found[1::2], settings[1::2], sweep.points, strict=True)
+    points = [
+        replace(
+            point,
+            accuracy=_accuracy(plain, prior if setting.prior else None, setting, opened, len(run.tasks)).to_dict(),
+        )
+        for plain, prior, setting, point in pairs
+    ]
+    measured = replace(
+        sweep, points=tuple(points), data={"name": opened.title, "samples": len(opened), "of": opened.total}
+    )
+    write_atomic(out / SUMMARY, measured.to_json().encode())
+    write_atomic(out / TABLE, table(measured, run.labels).encode())
+    return measured
+
+
+def check_measurable(method: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that the models which are measured in memory do not have."""
+    usual = {**USUAL, **({} if "density" in METHODS[method].reads else {"density": options.get("density")})}
+    strange = [name for name in FIXED if options.get(name) not in (None, usual.get(name), [], ())]
+    if strange:
+        raise InputError(
+            f"--data measures merges with the usual {', '.join(strange)} only: leave out --{' and --'.join(strange)}, "
+            "or measure each point with `tmx eval OUT/NAME --data DATA`"
+        )
+
+
+def _settings(run: Run, sweep: Sweep, point: SweepPoint) -> tuple[Setting, Setting]:
+    """Returns the point without and with the site prior of its weights."""
+    weights = [float(Fraction(weight)) for weight in point.weights]
+    preference = with_site_prior(Preference.from_weights(weights), run, "auto")
+    scale = sweep.options.get("scale", "matched")
+    asked: float | str = "matched" if scale in (None, "matched") else float(scale)
+    plain = Setting(preference, asked, sweep.method, informed=False, exact=tuple(map(Fraction, point.weights)))
+    return plain, replace(plain, informed=True)
+
+
+def _accuracy(
+    plain: Measurement, prior: Measurement | None, setting: Setting, data: DataSet, tasks: int
+) -> PointAccuracy:
+    shares = plain.tasks(data, tasks)
+    mix = setting.preference.weights
+    return PointAccuracy(
+        plain.overall,
+        plain.mixed(data, mix).value,
+        None if prior is None else prior.mixed(data, mix).value,
+        None if shares is None else tuple(shares),
+    )
+
+
+def table(sweep: Sweep, labels: Sequence[str]) -> str:
+    """Returns the points as CSV: weights, scale, leftovers and accuracies, a line each."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    weights, tasks = ([f"{kind} {label}" for label in labels] for kind in ("weight", "accuracy"))
+    accuracies = ["accuracy", "accuracy on its mix", "accuracy on its mix with prior"]
+    rows.writerow(["point", *weights, "scale", "leftovers", *accuracies, *tasks])
+    for point in sweep.points:
+        found: Mapping[str, Any] = point.accuracy or {}
+        own = [found.get(key) for key in ("overall", "mix", "mix_with_prior")]
+        each = found.get("tasks") or [None] * len(labels)
+        shares = [float(Fraction(weight)) for weight in point.weights]
+        rows.writerow([point.name, *shares, point.scale, point.leftovers, *map(_cell, [*own, *each])])
+    return text.getvalue()
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class OwnModels:
         weights = [float(number in (0, t)) for t in range(1, tasks + 1)]
         return {**self.states[0], **self._plain(number), **self._made(weights)}
 
-    def with_heads(self, merged: dict[str, Tensor], weights: Sequence[float] | None) -> dict[str, Tensor]:
+    def with_heads(self, merged: dict[str, Tensor], weights: Sequence[float | Fraction] | None) -> dict[str, Tensor]:
         """Returns merged tensors with the heads that the weights make."""
         return {**merged, **self._made([1.0] * (len(self.paths) - 1) if weights is None else weights)}
 
@@ -94,7 +95,7 @@ class OwnModels:
         made = () if self.heads is None else (*self.heads.classifier, *self.heads.mean)
         return {name: tensor for name, tensor in self.states[number].items() if name not in made}
 
-    def _made(self, weights: Sequence[float]) -> dict[str, Tensor]:
+    def _made(self, weights: Sequence[float | Fraction]) -> dict[str, Tensor]:
         return {} if self.heads is None else self.heads.state([float(weight) for weight in weights])
 
     def encoder(self, device: str | None = None) -> Encoder:

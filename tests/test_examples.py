@@ -1,0 +1,43 @@
+"""The examples run, in small, and end as they say."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from tunable_magmax import Preference
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def threads():
+    """The example sets the number of threads; other tests have theirs."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_bert_four_tasks(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("accelerate", reason="accelerate is not installed, which Trainer needs")
+    spec = spec_from_file_location("bert_four_tasks", EXAMPLES / "bert_four_tasks.py")
+    example = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bert_four_tasks", example)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch and accelerate
+        spec.loader.exec_module(example)
+        accuracies = example.main(["--out", str(tmp_path / "out"), "--samples", "100", "--steps", "20"])
+    assert list(accuracies) == ["base", "last", "MAGMAX", "tailored"]
+    assert accuracies["tailored"] >= accuracies["last"]
+    assert (tmp_path / "out" / "site-model" / "model.safetensors").is_file()
+    preference = Preference.load(tmp_path / "out" / "site-model" / "preference.json")
+    assert preference.tasks == ("travel", "bank", "kitchen", "music")
+    assert preference.weights[0] > 0.45  # the site's share of travel is 0.7
+    assert capsys.readouterr().out.splitlines()[-1].startswith("accuracy at the site: base ")

@@ -11,8 +11,8 @@ import pytest
 from tunable_magmax.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 GENERATED = {"commands.md"}  # made by `make docs`
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / name for name in GENERATED})
 REPOSITORY = "https://github.com/tunable-magmax/tunable-magmax/blob/main/"
 
 
@@ -59,4 +59,4 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
 
 
 def test_the_commands_of_the_site_are_found() -> None:
-    assert sum(len(command_lines(page)) for page in PAGES) > 100
+    assert sum(len(command_lines(page)) for page in PAGES) > 60

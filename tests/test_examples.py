@@ -1,4 +1,4 @@
-"""The examples run, in small, and end as they say."""
+"""The examples run and end as they say."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_bert_four_tasks(tmp_path, capsys, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch and accelerate
         spec.loader.exec_module(example)
-        accuracies = example.main(["--out", str(tmp_path / "out"), "--samples", "100", "--steps", "20"])
+        accuracies = example.main(["--out", str(tmp_path / "out")])
     assert list(accuracies) == ["base", "last", "MAGMAX", "tailored"]
-    assert accuracies["tailored"] >= accuracies["last"]
+    assert accuracies["tailored"] > accuracies["last"] + 0.2
     assert (tmp_path / "out" / "site-model" / "model.safetensors").is_file()
     preference = Preference.load(tmp_path / "out" / "site-model" / "preference.json")
     assert preference.tasks == ("travel", "bank", "kitchen", "music")

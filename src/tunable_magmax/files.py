@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import glob
 import json
 import os
 import re
@@ -95,6 +97,39 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what killed processes left of `write_atomic` of this file; no other process may be writing it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
+        left.unlink(missing_ok=True)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps two files or directories in one step; returns False where the system can't."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def refuse_link(path: Path) -> None:
+    """Raises an `InputError` for a symbolic link where something is to be written: it could lead anywhere."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a symbolic link, but is to be written: remove the link, or choose another output")
+
+
+def append_line(path: Path, text: str) -> None:
+    """Appends a line to a regular file; links are not followed."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
 
 
 def remedy(error: OSError) -> str:

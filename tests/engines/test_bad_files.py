@@ -718,3 +718,24 @@ def test_a_broken_configuration_is_found_before_the_merge(tmp_path) -> None:
     with pytest.raises(InputError, match=r"config\.json is not JSON"):
         merge_checkpoints(tmp_path / "base", [tmp_path / "task.safetensors"], tmp_path / "out", out_dtype="bfloat16")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_log_that_is_a_link_is_not_written_through(place) -> None:
+    private = place.folder / "private"
+    private.write_text("mine")
+    place.out.with_name("out.log").symlink_to(private)
+    place.refused("out.log is a symbolic link")
+    assert private.read_text() == "mine"
+
+
+def test_a_tied_tensor_that_is_called_format(place) -> None:
+    """Headers have that key for themselves."""
+    place.paths = [path.with_suffix(".pt") for path in place.paths]
+    for k, path in enumerate(place.paths):
+        tensors = values(k)
+        torch.save({**tensors, "format": tensors["head.bias"]}, path)
+    place.merge(method="last_task", scale=1)
+    assert torch.equal(place.result()["format"], place.result()["head.bias"])
+    convert_checkpoint(place.paths[1], place.folder / "converted.safetensors")
+    converted = load_file(place.folder / "converted.safetensors")
+    assert raw({"format": converted["format"]}) == raw({"format": values(1)["head.bias"]})

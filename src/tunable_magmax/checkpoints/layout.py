@@ -20,7 +20,7 @@ from tunable_magmax.checkpoints.mismatches import (
     list_mismatches,
     partner,
 )
-from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, names_by_tensor
+from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor
 from tunable_magmax.errors import InputError, closest, some_of
 
 LARGE_BUFFERS = 1 << 16
@@ -179,7 +179,8 @@ def _shared_ties(signatures: Sequence[Signature]) -> dict[str, str]:
     return {
         alias: name
         for alias, name in signatures[0].aliases.items()
-        if all(len({each.name_of(alias), each.name_of(name)} - {None}) == 1 for each in signatures)
+        if alias != FORMAT_KEY
+        and all(len({each.name_of(alias), each.name_of(name)} - {None}) == 1 for each in signatures)
     }
 
 

@@ -8,7 +8,7 @@
   unfinished/        files being written
   scratch/           what the work needs and the output does not
   commit.json        the moves of a commit, while it lasts
-  replaced/          the old output, while a commit lasts
+  replaced/          old files, while a commit lasts
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.errors import InputError, StorageError, shortened
 from tunable_magmax.files import (
     acquire_lock,
+    exchange,
     is_plain_name,
     load_json,
     parse_json,
+    read_whole,
+    refuse_link,
     remedy,
     sync_directory,
     write_atomic,
@@ -81,6 +84,7 @@ class Partial:
             "another output"
         )
         while self._lock is None:
+            refuse_link(self.path)
             try:
                 self.path.mkdir(exist_ok=True)
             except FileExistsError:
@@ -91,6 +95,7 @@ class Partial:
 
     def check(self, fingerprint: Mapping[str, object], fresh: bool) -> None:
         """Raises what `lock` and `start` would, but for another process at work, without touching anything."""
+        refuse_link(self.path)
         if self.path.is_file():
             raise self._no_directory()
         with suppress(FileNotFoundError):  # there is none, or its owner has just removed it
@@ -107,12 +112,15 @@ class Partial:
         return InputError(f"{self.path} is a file, but the work in progress goes there: move it away")
 
     def _refuse_strange(self) -> None:
-        if not self._lock_file.exists() and any(self.path.iterdir()):
+        items = list(self.path.iterdir())
+        for item in items:
+            refuse_link(item)
+        if items and self._lock_file not in items:
             raise InputError(f"{self.path} exists and is not work in progress of a merge: move it away")
 
     def _refuse_other(self, wanted: Mapping[str, Any], fresh: bool) -> None:
-        stored = self.stored_fingerprint()
-        if stored is not None and not fresh and stored != wanted:
+        stored = None if fresh else self.stored_fingerprint()
+        if stored is not None and stored != wanted:
             raise InputError(
                 f"{self.path} holds unfinished work of another merge; different are {_differences(stored, wanted)}. "
                 "Run that merge to its end, choose another output, or discard the unfinished work with fresh (--fresh)"
@@ -164,7 +172,10 @@ class Partial:
 
     def _read_journal(self) -> dict[str, dict[str, Any]]:
         journal = {}
-        lines = self._journal_file.read_bytes().splitlines() if self._journal_file.exists() else []
+        try:
+            lines = read_whole(self._journal_file).splitlines()
+        except (FileNotFoundError, ValueError):
+            return {}
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
                 entry = parse_json(line, odd_names=True)
@@ -172,19 +183,29 @@ class Partial:
         return journal
 
     def publish(self, moves: Sequence[tuple[Path, Path]]) -> None:
-        """Renames each source in here to its target beside this directory; the last rename is the commit.
+        """Puts each source in here in the place of its target beside this directory; the last one is the commit.
 
-        Until then, `settle`, here or in the next process, undoes all of it.
+        Until then, `settle`, here or in the next process, undoes all of it. The last target is there at every moment,
+        the old one or the new one, unless it is a directory and the system can't swap two of them.
         """
+        *others, (model, out) = moves
         old = [target.name for _, target in moves if target.exists()]
-        plan = {"moves": [[str(s.relative_to(self.path)), t.name] for s, t in moves], "old": old}
+        names = [[str(source.relative_to(self.path)), target.name] for source, target in moves]
+        plan = {"moves": names, "old": old, "new": model.stat().st_ino}
         write_atomic(self._marker, json.dumps(plan).encode())
         try:
             self._replaced.mkdir()
-            for name in reversed(old):  # the model first: while it is visible, so are the others
-                (self.path.parent / name).rename(self._replaced / name)
-            for source, target in moves:
-                source.rename(target)
+            for source, target in others:
+                if target.name in old:
+                    _keep(target, self._replaced / target.name)
+                source.replace(target)
+            if not model.is_dir():
+                model.replace(out)
+            elif out.name not in old:
+                model.rename(out)
+            elif not exchange(model, out):
+                out.rename(self._replaced / out.name)
+                model.rename(out)
             sync_directory(self.path.parent)
         except BaseException:
             with suppress(OSError):
@@ -197,7 +218,7 @@ class Partial:
         return self.path / source, self.path.parent / target
 
     def settle(self) -> None:
-        """Ends a commit that was interrupted: completes it if its last rename was done, else undoes it."""
+        """Ends a commit that was interrupted: completes it if its last step was done, else undoes it."""
         try:
             plan = load_json(self._marker, odd_names=True)
             if not all(map(is_plain_name, plan["old"])):
@@ -208,17 +229,18 @@ class Partial:
             return
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"{self._marker} is damaged ({error}): move {self.path} away and merge again") from None
-        if not moves[-1][0].exists():
+        model, out = moves[-1]
+        if not model.exists() or (out.exists() and out.stat().st_ino == plan.get("new")):
             self._clear()
             return
-        for source, target in reversed(moves):
+        for source, target in moves[:-1]:
             if not source.exists():
                 target.rename(source)
         for name in plan["old"]:
             if (self._replaced / name).exists():
-                (self._replaced / name).rename(self.path.parent / name)
+                (self._replaced / name).replace(self.path.parent / name)
         if self._replaced.exists():
-            self._replaced.rmdir()
+            shutil.rmtree(self._replaced)  # of two names of one file, a rename leaves both
         self._marker.unlink()
         sync_directory(self.path.parent)
 
@@ -236,12 +258,21 @@ class Partial:
 
     def _clear(self) -> None:
         # First, so that a half-cleared directory is never continued: without a fingerprint nothing in it counts.
-        self._fingerprint.unlink(missing_ok=True)
+        if not self._fingerprint.is_dir():
+            self._fingerprint.unlink(missing_ok=True)
         for item in self.path.iterdir():
             if item.is_dir() and not item.is_symlink():
                 shutil.rmtree(item)
             elif item != self._lock_file:
                 item.unlink()
+
+
+def _keep(path: Path, name: Path) -> None:
+    """Gives a file another name, or copies it where that can't be done."""
+    try:
+        os.link(path, name)
+    except OSError:
+        shutil.copy2(path, name)
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.checkpoints.tensors import BITS, LONGEST_NAME, MOST_DIMENSIONS, TensorInfo
+from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY, LONGEST_NAME, MOST_DIMENSIONS, TensorInfo
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import parse_json
 
@@ -48,7 +48,7 @@ class SafetensorsFile(Checkpoint):
             {
                 alias: name
                 for alias, name in metadata.items()
-                if alias != "format" and alias not in self.tensors and name in self.tensors
+                if alias != FORMAT_KEY and alias not in self.tensors and name in self.tensors
                 if len(alias) <= LONGEST_NAME
             }
         )

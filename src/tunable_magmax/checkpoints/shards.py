@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunable_magmax.checkpoints.safetensors_file import LARGEST_HEADER
-from tunable_magmax.checkpoints.tensors import TensorInfo, names_by_tensor
+from tunable_magmax.checkpoints.tensors import FORMAT_KEY, TensorInfo, names_by_tensor
 from tunable_magmax.errors import InputError
 
 INDEX = "model.safetensors.index.json"
@@ -40,7 +40,7 @@ def plan_shards(
     """Distributes tensors, in the given order, over safetensors files of at most `shard_size` bytes of data each.
 
     A tensor beyond that size gets a file of its own; None means one file. Every header carries `metadata`; an alias
-    (other name -> tensor name) is recorded in the metadata of the file that holds its tensor.
+    (other name -> tensor name; none may be `FORMAT_KEY`) is recorded in the metadata of the file that holds its tensor.
 
     >>> w = [TensorInfo(name, "F32", (10,)) for name in "abc"]
     >>> [(shard.name, shard.data_size) for shard in plan_shards(w, 100)]
@@ -63,7 +63,7 @@ def plan_shards(
     for number, group in enumerate(groups, 1):
         name = f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
         tied = {alias: info.name for info in group for alias in tied_to.get(info.name, ())}
-        header = _header(group, {**(metadata or {}), **tied, "format": "pt"})
+        header = _header(group, {**(metadata or {}), **tied, FORMAT_KEY: "pt"})
         shards.append(Shard(name, tuple(group), header, sum(info.nbytes for info in group)))
     return tuple(shards)
 

@@ -69,6 +69,8 @@ def dtype_code(dtype: torch.dtype) -> str | None:
     return _CODES.get(str(dtype))
 
 
+FORMAT_KEY = "format"
+"""What a header says of itself, beside the other names of tied tensors: a tensor of that name is written apart."""
 MOST_DIMENSIONS = 64
 """A tensor of more is no weight of a model; numpy allows as many."""
 LONGEST_NAME = 4096

@@ -29,7 +29,7 @@ from tunable_magmax.engines.outputs import (
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, refuse_link
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
@@ -142,6 +142,8 @@ def merge_checkpoints(
         raise InputError(f"{target} is one file, to which no other files can be added: give a directory")
     with _engine(resources) as runs_on, Inputs(base, tasks, options) as inputs:
         inputs.refuse_as_output(target)
+        log_file = target.with_name(f"{target.name}.log")
+        refuse_link(log_file)
         if shard is not None:
             check_companions(inputs)
         fingerprint = fingerprint_of(inputs, options, settings, target)
@@ -155,7 +157,7 @@ def merge_checkpoints(
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             job = Job(inputs, options, output, shard, bound, progress)
             known_by = None if additions is None else additions.fingerprint
-            log = Log(target.with_name(f"{target.name}.log"), target, started, known_by)
+            log = Log(log_file, target, started, known_by)
             report = write_output(job, settings, lambda: runs_on.merge(job), log)
     if not report.elements:
         warnings.warn(report.warnings[-1], stacklevel=2)

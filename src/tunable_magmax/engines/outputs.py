@@ -36,7 +36,7 @@ from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.card import base_name, effective_config, front_matter, heads_section, hub_models, model_card
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, read_json, show_size
+from tunable_magmax.files import Progress, append_line, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
@@ -313,5 +313,5 @@ class Log:
             **({} if self.fingerprint is None else {"fingerprint": self.fingerprint}),
         }
         # The weights are complete, so a full disk must not make it look as if they were not.
-        with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        with suppress(OSError):
+            append_line(self.path, json.dumps(entry))

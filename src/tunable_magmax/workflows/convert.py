@@ -13,7 +13,7 @@ from tunable_magmax.checkpoints.companions import MODEL_CONFIG, check_companion,
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.checkpoints.tensors import BITS
+from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.outputs import check_space
 from tunable_magmax.errors import InputError, closest
@@ -78,9 +78,12 @@ def convert_checkpoint(
             )
         stripped = _stripped(checkpoint, strip_prefix)
         tied = {stripped[alias]: stripped[kept] for alias, kept in checkpoint.aliases.items()}
+        stored = {stripped[name]: name for name in checkpoint.tensors}
+        if (kept := tied.pop(FORMAT_KEY, None)) is not None:
+            stored[FORMAT_KEY] = stored[kept]
         # Widest types first, so that all data is aligned.
         tensors = sorted(
-            (replace(info, name=stripped[info.name]) for info in checkpoint.tensors.values()),
+            (replace(checkpoint.tensors[name], name=new) for new, name in stored.items()),
             key=lambda info: (-BITS[info.dtype], info.name),
         )
         shards = plan_shards(tensors, None if single else limit, aliases=tied)
@@ -91,7 +94,6 @@ def convert_checkpoint(
             "shard_size": 0 if single else limit,
             "strip_prefix": strip_prefix,
         }
-        stored = {new: name for name, new in stripped.items()}
         companions = [] if single else list(companion_files(source))
         for name, path in companions:
             check_companion(name, path)

@@ -23,7 +23,15 @@ from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_prob
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, parse_json, read_whole, show_size, write_atomic
+from tunable_magmax.files import (
+    Progress,
+    parse_json,
+    read_whole,
+    refuse_link,
+    remove_unfinished,
+    show_size,
+    write_atomic,
+)
 from tunable_magmax.merging.budget import read_weights
 from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.options import Options
@@ -163,6 +171,8 @@ def sweep_checkpoints(
                         progress("points", len(reports), len(points))
         sweep = _summary(opened, reports)
         write_atomic(folder / SUMMARY, sweep.to_json().encode())
+        for left in (SUMMARY, *(f"{point.name}{REPORT_ONLY}" for point in points)):
+            remove_unfinished(folder / left)
         for name in opened.replaced:
             _remove(folder, name)
     if not sweep.elements:
@@ -307,6 +317,7 @@ def _opened(
             elif report is not None and dict(report.files) == files and not settings.fresh:
                 finished[point.name] = report
         _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
+        refuse_link(folder / LOG)
         if not reports_only:
             check_companions(inputs)
         for point in points:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.tensors import FLOATS
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import load_json, open_regular, read_json
 
 REPORT = "tmx-report.json"
@@ -48,8 +48,37 @@ def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(base.iterdir()):
         if is_module_folder(path):
             yield from ((f"{path.name}/{file.name}", file) for file in sorted(path.iterdir()))
-        elif path.is_file() and _wanted(path.name) and (path.name != _MODULES or _complete(path)):
+        elif not path.is_file() or not _wanted(path.name) or leads_outside(path):
+            continue
+        elif path.name != _MODULES or _complete(path):
             yield path.name, path
+
+
+def leads_outside(path: Path) -> bool:
+    """Whether a file of a model's directory is a link to somewhere else.
+
+    A downloaded model could so carry a private file of the user's into a model that is then published. A hub's cache is
+    made of links, snapshots/COMMIT/NAME to blobs/DIGEST, and is one place.
+    """
+    if not path.is_symlink():
+        return False
+    folder, target = path.parent.resolve(), path.resolve()
+    snapshots = next((each for each in folder.parents if each.name == "snapshots"), None)
+    places = [folder] if snapshots is None else [folder, snapshots.parent / "blobs"]
+    return not any(place in target.parents for place in places)
+
+
+def links_note(source: Path) -> str | None:
+    """Returns a note about files that do not go along, because they are links that lead outside."""
+    if not source.is_dir():
+        return None
+    left = [path.name for path in sorted(source.iterdir()) if _wanted(path.name) and leads_outside(path)]
+    if not left:
+        return None
+    return (
+        f"{some_of(left)} of {source} {'is a link' if len(left) == 1 else 'are links'} to another place and so not "
+        "copied into the output: what it leads to may be private; copy it there if it belongs to the model"
+    )
 
 
 def is_companion(name: str) -> bool:
@@ -66,7 +95,10 @@ def is_module_folder(path: Path) -> bool:
     """Whether this is a folder of a sentence encoder's module that holds only a little configuration."""
     if not path.is_dir() or path.is_symlink() or _MODULE_FOLDER.fullmatch(path.name) is None:
         return False
-    return all(file.is_file() and file.suffix == ".json" and file.stat().st_size <= _SMALL for file in path.iterdir())
+    return all(
+        file.is_file() and not leads_outside(file) and file.suffix == ".json" and file.stat().st_size <= _SMALL
+        for file in path.iterdir()
+    )
 
 
 def _wanted(name: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_json
 
@@ -24,8 +24,13 @@ class ModelConfig:
 
     @classmethod
     def of(cls, checkpoint: Path) -> ModelConfig | None:
-        """Reads the config.json beside a checkpoint's weights; None if there is none that can be read."""
+        """Reads the config.json beside a checkpoint's weights; None if there is none that can be read.
+
+        A link that leads outside of the directory is not followed: what it holds may come to be in the output.
+        """
         folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+        if leads_outside(folder / MODEL_CONFIG):
+            return None
         try:
             return cls(folder / MODEL_CONFIG, read_json(folder / MODEL_CONFIG))
         except InputError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside, links_note
 from tunable_magmax.checkpoints.heads import CHOICES, Heads
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
@@ -21,7 +21,7 @@ from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, ho
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import read_json, show_size
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
@@ -184,6 +184,12 @@ class Inputs:
         """Yields notes for the user before a merge begins."""
         if self.heads is not None:
             yield from self.heads.notes
+        if note := links_note(self.paths[0]):
+            yield note
+        for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
+            if checkpoint.path.is_dir() and (links := [file for file in checkpoint.files if leads_outside(file)]):
+                places = some_of((f"{file.name} to {file.resolve()}" for file in links), limit=3)
+                yield f"the weights of {label} are links to another place: {places}"
         for k, adapter in self.adapters.items():
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG, check_companion, companion_files, missing_config_note
+from tunable_magmax.checkpoints.companions import (
+    MODEL_CONFIG,
+    check_companion,
+    companion_files,
+    links_note,
+    missing_config_note,
+)
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
@@ -108,8 +114,9 @@ def convert_checkpoint(
             files |= {name: output.copy_file(name, path) for name, path in companions}
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
-    notes = () if single or MODEL_CONFIG in files else (missing_config_note(source, target, "convert"),)
-    return Conversion(str(source), str(target), len(tensors), elements, size, tied, files, notes)
+    lacking = None if single or MODEL_CONFIG in files else missing_config_note(source, target, "convert")
+    notes = [note for note in (lacking, None if single else links_note(source)) if note]
+    return Conversion(str(source), str(target), len(tensors), elements, size, tied, files, tuple(notes))
 
 
 def _stripped(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import random
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     torch.set_num_threads(1)  # a model this small is slower on several
     set_seed(options.seed)
     out, run = options.out, options.out / "run"
-    shutil.rmtree(out, ignore_errors=True)
     tasks = written_tasks(options.samples) if options.data is None else read_tasks(options.data)
     train = {name: pairs[len(pairs) // 5 :] for name, pairs in tasks.items()}
     test = {name: pairs[: len(pairs) // 5] for name, pairs in tasks.items()}
@@ -110,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
 
     print("4. the site: fifty texts without labels")
     seen, unseen = site_texts(test, random.Random(options.seed))
+    write_table(out / "site" / "inputs.csv", ["text"], [(text,) for text, _ in seen])
+    write_table(out / "site" / "test.csv", ["text", "label"], unseen)
     opened = tmx.open_run(run)
     model = opened.tailor(out / "site-model", inputs=[text for text, _ in seen])
     weights = dict(zip(opened.names, model.preference.weights, strict=True))
@@ -137,13 +137,16 @@ def at_the_site(compared: Any) -> dict[str, float]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bert-four-tasks"), help="where everything goes; replaced")
+    parser.add_argument("--out", type=Path, default=Path("bert-four-tasks"), help="a new folder for everything")
     parser.add_argument("--model", type=Path, help="a BERT to begin with, instead of a small new one")
     parser.add_argument("--data", type=Path, help="a folder with one TASK.csv of text and label for each task")
     parser.add_argument("--samples", type=int, default=400, help="texts of each task that are made")
     parser.add_argument("--steps", type=int, default=80, help="steps of training for each task")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.out.exists():
+        parser.error(f"{options.out} exists: remove it, or choose another folder with --out")
+    return options
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -181,6 +184,13 @@ def site_texts(test: dict[str, list[Pair]], draw: random.Random) -> tuple[list[P
     draw.shuffle(chosen)
     known = min(50, len(chosen) // 2)
     return chosen[:known], chosen[known:]
+
+
+def write_table(file: Path, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a CSV, such as the commands take."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as table:
+        csv.writer(table).writerows([head, *rows])
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunable_magmax import Preference
+from tunable_magmax.cli.app import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -41,3 +43,20 @@ def test_bert_four_tasks(tmp_path, capsys, monkeypatch):
     assert preference.tasks == ("travel", "bank", "kitchen", "music")
     assert preference.weights[0] > 0.45  # the site's share of travel is 0.7
     assert capsys.readouterr().out.splitlines()[-1].startswith("accuracy at the site: base ")
+    run_the_tutorial(tmp_path, monkeypatch)
+
+
+def run_the_tutorial(folder, monkeypatch):
+    """Runs the commands of docs/tutorial.md on what the example left, but for those that need other files or a browser."""
+    (folder / "out").rename(folder / "bert-four-tasks")
+    monkeypatch.chdir(folder)
+    text = (EXAMPLES.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("tmx ")]
+    run = [command for command in commands if command[0] not in ("init", "studio")]
+    assert [command[0] for command in run] == ["tailor", "compare", "tailor", "predict", "eval"]
+    for command in run:
+        with pytest.raises(SystemExit) as exit_, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            main(command)
+        assert not exit_.value.code, command
+    assert Path("compare.png").stat().st_size > 1000

@@ -129,4 +129,4 @@ def summary_lines(found: Predictions, files: list[Path]) -> Iterator[str]:
 
 def _prior_lines(found: Predictions) -> Iterator[str]:
     if found.prior:
-        yield "with the site prior in the head's file (--prior none leaves it out)"
+        yield "with the site prior in the model's head (--prior none leaves it out)"

@@ -261,6 +261,49 @@ def test_arrays_of_anything_but_bytes_are_refused():
             read_cifar_pickle(pickle.dumps({"data": values}, protocol=4), "train")
 
 
+class Forged:
+    """Pickled as an array of bytes of which some part is not what NumPy would write."""
+
+    def __init__(self, shape=(2, 3), kind=(3, "|", None, None, None, -1, -1, 0), data=bytes(6)):
+        self.shape, self.kind, self.data = shape, kind, data
+
+    def __reduce__(self):
+        rebuild, made, _ = np.zeros(1, np.uint8).__reduce__()
+        return rebuild, made, (1, self.shape, ForgedType(self.kind), False, self.data)
+
+
+class ForgedType:
+    def __init__(self, state):
+        self.state = state
+
+    def __reduce__(self):
+        return np.dtype, ("u1", False, True), self.state
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"kind": (3, "|", None, None, None, -1, -1, 63)},
+        {"kind": (3, "|", (np.dtype("u1"), (2,)), None, None, -1, -1, 0)},
+        {"kind": (4, "|", None, None, None, -1, -1, 0, {"more": 1})},
+        {"shape": (-1, 3)},
+        {"shape": [2, 3]},
+        {"data": [0] * 6},
+    ],
+)
+def test_arrays_that_are_more_than_bytes_are_refused(forged):
+    good = read_cifar_pickle(pickle.dumps({"data": Forged()}, protocol=4), "train")["data"]
+    assert good.shape == (2, 3)
+    with pytest.raises(InputError, match="an array"):
+        read_cifar_pickle(pickle.dumps({"data": Forged(**forged)}, protocol=4), "train")
+
+
+def test_only_lists_of_numbers_and_names_are_accepted_beside_arrays():
+    for value in ([[1]], [None], {"a": 1}, [1.5], [Forged()]):
+        with pytest.raises(InputError, match="neither an array of bytes nor a list of numbers or names"):
+            read_cifar_pickle(pickle.dumps({"fine_labels": value}, protocol=4), "train")
+
+
 def test_arrays_by_columns_and_of_newer_versions():
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for array in (values, np.asfortranarray(values)):

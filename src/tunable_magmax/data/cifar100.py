@@ -39,6 +39,7 @@ _PICKLED_ARRAYS = frozenset(
         "numpy.dtype",
     }
 )
+_BYTES = (3, "|", None, None, None, -1, -1, 0)  # a version, byte order, no parts, sizes by default, no flags
 _INSTEAD = "use the binary distribution (cifar-100-binary.tar.gz) or the parquet files instead"
 _FORMS = (
     "expected CIFAR-100 as parquet files (train-*.parquet, test-*.parquet), as the binary distribution (train.bin, "
@@ -163,7 +164,12 @@ def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
         values = Reader(io.BytesIO(content), encoding="latin1").load()
         if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
             raise InputError(f"{origin}: holds a {type(values).__name__}, expected a dict with names as keys")
-        return {key: _array(value) if isinstance(value, Recorded) else value for key, value in values.items()}
+        arrays = {key: _array(value) if isinstance(value, Recorded) else value for key, value in values.items()}
+        for key, value in arrays.items():
+            plain = value if isinstance(value, list) else [value]
+            if not isinstance(value, np.ndarray) and not all(type(item) in (int, str, bytes) for item in plain):
+                raise InputError(f"{origin}: {key!r} is neither an array of bytes nor a list of numbers or names")
+        return arrays
     except InputError as error:
         raise InputError(f"{error}; {_INSTEAD}") from None
     except Exception as error:  # a damaged pickle can fail in any way
@@ -177,6 +183,12 @@ def _array(recorded: Any) -> NDArray[np.uint8]:
     _, shape, kind, by_columns, data = recorded.state
     if kind.args[0] != "u1":
         raise ValueError(f"an array of {kind.args[0]!r}, expected bytes")
+    if kind.args not in (("u1",), ("u1", 0, 1)) or kind.state not in ((), _BYTES):
+        raise ValueError("an array whose type is more than bytes")
+    if type(shape) is not tuple or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"an array of the shape {shape!r}")
+    if type(data) not in (bytes, str):
+        raise ValueError(f"an array made from a {type(data).__name__}")
     values = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
     return values.reshape(shape, order="F" if by_columns else "C")
 
@@ -184,7 +196,7 @@ def _array(recorded: Any) -> NDArray[np.uint8]:
 def _python(origin: str, content: bytes) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     values = read_cifar_pickle(content, origin)
     labels, pixels = values.get("fine_labels"), values.get("data")
-    if not isinstance(labels, list) or not labels or not all(isinstance(label, int) for label in labels):
+    if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
         labels = None
     if labels is None or not isinstance(pixels, np.ndarray):
         raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(values)}")

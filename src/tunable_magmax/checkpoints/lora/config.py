@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tunable_magmax.checkpoints.lora.patterns import name_pattern
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import read_json
 
@@ -100,10 +100,7 @@ class AdapterConfig:
             if not -_LARGEST <= alpha <= _LARGEST:
                 raise ValueError(f"lora_alpha and alpha_pattern must be finite numbers, found {alpha}")
         for pattern in (*ranks, *alphas):
-            try:
-                re.compile(_whole_name(pattern))
-            except re.error:
-                raise ValueError(f"the pattern {pattern!r} is not a regular expression") from None
+            name_pattern(pattern)
 
     def rank(self, module: str) -> int:
         return _matching(self.rank_pattern, module, self.r)
@@ -115,12 +112,7 @@ class AdapterConfig:
 
 
 def _matching(patterns: Mapping[str, _N] | None, module: str, default: _N) -> _N:
-    return next((value for key, value in (patterns or {}).items() if re.match(_whole_name(key), module)), default)
-
-
-def _whole_name(pattern: str) -> str:
-    """Returns PEFT's regular expression: a pattern matches a module's whole name, or all of it after some dot."""
-    return rf"(.*\.)?({pattern})$"
+    return next((value for key, value in (patterns or {}).items() if name_pattern(key).matches(module)), default)
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:

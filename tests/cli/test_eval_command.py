@@ -262,7 +262,7 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
     assert found["prior"] == {"source": "head", "eps": None, "logit_factor": 1.0}
     assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red
     text = tmx("eval", model, "--data", site, *CPU).out
-    assert "  with the site prior in the model's head (--prior none leaves it out)\n" in text
+    assert "  with the site prior in the head's file (--prior none leaves it out)\n" in text
     plain = told(tmx, model, "--data", site, "--prior", "none")
     assert plain["prior"] is None
     assert plain["accuracy"]["right"] == told(tmx, image_run.path / "first", "--data", site)["accuracy"]["right"]

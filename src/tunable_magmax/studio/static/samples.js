@@ -106,7 +106,7 @@ const makeSample = (sample, show) => {
   const item = studio.element("li", { className: "sample", title: facts });
   item.classList.toggle("outside", Boolean(sample.outside));
   item.classList.toggle("copy", sample.copy_of !== null);
-  if (sample.picture) item.append(studio.element("img", { src: sample.picture, alt: sample.label ?? `sample ${sample.id + 1}`, loading: "lazy", width: 56, height: 56 }));
+  if (sample.picture) item.append(studio.element("img", { src: sample.picture, alt: sample.label ?? `sample ${sample.id + 1}`, width: 56, height: 56 }));
   else item.append(studio.element("span", { className: "text", textContent: sample.text ?? "unreadable" }));
   if (show === "worse") item.append(studio.element("small", { textContent: `${sample.label} → ${sample.predicted}` }));
   return item;

@@ -184,7 +184,9 @@ const drawLines = (lines, { x, y }, now, width) => {
   drawing.lines.replaceChildren(...made);
 };
 
-const symbolName = (line) => (line.name === "best" ? `best single (${studio.bestName(line)})` : studio.lineNames[line.name]);
+const shortened = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
+
+const symbolName = (line) => (line.name === "best" ? `best single (${shortened(studio.bestName(line))})` : studio.lineNames[line.name]);
 
 const box = (left, top, width, height) => ({ left, top, right: left + width, bottom: top + height });
 const crosses = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;

@@ -1,8 +1,7 @@
 "use strict";
 // Samples from this machine to the studio: drag and drop, file pickers, pasted texts.
 {
-const AT_ONCE = 4;
-let abort = null;
+let abort = null; // of the upload under way
 
 studio.buildUploads = () => {
   if (studio.embedded) return;
@@ -84,21 +83,11 @@ const upload = async (files) => {
   }
 };
 
+/** Sends files one by one: their order is that of their names. */
 const sendAll = async (upload, files, tell) => {
-  const waiting = [...files];
-  let done = 0;
-  const work = async () => {
-    for (let next = waiting.shift(); next; next = waiting.shift()) {
-      await studio.sendFile(`/api/uploads/${upload}/files?name=${encodeURIComponent(next.name)}`, next.file, abort.signal);
-      done += 1;
-      tell(done);
-    }
-  };
-  try {
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
-  } catch (error) {
-    waiting.length = 0;
-    throw error;
+  for (const [k, { file, name }] of files.entries()) {
+    await studio.sendFile(`/api/uploads/${upload}/files?name=${encodeURIComponent(name)}`, file, abort.signal);
+    tell(k + 1);
   }
 };
 

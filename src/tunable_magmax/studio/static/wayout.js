@@ -117,7 +117,7 @@ const makeModel = (model) => {
     if (bar) studio.attributes(bar, { value: now.total ? now.done / now.total : null });
     about.classList.toggle("failed", now.state === "failed");
     const size = now.bytes === null ? "" : `, ${studio.bytes(now.bytes)}`;
-    studio.write(about, now.state === "failed" ? now.error?.message ?? now.error?.error?.message ?? "failed"
+    studio.write(about, now.state === "failed" ? now.error.message
       : now.state === "done" ? `${now.path}${size}` : now.state === "writing" ? now.phase ?? "starting" : STATES[now.state]);
   };
   return { root, state, update };

@@ -2,7 +2,7 @@
 // The trade-off: accuracy on what matters against accuracy on the rest, for all measured points, and the front.
 {
 const MARGIN = { left: 46, right: 14, top: 12, bottom: 40 };
-const HEIGHT = 300, INSET = 12;
+const HEIGHT = 300, INSET = 12, MANY = 10;
 
 let drawing = null; // { root, axes, front, points, lines, now, circles }
 let frame = null;
@@ -45,7 +45,8 @@ const draw = () => {
   drawing.root.style.visibility = all.length ? "visible" : "hidden";
   studio.write(studio.find("tradeoff-about"), `Each dot is a measured preference; choose one to go there. ${rest
     ? "Up: better on what matters. Right: better on tasks below an equal share."
-    : "All tasks count alike, so to the right is the worst task’s accuracy."}`);
+    : "All tasks count alike, so to the right is the worst task’s accuracy."}${points.length < MANY ? ""
+    : ` The best of ${points.length} on the same samples has been lucky, too: expect a little less elsewhere.`}`);
   if (!all.length || !width) return;
   const scales = { x: axis(all.map((item) => item.x), MARGIN.left, width - MARGIN.right),
     y: axis(all.map((item) => item.y), HEIGHT - MARGIN.bottom, MARGIN.top) };

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tunable_magmax.cli.app import main
 from tunable_magmax.engines import ray_session
 from tunable_magmax.engines import workers as workers_module
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.ray_reaper import marked
 from tunable_magmax.engines.workers import Call, RayWorkers
 from tunable_magmax.errors import ClusterError, InputError
 
@@ -278,3 +280,50 @@ def test_a_node_is_removed_while_merging(cluster, files, wanted, tmp_path, monke
 def alive() -> int:
     """Nodes that workers can be on."""
     return sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes())
+
+
+# -- a cluster of this machine ----------------------------------------------------------------------------------------
+
+LOCAL = """
+import time
+from tunable_magmax.engines.ray_session import ray_session
+with ray_session(None) as ray:
+    ray.get(ray.remote(lambda: 1).remote())
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    time.sleep(60)
+"""
+
+
+def listening(processes: list[int]) -> set[str]:
+    """Returns the addresses that some processes listen on, in the kernel's hexadecimal."""
+    sockets = set()
+    for process in processes:
+        with suppress(OSError):
+            sockets |= {str(entry.readlink()) for entry in Path(f"/proc/{process}/fd").iterdir()}
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_local_cluster_is_for_this_machine_only_and_ends_with_its_driver() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOCAL], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline().startswith("127.0.0.1:")
+        reapers = [p for p in children(driver.pid) if b"ray_reaper" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        mark = Path(f"/proc/{reapers[0]}/cmdline").read_bytes().split(b"\0")[-2].decode()
+        processes = marked(mark)
+        assert len(processes) >= 3
+        loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+        assert loopback >= listening([driver.pid, *processes]) != set()
+        driver.kill()
+    deadline = time.monotonic() + 4
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not marked(mark)
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tunable_magmax.engines import ray_reaper
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.resources import default_threads
 
@@ -33,24 +39,60 @@ def ray_session(address: str | None, workers: int | None = None) -> Iterator[Any
         yield ray
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address is None:
-        # Ray reads this where it starts a cluster: nothing is reported to anybody.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        slots = max(default_threads(), workers or 1)
-        started = {"num_cpus": slots, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-        ray.init(address="local", **started, **quiet)
-    else:
-        _refuse_address(address)
-        try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"can't join the Ray cluster at {address!r} ({reason}). {_REMEDY}") from None
-    try:
+    with ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        if address is None:
+            _start(ray, max(default_threads(), workers or 1), stack)
+        else:
+            _join(ray, address)
         yield ray
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+
+
+def _start(ray: Any, slots: int, stack: ExitStack) -> None:
+    """Starts a cluster of this machine that only this machine can reach, and that ends with this process."""
+    mark = secrets.token_hex(16)
+    reaper = [sys.executable, "-I", "-S", ray_reaper.__file__, mark]
+    watching = subprocess.Popen(reaper, stdin=subprocess.PIPE, start_new_session=True)
+    stack.push(watching)  # closes its stdin, and waits for it
+    # Ray reads these where it starts a cluster: nothing is reported to anybody, and all listen on loopback.
+    wanted = {ray_reaper.MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    before = {name: os.environ.get(name) for name in wanted}
+    constants = ray._private.ray_constants  # what Ray made of the last one when it was imported
+    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    os.environ.update(wanted)
+    try:
+        with _own_handler():
+            ray.init(
+                address="local", num_cpus=slots, include_dashboard=False, object_store_memory=OBJECT_STORE, **_QUIET
+            )
     finally:
-        ray.shutdown()
+        constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _join(ray: Any, address: str) -> None:
+    _refuse_address(address)
+    try:
+        with _own_handler():
+            ray.init(address=address, **_QUIET)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"can't join the Ray cluster at {address!r} ({reason}). {_REMEDY}") from None
+
+
+@contextmanager
+def _own_handler() -> Iterator[None]:
+    """Puts back what SIGTERM did before: Ray lets it end the process without a word."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 _REMEDY = (

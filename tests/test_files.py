@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import acquire_lock, locked, parse_json, read_json, write_atomic, write_json
+from tunable_magmax.files import acquire_lock, locked, parse_json, parse_size, read_json, write_atomic, write_json
 
 HOLDER = """
 import sys, time
@@ -118,3 +118,9 @@ def test_names_that_no_file_can_hold_are_refused_before_writing(tmp_path: Path) 
     with pytest.raises(InputError, match="not UTF-8"):
         write_json(tmp_path / "run.json", {"data": "caf\udce9"})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "1." + "9" * 5000 + "GiB", "9" * 31, "\u0661GiB", "-1", "1e9", True])
+def test_sizes_that_are_none(size: str | bool) -> None:
+    with pytest.raises(InputError, match=r"memory is .{1,70}, expected a size such as 512MiB"):
+        parse_size(size, "memory")

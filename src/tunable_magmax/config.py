@@ -171,7 +171,8 @@ def _problem(error: Mapping[str, Any], schema: Mapping[str, Any], data: Any, ins
         outside, last = ".".join(path), str(part)
         path.append(last)
         keys = node.get("properties", {})
-        value = value[part] if isinstance(value, list) or (isinstance(value, dict) and part in value) else None
+        held = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+        value = value[part] if part in held else None
         below = node.get("items") if isinstance(part, int) else keys.get(part, node.get("additionalProperties"))
         if isinstance(below, Mapping):
             node = resolved(below)

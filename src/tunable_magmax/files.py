@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, shortened
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -39,9 +39,9 @@ def parse_size(size: int | str, what: str) -> int:
     >>> parse_size("512MiB", "memory"), parse_size("5GB", "shard size"), parse_size(1024, "memory")
     (536870912, 5000000000, 1024)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", str(size))
     if isinstance(size, bool) or match is None or match[2].lower() not in _UNITS:
-        raise InputError(f"{what} is {size!r}, expected a size such as 512MiB, 5GB or a number of bytes")
+        raise InputError(f"{what} is {shortened(repr(size))}, expected a size such as 512MiB, 5GB or a number of bytes")
     amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if amount <= 0:
         raise InputError(f"{what} is {size!r}, but must be greater than 0")

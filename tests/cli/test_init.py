@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 
 import pytest
@@ -98,3 +99,32 @@ def test_profiles_of_files_named_after_tasks(tmx, trained):
     assert "replaced the profile that was in run/profiles/bank.safetensors\n" in forced.out
     (trained / "bank.jsonl").write_text('{"text": "card", "label": "a"}\n')
     assert "which is the data of bank?" in tmx("profile", "run", "--data-root", ".").err
+
+
+def test_stopped_at_any_write_the_run_is_whole_or_not_there(tmx, trained, monkeypatch):
+    words = ["--base", "base", "--task", "out/travel", "--task", "out/bank", "--data", "travel=travel.csv"]
+    assert tmx("init", "whole", *words).code == 0
+    wanted = (trained / "whole/run.json").read_bytes()
+    original = os.replace
+    for moment in range(10):
+        writes = iter(range(moment))
+
+        def stopped(*names, left=writes):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            original(*names)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", stopped)
+            done = tmx("init", f"run{moment}", *words)
+        place = trained / f"run{moment}"
+        if done.code == 0:
+            break
+        assert done.code == 130
+        if (place / "run.json").exists():
+            run = Run.open(place)
+            assert all(profile is None or profile.task == "travel" for profile in run.profiles)
+        assert tmx("init", place.name, *words, "--overwrite").code == 0
+        assert (place / "run.json").read_bytes() == wanted
+        assert not list(place.rglob(".*"))
+    assert moment >= 2

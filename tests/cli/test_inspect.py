@@ -149,6 +149,14 @@ def test_a_broken_report_is_refused(tmx, merge):
     assert "tmx-report.json: not a merge report" in result.err
 
 
+def test_a_report_without_the_owners_of_some_tensors(tmx, merge):
+    report = json.loads((merge / "tmx-report.json").read_text())
+    first = next(iter(report["tensors"]))
+    report["tensors"][first]["counts"] = None
+    (merge / "tmx-report.json").write_text(json.dumps(report))
+    assert tmx("inspect", merge).code == 0
+
+
 def test_wide_tables_are_wrapped_and_nothing_is_lost():
     rows = [["layer", "elements", *(f"task {t}" for t in range(1, 51))], ["a", "5", *map(str, range(1000, 1050))]]
     lines = wrapped_table(rows, fixed=2, width=80)

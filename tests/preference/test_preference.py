@@ -176,3 +176,9 @@ def test_chart(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(InputError, match="cannot draw this kind of file"):
         save_chart(EXAMPLE, tmp_path / "chart.xyz")
+
+
+@pytest.mark.parametrize("intervals", ["[[0.1], [0.2, 0.3]]", "[[], []]", "[[0.1, 0.2, 0.3], [0.2, 0.3]]", "[3, 4]"])
+def test_intervals_that_are_no_pairs(intervals):
+    with pytest.raises(InputError, match="intervals"):
+        Preference.from_json(f'{{"weights": [1, 1], "intervals": {intervals}}}')

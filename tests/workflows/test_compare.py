@@ -334,9 +334,18 @@ def test_refused(image_run, site, tmp_path):
         compare(image_run.path, tmp_path, site)
     (tmp_path / "old").mkdir()
     LIKELY.save(tmp_path / "old/preference.json")
-    (tmp_path / "old/tmx-tailor.json").write_text("{}")
-    with pytest.raises(InputError, match=r"tmx-tailor\.json is no record of `tmx tailor`"):
-        compare(image_run.path, tmp_path / "old", site)
+    merged = {"method": "magmax", "scale": 1.0, "seed": 0, "scale_from": "you"}
+    for record in (
+        {},
+        [],
+        {"merge": merged, "prior": None, "choice": {}},
+        {"merge": merged, "prior": 3, "choice": None},
+        {"merge": {**merged, "scale": [1]}, "prior": None, "choice": None},
+        {"merge": {**merged, "seed": -1}, "prior": None, "choice": None},
+    ):
+        (tmp_path / "old/tmx-tailor.json").write_text(json.dumps(record))
+        with pytest.raises(InputError, match=r"tmx-tailor\.json is no record of `tmx tailor`"):
+            compare(image_run.path, tmp_path / "old", site)
     other = Preference((1, 1)).with_prior([{"x": 1}, {"y": 1}])
     with pytest.raises(InputError, match=r"no class of the prior .* is a class of the head"):
         compare(image_run.path, other, site)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars
+from tunable_magmax.cli.terminal import number, progress_bars, show
 from tunable_magmax.errors import InputError
 from tunable_magmax.workflows.head import HeadSource
 
@@ -56,7 +55,7 @@ def head(
     save_head(made, out)
     if as_json:
         record = {"out": str(out), "classes": list(made.classes), "width": made.weight.shape[1]}
-        sys.stdout.write(json.dumps({**record, "logit_scale": made.logit_scale}, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps({**record, "logit_scale": made.logit_scale}, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         classes = number(len(made.classes), "class", "classes")
-        sys.stdout.write(f"{out}: {classes}, rows of width {made.weight.shape[1]}, logit scale {made.logit_scale:g}\n")
+        show(f"{out}: {classes}, rows of width {made.weight.shape[1]}, logit scale {made.logit_scale:g}\n")

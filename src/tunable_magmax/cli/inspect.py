@@ -128,7 +128,7 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     header = ["layer", "elements", *report.columns]
     body = [
         [layer.name, f"{layer.elements:,}"]
-        + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or ()]
+        + [_percent(n, layer.elements) if shares else f"{n:,}" for n in layer.counts or [0] * report.tasks]
         for layer in layers(report)
     ]
     yield from wrapped_table([header, *body], fixed=2, width=screen_width())

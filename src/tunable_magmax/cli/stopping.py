@@ -63,6 +63,7 @@ def stop_message(error: KeyboardInterrupt) -> tuple[str, int]:
     return str(error) or f"{cause}; finished work is kept, run the same command again to go on", 128 + number
 
 
+_REFUSED = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "failed to map segment")
 _WANTED = re.compile(r"(?:[Uu]nable to|tried to) allocate ([\d.]+ \w+)")
 
 
@@ -73,10 +74,10 @@ def memory_message(error: Exception) -> str | None:
     'the system refused memory (4000 bytes more were wanted): ...'
     >>> memory_message(RuntimeError("no such layer"))
     """
-    text = str(error)
+    text, cause = str(error), error.__cause__ or error.__context__
     refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    if not refused and "can't allocate memory" not in text and "can't start new thread" not in text:
-        return None
+    if not refused and not any(words in text for words in _REFUSED):
+        return memory_message(cause) if isinstance(cause, Exception) else None
     wanted = _WANTED.search(text)
     more = f" ({wanted[1]} more were wanted)" if wanted else ""
     return (

@@ -40,11 +40,11 @@ def ray_session(address: str | None, workers: int | None = None) -> Iterator[Any
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as stack:
-        stack.callback(ray.shutdown)
         if address is None:
             _start(ray, max(default_threads(), workers or 1), stack)
         else:
             _join(ray, address)
+        stack.callback(ray.shutdown)
         yield ray
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.config import LENIENT, Seed, check
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, load_json
 from tunable_magmax.merging.methods import METHODS
@@ -240,6 +240,31 @@ def _open(
     )
 
 
+@dataclass(frozen=True)
+class _RecordedMerge:
+    __pydantic_config__ = LENIENT
+    method: str
+    scale: float
+    seed: Seed | None
+    scale_from: str
+
+
+@dataclass(frozen=True)
+class _RecordedChoice:
+    __pydantic_config__ = LENIENT
+    chosen: str
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What of tmx-tailor.json is needed here."""
+
+    __pydantic_config__ = LENIENT
+    merge: _RecordedMerge
+    prior: dict[str, Any] | None
+    choice: _RecordedChoice | None
+
+
 def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, dict[str, Any] | None]:
     """Returns the directory that was given for a preference, and what `tailor` recorded there."""
     if isinstance(preference, Preference) or not Path(preference).is_dir():
@@ -254,8 +279,8 @@ def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, d
         return folder, None
     try:
         record = load_json(folder / RECORD)
-        record["merge"]["method"], record["merge"]["scale"], record["merge"]["seed"], record["prior"], record["choice"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        check(_Record, record, "it")
+    except (OSError, ValueError) as error:
         raise InputError(f"{folder / RECORD} is no record of `tmx tailor` ({error}); make the model again") from None
     return folder, record
 
@@ -263,7 +288,7 @@ def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, d
 def _recorded_heads(model: Path) -> str | None:
     """Returns what became of the tasks' heads in a model, as its report says."""
     try:
-        heads = json.loads((model / REPORT).read_text(encoding="utf-8"))["options"].get("heads")
+        heads = load_json(model / REPORT)["options"].get("heads")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return heads if isinstance(heads, str) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,7 +16,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import LEVEL
 from tunable_magmax.evaluation.evaluator import EVALUATION_BATCH, Evaluator, Labelled, label_benchmark, label_samples
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, load_json
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
@@ -89,7 +88,7 @@ class OwnHead:
     def prior(self) -> dict[str, float] | None:
         """Returns the log prior that is in the classifier's bias, by label, as the report beside the model says."""
         try:
-            bias = json.loads((self.model / REPORT).read_text(encoding="utf-8"))["options"]["class_bias"]
+            bias = load_json(self.model / REPORT)["options"]["class_bias"]
             return {str(label): float(value) for label, value in bias.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -1,0 +1,219 @@
+"""Files that the program reads, valid ones to begin with, and what is done with a bad one of each kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+import yaml
+from adapters import factors, save_adapter
+from safetensors.torch import save_file
+
+from fuzz.mutations import bytes_changed, changed_json, changed_safetensors
+from tunable_magmax import Preference
+from tunable_magmax.cli.app import main
+from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.errors import TmxError
+from tunable_magmax.models.head import Head, load_head, save_head
+from tunable_magmax.preference.prior import SitePrior
+from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.compare import _tailored_model, recorded_candidate
+
+
+class FoundError(AssertionError):
+    """A case ended in something else than a result or an error of ours."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file: where it is, how it is made bad, and what then reads it."""
+
+    file: str
+    changed: Callable[[bytes, Random], bytes]
+    use: Callable[[Path], None]
+
+
+def tmx(*arguments: object) -> int:
+    """Runs the program; an exit code that is not its own, or an error that it did not expect, is found."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+    if code not in (0, 1, 2) or "should not happen" in err.getvalue() or "Traceback" in err.getvalue():
+        raise FoundError(f"tmx {' '.join(map(str, arguments))}: exit code {code}\n{err.getvalue()}")
+    return code
+
+
+def prepare(folder: Path) -> None:
+    """Writes a valid file of every kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = torch.Generator().manual_seed(3)
+    shapes = {"embed.weight": (6, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "head.weight": (3, 4)}
+    base = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    tasks = [{name: tensor + 0.1 * t for name, tensor in base.items()} for t in (1, 2)]
+    for name, tensors in zip(("base", "task1", "task2"), (base, *tasks), strict=True):
+        save_file(tensors, folder / f"{name}.safetensors")
+    sharded = folder / "sharded"
+    sharded.mkdir()
+    names = [list(base)[:2], list(base)[2:]]
+    for k, part in enumerate(names, 1):
+        save_file({name: base[name] for name in part}, sharded / f"model-0000{k}-of-00002.safetensors")
+    index = {name: f"model-0000{k}-of-00002.safetensors" for k, part in enumerate(names, 1) for name in part}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (sharded / "config.json").write_text(json.dumps({"model_type": "bert", "torch_dtype": "float32"}))
+    save_adapter(folder / "adapter", {"layers.0": factors(4, 4, 2, 1)}, lora_alpha=4, r=2)
+    recipe = {
+        "merge_method": "tunable_magmax",
+        "base_model": "base.safetensors",
+        "models": [{"model": f"task{t}.safetensors", "parameters": {"weight": t}} for t in (1, 2)],
+        "parameters": {"scale": 0.5, "seed": 3, "scope": "model"},
+        "dtype": "float32",
+    }
+    (folder / "recipe.yml").write_text(yaml.safe_dump(recipe))
+    prior = SitePrior({"cat": 3, "dog": 1}, eps=0.1)
+    preference = Preference([3, 1], "labels", {"samples": 20}, [(0.5, 0.9), (0.1, 0.5)], ["birds", "cars"])
+    preference = replace(preference, scale=0.9, tempering=0.2, prior=prior)
+    preference.save(folder / "preference.json")
+    shutil.copy(Path(__file__).parents[1] / "golden" / "profile-v2.safetensors", folder / "profile.safetensors")
+    head = Head.of(np.eye(2, 4, dtype=np.float32), ["cat", "dog"], 10.0, np.array([0.5, -0.5], np.float32))
+    save_head(head, folder / "head.safetensors")
+    entries = [
+        {"checkpoint": f"task{t}.safetensors", "name": f"t{t}", "profile": "profile.safetensors", "classes": ["cat"]}
+        for t in (1, 2)
+    ]
+    classifier = {"head": "head.safetensors", "checkpoint": "base.safetensors"}
+    run = {"version": 1, "base": "base.safetensors", "tasks": entries, "classifier": classifier, "planned_tasks": 2}
+    (folder / "run.json").write_text(json.dumps(run | {"benchmark": {"data": "here"}}))
+    merge_checkpoints(
+        folder / "base.safetensors", [folder / f"task{t}.safetensors" for t in (1, 2)], folder / "merged.safetensors"
+    )
+    (folder / "site").mkdir()
+    preference.save(folder / "site" / "preference.json")
+    merge = {"method": "tunable_magmax", "scale": 0.9, "seed": 0, "scale_from": "the preference"}
+    record = {"version": 1, "merge": merge, "prior": {"eps": 0.1}, "choice": {"chosen": "last"}}
+    (folder / "site" / "tmx-tailor.json").write_text(json.dumps(record))
+
+
+# -- what reads each kind ---------------------------------------------------------------------------------------------
+
+
+def _merged(folder: Path, base: str, tasks: Sequence[str]) -> None:
+    out = folder / "out"
+    try:
+        merge_checkpoints(folder / base, [folder / task for task in tasks], out)
+    except TmxError:
+        if out.exists() or (folder / "out.partial").exists():
+            raise FoundError("a merge that was refused left something behind") from None
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+        (folder / "out.log").unlink(missing_ok=True)
+
+
+def _header(folder: Path) -> None:
+    tmx("inspect", folder / "task1.safetensors", "--tensors")
+    _merged(folder, "base.safetensors", ["task1.safetensors", "task2.safetensors"])
+
+
+def _index(folder: Path) -> None:
+    tmx("inspect", folder / "sharded")
+    _merged(folder, "sharded", ["task1.safetensors"])
+
+
+def _adapter(folder: Path) -> None:
+    tmx("inspect", folder / "adapter")
+    _merged(folder, "base.safetensors", ["adapter"])
+
+
+def _preference(folder: Path) -> None:
+    with suppress(TmxError):
+        read = Preference.load(folder / "preference.json")
+        again = Preference.from_json(read.to_json())
+        if again != read:
+            raise FoundError("a preference that was written reads otherwise")
+        read.budget(1000)
+        assert 0 <= read.doubt <= 1, read.doubt
+        if read.prior is not None:
+            assert np.isfinite(read.prior.bias(["cat", "owl"])).all()
+    arguments = [part for name in ("task1", "task2") for part in ("--task", folder / f"{name}.safetensors")]
+    tmx("plan", "--base", folder / "base.safetensors", *arguments, "--preference", folder / "preference.json")
+
+
+def _profile(folder: Path) -> None:
+    with suppress(TmxError):
+        profile = Profile.load(folder / "profile.safetensors")
+        profile.to_bytes()
+        Preference.from_labels([dict(zip(profile.classes, profile.label_counts, strict=True))] * 2, profile.classes)
+
+
+def _run(folder: Path) -> None:
+    with suppress(TmxError):
+        run = Run.open(folder)
+        assert len(run.labels) == len(run.tasks)
+        with suppress(TmxError):
+            _ = run.profiles
+        _ = run.head, run.classifier_checkpoint, run.benchmark, run.checkpoints
+    tmx("plan", folder)
+
+
+def _head(folder: Path) -> None:
+    with suppress(TmxError):
+        head = load_head(folder / "head.safetensors")
+        assert np.isfinite(head.probabilities(np.ones((1, head.weight.shape[1]), np.float32))).all()
+
+
+def _report(folder: Path) -> None:
+    tmx("inspect", folder / "merged.safetensors", "--shares")
+    tmx("verify", folder / "merged.safetensors")
+
+
+def _recipe(folder: Path) -> None:
+    tmx("plan", folder / "recipe.yml")
+
+
+def _tailored(folder: Path) -> None:
+    with suppress(TmxError):
+        _, record = _tailored_model(folder / "site")
+        if record is not None:
+            recorded_candidate(record, Preference.load(folder / "site" / "preference.json"), Run.open(folder))
+
+
+def _json(file: bytes, random: Random) -> bytes:
+    return changed_json(json.loads(file), random)
+
+
+def _yaml(file: bytes, random: Random) -> bytes:
+    if random.random() < 0.3:
+        return bytes_changed(file, random)
+    return changed_json(yaml.safe_load(file), random)  # JSON is YAML, and written faster
+
+
+def _holding(*metadata: str) -> Callable[[bytes, Random], bytes]:
+    return lambda file, random: changed_safetensors(file, random, metadata)
+
+
+TARGETS = {
+    "header": Target("task1.safetensors", _holding(), _header),
+    "index": Target("sharded/model.safetensors.index.json", _json, _index),
+    "shard": Target("sharded/model-00001-of-00002.safetensors", _holding(), _index),
+    "model config": Target("sharded/config.json", _json, _index),
+    "adapter config": Target("adapter/adapter_config.json", _json, _adapter),
+    "adapter weights": Target("adapter/adapter_model.safetensors", _holding(), _adapter),
+    "preference": Target("preference.json", _json, _preference),
+    "profile": Target("profile.safetensors", _holding("tunable_magmax_profile"), _profile),
+    "run": Target("run.json", _json, _run),
+    "head": Target("head.safetensors", _holding("classes", "logit_scale"), _head),
+    "report": Target("merged.report.json", _json, _report),
+    "recipe": Target("recipe.yml", _yaml, _recipe),
+    "tailored": Target("site/tmx-tailor.json", _json, _tailored),
+}

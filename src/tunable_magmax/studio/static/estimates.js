@@ -46,7 +46,8 @@ studio.restOf = (mix) => {
   return total > 1e-6 ? rest.map((part) => part / total) : null;
 };
 
-const halfDistance = (one, other) => {
+/** Half of the L1 distance: the share of weight that differs. */
+studio.halfDistance = (one, other) => {
   let sum = 0;
   for (let t = 0; t < one.length; t += 1) sum += Math.abs(one[t] - other[t]);
   return sum / 2;
@@ -68,7 +69,7 @@ studio.interpolate = (points, now, matched) => {
   const near = [];
   for (const point of points) {
     if (point.method !== now.method || point.prior !== now.prior || point.data !== now.data) continue;
-    const distance = halfDistance(now.weights, point.weights) + SCALE_DISTANCE * scaleDistance(now, point, matched);
+    const distance = studio.halfDistance(now.weights, point.weights) + SCALE_DISTANCE * scaleDistance(now, point, matched);
     if (near.length < NEAREST || distance < near[near.length - 1].distance) {
       let place = near.length;
       while (place > 0 && near[place - 1].distance > distance) place -= 1;
@@ -81,7 +82,7 @@ studio.interpolate = (points, now, matched) => {
   const parts = used.map(({ distance }) => (distance < 1e-9 ? 1 : 1 / (distance * distance)));
   const values = (value) => studio.mean(used.map(({ point }) => value(point)), parts);
   const tasks = near[0].point.tasks && now.weights.map((_, t) => ({
-    accuracy: values((point) => point.tasks?.[t].accuracy),
+    accuracy: values((point) => point.accuracies?.[t]),
     samples: near[0].point.tasks[t].samples,
   }));
   return { tasks, overall: values((point) => point.overall.accuracy), from: used.length, nearest: near[0].distance };

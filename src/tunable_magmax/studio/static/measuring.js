@@ -2,13 +2,13 @@
 // Asks the server to measure what is set: one request at a time, the newest next.
 {
 let asked = null; // { number, text }: the request under way; number null until the server answered
-let refused = null; // the request that failed: it is not asked again until something changes
+let refused = null; // a request that failed, or came without lines: it is not asked again until something changes
 
 const wanted = () => {
   const { facts, now, connected } = studio.state;
   if (studio.embedded || !connected || !facts.data.length || !now.data || facts.ready === false) return null;
   const point = studio.measuredNow();
-  if (point && (studio.isComplete(point) || !facts.lines.ready)) return null;
+  if (point && studio.isComplete(point)) return null;
   const text = JSON.stringify(studio.request());
   return text === refused ? null : text;
 };
@@ -20,7 +20,7 @@ const ask = async () => {
   showBusy();
   try {
     asked.number = (await studio.post("/api/measure", JSON.parse(text))).request;
-    if (answers.has(asked.number)) finish(asked.number, answers.get(asked.number));
+    if (answers.has(asked.number)) finish(asked.number, ...answers.get(asked.number));
   } catch (error) {
     finish(null, error);
   }
@@ -28,17 +28,18 @@ const ask = async () => {
 
 const answers = new Map(); // events that came before the answer to their request
 
-const finish = (number, error = null) => {
+const finish = (number, error = null, complete = true) => {
   if (asked && asked.number !== number) {
-    if (asked.number === null && number !== null) answers.set(number, error);
+    if (asked.number === null && number !== null) answers.set(number, [error, complete]);
     return;
   }
   if (!asked) return;
   const { text } = asked;
   asked = null;
   answers.clear();
-  refused = error && error !== "superseded" ? text : null;
-  studio.state.failed = refused ? error : null;
+  const failed = error && error !== "superseded";
+  refused = failed || !complete ? text : null;
+  studio.state.failed = failed ? error : null;
   showBusy();
   ask();
 };
@@ -56,7 +57,12 @@ studio.measuring = {
   /** Takes the events measured, superseded and failed; those of other windows' requests bring points, too. */
   take(name, data) {
     if (name === "measured") studio.addPoints([data]);
-    finish(data.request, name === "measured" ? null : name === "superseded" ? "superseded" : data.error);
+    finish(data.request, name === "measured" ? null : name === "superseded" ? "superseded" : data.error, name !== "measured" || data.lines.length > 0);
+  },
+  /** Asks again for what came without lines, now that they are measured. */
+  again() {
+    refused = null;
+    askSoon();
   },
   /** Forgets the request under way, after the connection was lost. */
   reset() {

@@ -5,6 +5,7 @@ studio.buildResult = () => {
   const rows = ["this", ...LINES].map(makeComparison);
   studio.find("comparison").replaceChildren(...rows.map((row) => row.root));
   studio.watch(() => {
+    studio.find("bench").classList.toggle("stale", studio.view.lines.length > 0 && studio.view.stale);
     drawHeadline();
     for (const row of rows) drawComparison(row);
     drawSentence();
@@ -60,7 +61,7 @@ const about = (kind, mix, point, from, facts) => {
 };
 
 const drawComparison = (row) => {
-  const { kind, mix, lines, point } = studio.view;
+  const { kind, mix, lines, point, stale } = studio.view;
   const line = lines.find((other) => other.name === row.name);
   const own = row.name === "this";
   const accuracy = own ? mix?.accuracy ?? null : line ? studio.lineOnMix(line) : null;
@@ -68,13 +69,13 @@ const drawComparison = (row) => {
   const place = (share) => `${(100 * share).toFixed(2)}%`;
   studio.attributes(row.fill, { width: place(accuracy ?? 0), class: `bar-fill line-fill-${row.name} ${own ? kind : ""}` });
   studio.attributes(row.whisker, interval ? { x1: place(interval[0]), x2: place(interval[1]) } : { x1: 0, x2: 0 });
-  studio.write(row.number, studio.percent(accuracy));
+  studio.write(row.number, `${accuracy !== null && (own ? kind === "interpolated" : stale) ? "≈ " : ""}${studio.percent(accuracy)}`);
   row.root.classList.toggle("unknown", accuracy === null);
   if (own) return;
   const title = line?.title ?? "";
-  studio.write(row.text, row.name === "best" && line ? `best single: ${studio.bestName(line)}` : studio.lineNames[row.name]);
+  studio.write(row.text, line ? studio.lineName(line) : studio.lineNames[row.name]);
   row.text.title = title;
-  const compared = kind === "measured" && line ? verdictOf(point, line) : null;
+  const compared = kind === "measured" && line && !stale ? verdictOf(point, line) : null;
   studio.write(row.verdict, compared ? studio.points(compared.difference) : "");
   row.verdict.className = `verdict ${compared ? compared.verdict.replaceAll(" ", "-") : ""}`;
   row.verdict.title = !compared ? "" : `points; ${compared.verdict === "cannot tell" ? "not distinguishable with these samples" : `this preference is ${compared.verdict}`}`;
@@ -101,13 +102,13 @@ const verdictOf = (point, line) => {
 };
 
 const drawSentence = () => {
-  const { kind, point, lines } = studio.view;
+  const { kind, point, lines, stale } = studio.view;
   const { failed, facts } = studio.state;
   let text = "";
   if (failed) text = `Could not be measured: ${failed.message}`;
   else if (kind === "measured" && studio.isComplete(point) && point.sentence) text = point.sentence;
-  else if (kind === "measured" && studio.embedded && lines.length) text = unpaired(point, lines);
-  else if (!lines.length && facts.lines.total && !facts.lines.ready) {
+  else if (kind === "measured" && studio.embedded && lines.length && !stale) text = unpaired(point, lines);
+  else if (kind === "measured" && facts.lines.total && !facts.lines.ready) {
     text = `Measuring what this is compared with: ${facts.lines.done} of ${facts.lines.total} models.`;
   }
   else if (kind === "interpolated") text = studio.embedded ? "Only measured points are compared: choose one of the dots." : "Comparisons follow once it is measured.";
@@ -117,7 +118,7 @@ const drawSentence = () => {
 };
 
 const unpaired = (point, lines) => {
-  const alike = lines.filter((line) => verdictOf(point, line)?.verdict === "cannot tell").map((line) => studio.lineNames[line.name]);
+  const alike = lines.filter((line) => verdictOf(point, line)?.verdict === "cannot tell").map(studio.lineName);
   if (!alike.length) return "Told apart from all of these, comparing shares alone.";
   return `Not distinguishable from ${alike.join(", ")} with ${studio.count(point.overall.samples, "sample")}, comparing shares alone; tmx studio compares sample by sample.`;
 };

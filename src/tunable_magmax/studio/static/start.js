@@ -75,7 +75,7 @@ const EVENTS = {
     if (data.what === "samples") studio.uploads.progress(data);
     studio.changed("busy");
   },
-  lines: () => studio.refresh(),
+  lines: async () => { await studio.refresh(); studio.measuring.again(); },
   state: async () => { await studio.refresh(); await getPoints(); },
   samples: async (data) => {
     studio.uploads.done();

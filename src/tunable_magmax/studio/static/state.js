@@ -75,6 +75,12 @@ studio.onMix = (point) => {
 studio.lineOnMix = (line) =>
   !line.tasks || studio.data()?.mixed ? line.mix.accuracy : studio.mean(line.tasks, studio.mix());
 
+/** The same of all points at once, without intervals. */
+studio.allOnMix = (points) => {
+  const mix = studio.mix(), mixed = studio.data()?.mixed;
+  return points.map((point) => (mixed || !point.accuracies ? point.overall.accuracy : studio.mean(point.accuracies, mix)));
+};
+
 // -- points -----------------------------------------------------------------------------------------------------------
 
 /** Whether a point is the one that is set now. A preset's prior may be its own, so the preset counts. */
@@ -90,6 +96,7 @@ const ownPrior = (id) => (["given", "labels", "inputs", "pairs"].includes(id) ? 
 
 studio.addPoints = (points) => {
   for (const point of points) {
+    point.accuracies = point.tasks?.map((task) => task.accuracy) ?? null; // asked for in every frame
     const known = studio.state.points.get(point.id);
     // Points of the list have no lines; what was measured in this window has.
     if (!known || point.lines.length || !known.lines.length) studio.state.points.set(point.id, point);
@@ -101,27 +108,44 @@ studio.addPoints = (points) => {
 studio.pointsHere = () => [...studio.state.points.values()].filter((point) => point.data === studio.state.now.data);
 
 /** The point that is set now, if it was measured. */
-studio.measuredNow = () => [...studio.state.points.values()].reverse().find(studio.isNow) ?? null;
+studio.measuredNow = () => {
+  let found = null;
+  for (const point of studio.state.points.values()) if (studio.isNow(point)) found = point;
+  return found;
+};
 
 /** Whether a point says all that the page shows of it: the lines, compared on the present mix. */
 studio.isComplete = (point) =>
   point.lines.length > 0 && (studio.data()?.mixed || studio.sameWeights(point.mix.weights, studio.mix()));
 
-/** What is shown (`studio.view`, once a frame): measured if it is, else interpolated; with the lines that were measured last. */
+/**
+ * The fixed lines beside the present point: its own, or those of the nearest point with the same prior.
+ *
+ * A prior follows the weights, so lines of another point are `stale`; without a prior they are the same everywhere.
+ */
+const linesFor = (point, all) => {
+  if (point?.lines.length) return { lines: point.lines, stale: false };
+  const { now } = studio.state;
+  let best = null, least = Infinity;
+  for (const other of all) {
+    const distance = other.lines.length && other.prior === now.prior ? studio.halfDistance(now.weights, other.weights) : Infinity;
+    if (distance < least) [best, least] = [other, distance];
+  }
+  return { lines: best?.lines ?? [], stale: now.prior };
+};
+
+/** What is shown (`studio.view`, once a frame): measured if it is, else interpolated; and the lines. */
 studio.shown = () => {
   const { now, facts } = studio.state;
   const point = studio.measuredNow();
   const all = studio.pointsHere();
-  const withLines = point?.lines.length ? point
-    : all.filter((other) => other.lines.length && other.prior === now.prior).pop();
-  const lines = withLines?.lines ?? [];
-  if (point) return { kind: "measured", point, tasks: point.tasks, mix: studio.onMix(point), lines };
+  const fixed = linesFor(point, all);
+  if (point) return { kind: "measured", point, tasks: point.tasks, mix: studio.onMix(point), ...fixed };
   const found = studio.interpolate(all, now, facts.scale.matched);
-  if (!found) return { kind: "none", point: null, tasks: null, mix: null, lines };
-  const mixed = studio.data()?.mixed;
-  const mix = mixed || !found.tasks ? { accuracy: found.overall } : studio.mixed(found.tasks, studio.mix());
+  if (!found) return { kind: "none", point: null, tasks: null, mix: null, ...fixed };
+  const mix = studio.data()?.mixed || !found.tasks ? { accuracy: found.overall } : studio.mixed(found.tasks, studio.mix());
   return { kind: "interpolated", point: null, tasks: found.tasks, mix: mix && { accuracy: mix.accuracy, interval: null },
-    lines, from: found.from };
+    from: found.from, ...fixed };
 };
 
 /** The setting as a request, as docs/studio-protocol.md has it. */

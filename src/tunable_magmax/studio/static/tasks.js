@@ -179,8 +179,13 @@ const describe = (row, task, own) => {
   row.accuracy.title = text;
 };
 
-/** The task of the best single checkpoint. */
-studio.bestName = (line) => line.title.replace(/^task /, "").replace(/^last \((.*)\)$/, "$1");
+/** What a line is called. An exported page has the single task that is best where all count alike, so it says no more. */
+studio.lineName = (line) => {
+  if (line.name !== "best") return studio.lineNames[line.name];
+  const task = line.title.replace(/^task /, "").replace(/^last \((.*)\)$/, "$1");
+  const short = task.length > 16 ? `${task.slice(0, 15)}…` : task;
+  return studio.embedded && !studio.data()?.mixed && studio.restOf(studio.mix()) ? `${short} alone` : `best single: ${short}`;
+};
 
 studio.lineNames = { base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };
 

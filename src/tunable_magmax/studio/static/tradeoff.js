@@ -24,22 +24,25 @@ const makeDrawing = () => {
 };
 
 /** What a point or line is on both axes. Where all tasks count alike there is no rest: then the worst task. */
-const place = (tasks, mix, rest, top) => {
+const place = (tasks, rest, top) => {
   if (!tasks || top === null || top === undefined) return null;
+  if (rest) {
+    const x = studio.mean(tasks, rest);
+    return x === null ? null : { x, y: top };
+  }
   const known = tasks.filter((accuracy) => accuracy !== null && accuracy !== undefined);
-  const x = rest ? studio.mean(tasks, rest) : known.length ? Math.min(...known) : null;
+  const x = known.length ? Math.min(...known) : null;
   return x === null ? null : { x, y: top };
 };
 
 const draw = () => {
   const { width } = frame;
-  const mix = studio.mix(), rest = studio.restOf(mix);
-  const accuracies = (point) => point.tasks?.map((task) => task.accuracy);
-  const points = studio.pointsHere().map((point) =>
-    ({ point, ...place(accuracies(point), mix, rest, studio.onMix(point)?.accuracy) })).filter((item) => item.x !== undefined);
-  const lines = studio.view.lines.map((line) => ({ line, ...place(line.tasks, mix, rest, studio.lineOnMix(line)) }))
+  const rest = studio.restOf(studio.mix());
+  const known = studio.pointsHere(), tops = studio.allOnMix(known);
+  const points = known.map((point, k) => ({ point, ...place(point.accuracies, rest, tops[k]) })).filter((item) => item.x !== undefined);
+  const lines = studio.view.lines.map((line) => ({ line, ...place(line.tasks, rest, studio.lineOnMix(line)) }))
     .filter((item) => item.x !== undefined);
-  const now = studio.view.tasks ? place(accuracies(studio.view), mix, rest, studio.view.mix?.accuracy) : null;
+  const now = studio.view.tasks ? place(studio.view.tasks.map((task) => task.accuracy), rest, studio.view.mix?.accuracy) : null;
   const all = [...points, ...lines, ...(now ? [now] : [])];
   studio.find("tradeoff-none").hidden = all.length > 0;
   drawing.root.style.visibility = all.length ? "visible" : "hidden";
@@ -54,7 +57,7 @@ const draw = () => {
   drawAxes(width, scales, rest);
   drawFront(points, scales);
   drawPoints(points, scales);
-  drawLines(lines, scales, now, width);
+  drawLines(lines, points, scales, now, width);
   drawNow(now, scales);
 };
 
@@ -163,31 +166,29 @@ const walk = (event) => {
 const SYMBOLS = { base: "M-5 -5H5V5H-5Z", last: "M0 -6L6 5H-6Z", best: "M0 6L6 -5H-6Z", magmax: "M0 -7L7 0L0 7L-7 0Z" };
 
 /** Draws the fixed lines as symbols with names, each name where it covers no other. */
-const drawLines = (lines, { x, y }, now, width) => {
+const drawLines = (lines, points, { x, y }, now, width) => {
   const taken = now ? [box(x.at(now.x) - 9, y.at(now.y) - 9, 18, 18)] : [];
+  const dots = points.map((item) => box(x.at(item.x) - 5, y.at(item.y) - 5, 10, 10));
   for (const item of lines) taken.push(box(x.at(item.x) - 7, y.at(item.y) - 7, 14, 14));
   const made = [];
   for (const { line, ...at } of lines) {
     const left = x.at(at.x), top = y.at(at.y);
+    made.push(studio.shape("path", { d: SYMBOLS[line.name], transform: `translate(${left} ${top})`, class: `symbol line-${line.name}` }));
     const same = lines.filter((other) => Math.hypot(x.at(other.x) - left, y.at(other.y) - top) < 4);
-    const text = same[0].line !== line ? "" : same.map((other) => symbolName(other.line)).join(", ");
-    const size = 6.4 * text.length;
+    if (same[0].line !== line) continue; // one text for lines at the same place
+    const text = same.map((other) => studio.lineName(other.line)).join(", "), size = 6.4 * text.length;
     const places = [[10, 4, "start", left + 10, top - 7], [-10, 4, "end", left - 10 - size, top - 7],
       [0, -11, "middle", left - size / 2, top - 22], [0, 20, "middle", left - size / 2, top + 9]];
-    const free = text && places.find(([, , , l, t]) => l > MARGIN.left && l + size < width - 2 && t > 0 && !taken.some((other) => crosses(other, box(l, t, size, 14))));
-    const [dx, dy, anchor, l, t] = free ?? places[left > width / 2 ? 1 : 0];
-    if (free) taken.push(box(l, t, size, 14));
-    const symbol = studio.shape("path", { d: SYMBOLS[line.name], transform: `translate(${left} ${top})`, class: `symbol line-${line.name}` },
-      studio.shape("title", {}, `${line.title}: ${studio.percent(at.y)}`));
-    made.push(symbol);
-    if (free) made.push(studio.shape("text", { x: left + dx, y: top + dy, "text-anchor": anchor }, text));
+    const fits = (avoided) => places.find(([, , , l, t]) => l > MARGIN.left && l + size < width - 2 && t > 0
+      && !avoided.some((other) => crosses(other, box(l, t, size, 14))));
+    const spot = fits([...taken, ...dots]) ?? fits(taken); // rather over a dot than nowhere
+    if (!spot) continue;
+    const [dx, dy, anchor, l, t] = spot;
+    taken.push(box(l, t, size, 14));
+    made.push(studio.shape("text", { x: left + dx, y: top + dy, "text-anchor": anchor }, text));
   }
   drawing.lines.replaceChildren(...made);
 };
-
-const shortened = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
-
-const symbolName = (line) => (line.name === "best" ? `best single (${shortened(studio.bestName(line))})` : studio.lineNames[line.name]);
 
 const box = (left, top, width, height) => ({ left, top, right: left + width, bottom: top + height });
 const crosses = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;

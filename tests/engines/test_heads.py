@@ -196,3 +196,26 @@ def test_a_plan_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, 
     save_file({n: v for n, v in kept.items() if n != lost}, tasks[1] / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="can't be merged"):
         merge_checkpoints(base, tasks, tmp_path / "out")
+
+
+def test_rows_keep_their_bits_among_types_and_one_task_alone_is_no_doubt(make, tmp_path):
+    base, tasks = make("distilbert")
+    for task, dtype in zip(tasks, (torch.float16, torch.bfloat16), strict=True):
+        values = {name: value.to(dtype) for name, value in tensors(task).items()}
+        values["classifier.bias"] += torch.tensor([1e-3, 1e5] if dtype is torch.bfloat16 else [1e-3, 1.0])[
+            torch.arange(len(values["classifier.bias"])) % 2
+        ].to(dtype)  # 1e5 is more than float16 holds
+        save_file(values, task / "model.safetensors", {"format": "pt"})
+    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 0])
+    rows = [tensors(task)["classifier.bias"].float() for task in tasks]
+    assert torch.equal(tensors(tmp_path / "out")["classifier.bias"], torch.cat(rows))
+    assert not any("nothing in common" in text for text in report.warnings)
+
+
+def test_a_wrong_list_of_labels_is_named(make, tmp_path):
+    base, tasks = make("bert")
+    written = config(tasks[1])
+    written["id2label"] = {"0": "saw", "1": "nail", "2": "file", "3": "plane"}
+    (tasks[1] / "config.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"head of .*task2 has a row for each of the 4 labels"):
+        merge_checkpoints(base, tasks, tmp_path / "out")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tunable_magmax import load_classifier, merge_checkpoints
+from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.head import Head, save_head
 from tunable_magmax.preference.preference import Preference
@@ -21,6 +21,9 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import compare
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.merge import merge_recipe, recipe_of
+from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.profile import ProfileData, profile_tasks
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetSources
@@ -138,3 +141,68 @@ def test_a_head_that_is_not_for_the_embeddings_is_told(run, tmp_path):
     shutil.copytree(run / "pets", tmp_path / "pets", dirs_exist_ok=True)
     with pytest.warns(UserWarning, match="is no better than guessing among 2 classes"):
         evaluate(tmp_path / "pets", run / "pets.csv", head=tmp_path / "head.safetensors")
+
+
+def test_a_saved_configuration_has_the_prior_of_the_site(run, tmp_path):
+    tailor(Run.open(run), TargetSources(weights=(0.9, 0.1)), tmp_path / "site")
+    saved = tmp_path / "site/tmx-config.yaml"
+    again = recipe_of(saved, None, None, None, {}, print)
+    merge_recipe(again, tmp_path / "again", print)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("site", "again")]
+    assert weights[0] == weights[1]
+    for prior in ("auto", "none"):  # "none" takes it off again, in memory as from files
+        found = [evaluate(model, run / "all.csv", prior=prior) for model in (again, tmp_path / "site")]
+        assert found[0].accuracy.class_right == found[1].accuracy.class_right
+        assert found[0].prior == found[1].prior
+
+
+def test_what_one_call_does_with_heads_is_not_left_behind(run, tmp_path):
+    opened = open_run(run)
+    opened.tailor(tmp_path / "site", weights=[1, 1], heads="tools")
+    assert load_classifier(tmp_path / "site").classes == TASKS["tools"]
+    tools = run / "tools.csv"
+    merged = opened.merge(weights=[1, 1], heads="tools", scale=1)
+    assert merged.report.heads["rule"] == "task 2"
+    written = evaluate(tmp_path / "site", tools, prior="none").accuracy
+    assert opened.evaluate(merged, tools).accuracy.class_right == written.class_right
+    opened.compare(tmp_path / "site", tools)
+    assert len(opened.compare(Preference.from_weights([1, 1]), run / "all.csv").rows) > 1  # has all five labels again
+    with pytest.raises(InputError, match="`merge` does, in memory too"):
+        opened.session()
+
+
+def numbered(source: Path, labels: tuple[str, ...], file: Path) -> Path:
+    """The same data with the row of each label in the model's classifier."""
+    with source.open(newline="") as rows, file.open("w", newline="") as out:
+        pairs = [(row["text"], labels.index(row["label"])) for row in csv.DictReader(rows)]
+        csv.writer(out).writerows([("text", "label"), *pairs])
+    return file
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, generic):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    record = json.loads((folder / "run.json").read_text())
+    for task in record["tasks"]:
+        del task["classes"]
+        config = json.loads((folder / task["name"] / "config.json").read_text())
+        if generic:
+            config["id2label"] = {k: f"LABEL_{k}" for k in config["id2label"]}
+            (folder / task["name"] / "config.json").write_text(json.dumps(config))
+    (folder / "run.json").write_text(json.dumps(record))
+    for name, labels in TASKS.items():
+        data = numbered(run / f"{name}.csv", labels, tmp_path / f"{name}.csv")
+        profile_tasks(folder, ProfileData(task=name, data=data))
+    names = {n: tuple(f"{n}/LABEL_{k}" for k in range(len(c))) if generic else c for n, c in TASKS.items()}
+    assert {name: set(found) for name, found in Run.open(folder).classes.items()} == {
+        name: set(labels) for name, labels in names.items()
+    }
+    made = tailor(Run.open(folder), TargetSources(weights=(0.8, 0.2)), tmp_path / "site")
+    assert set(made.preference.prior.shares) == {label for labels in names.values() for label in labels}
+
+
+def test_weights_are_searched_with_the_models_own_heads(run, tmp_path):
+    sources = TargetSources(pairs=run / "tools.csv")
+    found = prefer(Run.open(run), sources, Estimation(method="search", trials=4, prior="none")).preference
+    assert found.weights[1] > found.weights[0]

@@ -16,6 +16,7 @@ from tunable_magmax.checkpoints.views import Make, View, read_tensor
 from tunable_magmax.errors import InputError, some_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 STACK, LAST, DROP = "stack", "last", "drop"
@@ -65,8 +66,9 @@ class Heads:
     """The output's config.json; None: the base's."""
     giver: int | None
     """The task, from 0, whose files come with those of the base if the base lacks them; None: no task's."""
+    task_labels: tuple[tuple[str, ...] | None, ...]
+    """What the labels of each task's own classifier are called in this one; None: it has none."""
     _tasks: tuple[HeadedModel, ...]
-    _task_labels: tuple[tuple[str, ...] | None, ...]
     _class_bias: Mapping[str, float] | None
 
     @property
@@ -79,11 +81,13 @@ class Heads:
         import torch
 
         def made(name: str) -> Tensor:
-            values = self._stacked(name, weights) if name in self.classifier else self._mean(name, weights)
+            dtype = torch_dtype(self.views[0].tensors[name].dtype)
+            assert dtype is not None
+            values = (self._stacked if name in self.classifier else self._mean)(name, weights, dtype)
             if self._class_bias and name in self.classifier and name.endswith(".bias"):
                 prior = [self._class_bias.get(label, 0.0) for label in self.labels or ()]
                 values = values.double() + values.new_tensor(prior, dtype=torch.float64)
-            return values.to(torch_dtype(self.views[0].tensors[name].dtype))
+            return values.to(dtype)
 
         return made
 
@@ -110,22 +114,21 @@ class Heads:
             return [self.giver]
         return [t for t, task in enumerate(self._tasks) if name in task.names]
 
-    def _mean(self, name: str, weights: Sequence[float]) -> Tensor:
+    def _mean(self, name: str, weights: Sequence[float], dtype: torch.dtype) -> Tensor:
         holders = self._holders(name)
-        return _weighted([self._read(t, name) for t in holders], [weights[t] for t in holders])
+        return _weighted([self._read(t, name) for t in holders], [weights[t] for t in holders], dtype)
 
-    def _stacked(self, name: str, weights: Sequence[float]) -> Tensor:
+    def _stacked(self, name: str, weights: Sequence[float], dtype: torch.dtype) -> Tensor:
         """Returns a row for each label: of the task that has it, or the mean of several tasks' by weight."""
         import torch
 
         tensors = {t: self._read(t, name) for t in self._holders(name)}
-        places = {t: {label: row for row, label in enumerate(self._task_labels[t] or ())} for t in tensors}
+        places = {t: {label: row for row, label in enumerate(self.task_labels[t] or ())} for t in tensors}
         rows = []
         for label in self.labels or ():
             having = [t for t in tensors if label in places[t]]
-            rows.append(_weighted([tensors[t][places[t][label]] for t in having], [weights[t] for t in having]))
-        widest = max((row.dtype for row in rows), key=lambda kind: kind.itemsize)
-        return torch.stack([row.to(widest) for row in rows])
+            rows.append(_weighted([tensors[t][places[t][label]] for t in having], [weights[t] for t in having], dtype))
+        return torch.stack(rows)
 
     def _read(self, task: int, name: str) -> Tensor:
         import torch
@@ -135,22 +138,25 @@ class Heads:
             raise InputError(f"task {task + 1}: {name!r} has values that are NaN or infinite: mend this checkpoint")
         return values
 
-    def doubts(self) -> list[str]:
-        """Returns warnings, for which values of heads are read: layers that were not trained from one beginning."""
+    def doubts(self, weights: Sequence[float]) -> list[str]:
+        """Returns warnings, for which values of heads are read: means of layers that have no common beginning."""
         if self.rule != STACK:
             return []
-        apart = [name for name in self.mean if len(self.views[0].tensors[name].shape) > 1 and self._apart(name)]
+        matrices = [name for name in self.mean if len(self.views[0].tensors[name].shape) > 1]
+        apart = [name for name in matrices if self._apart(name, weights)]
         if not apart:
             return []
         return [
             f"{some_of(apart, show=repr)} of the tasks have nothing in common: each task began with random numbers of "
-            "its own, and the mean by weight is worse than any of them. Measure the result (`tmx eval`); heads of one "
-            "task (--heads NAME) stay as they were trained, and tasks that are trained one after the other, each from "
-            "the last one's whole checkpoint, have layers that can be averaged"
+            "its own, and their mean by weight costs accuracy, more so the more tasks there are. Measure the result "
+            "(`tmx eval`); heads of one task (--heads NAME) stay as they were trained, and tasks that are trained one "
+            "after the other, each from the last one's whole checkpoint, have layers that can be averaged"
         ]
 
-    def _apart(self, name: str) -> bool:
-        flat = [self._read(t, name).double().reshape(-1) for t in self._holders(name)]
+    def _apart(self, name: str, weights: Sequence[float]) -> bool:
+        holders = self._holders(name)
+        counted = [t for t in holders if weights[t] > 0] or holders
+        flat = [self._read(t, name).double().reshape(-1) for t in counted]
         return any(
             float(one @ other) < APART * float(one.norm() * other.norm())
             for k, one in enumerate(flat)
@@ -169,16 +175,13 @@ class Heads:
         }
 
 
-def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Returns the mean by weight, each part of it in float64; by equal weights where all are 0."""
-    if len(tensors) == 1:
-        return tensors[0]
+def _weighted(tensors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Returns the mean by weight, computed in float64; by equal weights where all are 0."""
     total = sum(weights)
     shares = [weight / total for weight in weights] if total > 0 else [1 / len(tensors)] * len(tensors)
     used = [(tensor, share) for tensor, share in zip(tensors, shares, strict=True) if share > 0]
     if len(used) == 1:
-        return used[0][0]
-    dtype = max((tensor.dtype for tensor in tensors), key=lambda kind: kind.itemsize)
+        return used[0][0].to(dtype)
     first, *others = (tensor.double() * share for tensor, share in used)
     for other in others:
         first += other

@@ -232,7 +232,7 @@ def _with_heads(
     config = _config(tasks[giver].config, [tasks[t].config for t in counted], labels)
     found = Heads(
         rule, views, copied, labels, tuple(classifier), tuple(mean), tuple(left_out), (), config, giver,
-        tuple(tasks), tuple(task_labels), class_bias,
+        tuple(task_labels), tuple(tasks), class_bias,
     )  # fmt: skip
     return replace(found, notes=tuple(_notes(found, prefix, base, task_labels)))
 
@@ -252,7 +252,7 @@ def _without_heads(rule: str, prefix: str, base: HeadedModel, tasks: Sequence[He
         or (not name.startswith(prefix) and any(task.info(name).shape != shapes[name] for task in tasks))
     )
     ignored = tuple(dict.fromkeys(name for task in tasks for name in task.names if name not in own))
-    found = Heads(rule, views, copied, base.config.labels, (), (), ignored, (), None, None, tuple(tasks), (), None)
+    found = Heads(rule, views, copied, base.config.labels, (), (), ignored, (), None, None, (), tuple(tasks), None)
     return replace(found, notes=tuple(_notes(found, prefix, base, ())))
 
 
@@ -271,10 +271,11 @@ def _classifier(
     # Where a task has as many labels as a layer inside its head has rows, the other tasks tell which layer is the last.
     common = [name for name in layers[0] if all(name in layer for layer in layers)]
     if not common:
-        config = tasks[counted[0]].config
+        task = next((t for t, layer in zip(counted, layers, strict=True) if not layer), counted[0])
+        config = tasks[task].config
         raise InputError(
             f"no layer of the head of {config.path.parent} has a row for each of the {len(config.labels or ())} labels "
-            f"in its config.json ({some_of(kinds[counted[0]], show=repr)}): correct id2label, or leave heads out with "
+            f"in its config.json ({some_of(kinds[task], show=repr)}): correct id2label, or leave heads out with "
             "--heads drop"
         )
     return common

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,10 @@ def tailor(
         raise InputError("where should the model go? Give -o OUT, a directory")
     from tunable_magmax.workflows.tailor import tailor as make
 
+    told: list[str] = []
+
     def notify(note: str) -> None:
+        told.append(note)
         if not quiet:
             tell(f"note: {note}\n")
 
@@ -127,7 +130,7 @@ def tailor(
     if as_json:
         show(json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        show("".join(f"{line}\n" for line in _summary(made)))
+        show("".join(f"{line}\n" for line in _summary(made, told)))
     return 0
 
 
@@ -158,7 +161,8 @@ def _read_preference(file: Path, run: Run) -> Preference:
 # -- what it prints ---------------------------------------------------------------------------------------------------
 
 
-def _summary(made: Tailored) -> Iterator[str]:
+def _summary(made: Tailored, told: Sequence[str]) -> Iterator[str]:
+    """Yields what was made and why; `told` are notes that were shown already."""
     from tunable_magmax.workflows.site_model import evidence_lines, weights_words
 
     record, preference = made.record, made.preference
@@ -181,7 +185,7 @@ def _summary(made: Tailored) -> Iterator[str]:
     if record["choice"] is not None:
         yield from _tried(record["choice"])
     yield from evidence_lines(record)
-    yield from (f"note: {note}" for note in made.notes)
+    yield from (f"note: {note}" for note in made.notes if note not in told)
     if made.seconds:
         total = sum(made.seconds.values())
         parts = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in made.seconds.items())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import parse_json
 
@@ -72,7 +74,7 @@ def by_name(
     ['dog', 'cat']
     """
     known = {name for names in lists for name in names}
-    if any(label in known for label in labels) or not all(label.isdigit() for label in labels):
+    if any(label in known for label in labels) or not all(label.isdecimal() for label in labels):
         return list(labels)
     shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
     if not shared:
@@ -82,3 +84,16 @@ def by_name(
         )
     # An index beyond the list stays as it is: a label of no known class, which is counted and named later.
     return [shared[0][int(label)] if int(label) < len(shared[0]) else label for label in labels]
+
+
+def with_names(samples: Samples, rows: Sequence[str], names: Sequence[str] | None = None) -> Samples:
+    """Returns samples under a classifier's labels: classes that are numbers are its `rows`, which `names` rename.
+
+    >>> from tunable_magmax.data.tables import text_samples
+    >>> with_names(text_samples("a.csv", ["meow", "woof"], ["0", "1"]), ["cat", "dog"]).classes
+    ('cat', 'dog')
+    """
+    place = dict(zip(rows, names or rows, strict=True))
+    found = by_name(samples.classes, [tuple(rows)], [()], samples.origin)
+    classes = tuple(place.get(name, name) for name in found)
+    return samples if len({*classes}) < len(classes) else replace(samples, classes=classes)

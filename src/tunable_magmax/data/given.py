@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -120,7 +120,7 @@ def _as_path(value: Given) -> Path | None:
 
 
 def _listed(value: Any, what: str) -> list[Any]:
-    if is_one_input(value) or not isinstance(value, Iterable):
+    if is_one_input(value) or isinstance(value, Mapping) or not isinstance(value, Iterable):
         raise InputError(f"{what} are a {type(value).__name__}: give a list of them, or the path of a file or folder")
     items = list(value)
     if not items:
@@ -129,10 +129,11 @@ def _listed(value: Any, what: str) -> list[Any]:
 
 
 def _label_names(labels: Sequence[Any]) -> list[str]:
-    """Returns labels as texts, as a file would hold them."""
+    """Returns labels as texts, as a file would hold them; numbers may be of numpy or torch."""
+    labels = [label.item() if getattr(label, "ndim", None) == 0 else label for label in labels]
     for position, label in enumerate(labels, 1):
         named = isinstance(label, str) and label.strip()
-        if not named and (isinstance(label, bool) or not isinstance(label, int | np.integer)):
+        if not named and (isinstance(label, bool) or not isinstance(label, int)):
             raise InputError(f"label {position} is {label!r}, expected the name of a class, or its index")
     return [str(label) for label in labels]
 

@@ -56,7 +56,8 @@ def effective_config(report: MergeReport, base: str) -> str:
             exact = Fraction(weight)
             short = float(exact)
             model["parameters"] = {"weight": short if Fraction(str(short)) == exact else weight}
-    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude", "heads"}
+    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude"}
+    kept |= {"heads", "class_bias"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()

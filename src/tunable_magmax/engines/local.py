@@ -177,7 +177,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
         try:
             if job.shard_size is None:
                 output.check_sidecar("report.json")
-            report = completed(merge(), inputs, settings)
+            report = completed(merge(), inputs, job.options, settings)
             inputs.refuse_changed()
             report = write_sidecars(report, inputs, output, settings.base_model, settings.additions)
         except InputError:
@@ -189,14 +189,15 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
     return report
 
 
-def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
+def completed(report: MergeReport, inputs: Inputs, options: Options, settings: OutputSettings) -> MergeReport:
     """Returns a report with what is known of its inputs: digests if asked for, names, adapters, commits on the hub."""
     digests = inputs.digests() if settings.digest_inputs else {}
     names, adapters = settings.task_names(report.tasks), inputs.described()
     report = replace(report, inputs=digests, names=names, adapters=adapters, hub=inputs.pins())
     if inputs.heads is None:
         return report
-    return replace(report, heads=inputs.heads.describe(), warnings=(*report.warnings, *inputs.heads.doubts()))
+    doubts = inputs.heads.doubts(options.head_weights(report.tasks))
+    return replace(report, heads=inputs.heads.describe(), warnings=(*report.warnings, *doubts))
 
 
 @dataclass(frozen=True, slots=True)

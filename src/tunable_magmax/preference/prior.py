@@ -66,7 +66,8 @@ class SitePrior:
         if not shares.any():
             raise InputError(
                 f"no class of the prior ({some_of(self.shares, show=repr)}) is a class of the head "
-                f"({some_of(classes, show=repr)}): they belong to different tasks"
+                f"({some_of(classes, show=repr)}): make the profiles again from data whose labels are the head's, give "
+                "the head of these tasks, or leave the prior out (--prior none)"
             )
         logs: NDArray[np.float32] = np.log((1 - self.eps) * shares / shares.sum() + self.eps / len(classes))
         return logs.astype(np.float32)

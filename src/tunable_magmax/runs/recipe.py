@@ -83,6 +83,7 @@ class RecipeParameters:
     include: _Patterns | None = None
     exclude: _Patterns | None = None
     heads: Text | None = None
+    class_bias: Annotated[dict[str, float] | None, Field(description="added to the classifier's bias, by label")] = None
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def record_task(
         profiled = samples is not None and _write_profile(opened, task, checkpoint, samples, rows, seed)
         classes = None
         if samples is not None and samples.labels is not None:
-            classes = [name for k, name in enumerate(samples.classes) if k in set(samples.labels)]
+            used = set(samples.labels)
+            classes = [name for k, name in enumerate(samples.classes) if k in used]
         opened.enter(task, checkpoint, classes, profiled)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tunable_magmax.checkpoints.model_config import are_generic
+from tunable_magmax.data.class_names import with_names
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS, text_samples
@@ -31,11 +33,12 @@ def task_samples(data: Any, model: Any = None, tokenizer: Any = None) -> Samples
     """
     if isinstance(data, Samples):
         return data
+    names = _class_names(data, model)
     if isinstance(data, str | os.PathLike):
-        return open_samples(os.fspath(data))
+        samples = open_samples(os.fspath(data))
+        return samples if samples.labels is None or not names else with_names(samples, [*names.values()])
     items = _items(data)
     texts = [_text(item, tokenizer) for item in items]
-    names = _class_names(data, model)
     labels = [_label(item, names) for item in items]
     return text_samples(f"{len(items)} samples of {type(data).__name__}", texts, labels)
 
@@ -66,7 +69,7 @@ def _text(item: Any, tokenizer: Any) -> str:
     raise InputError(f"an item of the data is a {type(item).__name__}: {WANTED}")
 
 
-def _label(item: Any, names: Sequence[str] | Mapping[Any, str]) -> str:
+def _label(item: Any, names: Mapping[int, str]) -> str:
     key = next((key for key in LABELS if key in item), None) if isinstance(item, Mapping) else 1
     if key is None:
         raise InputError(f"an item of the data has {some_of(item)}, and no label: {WANTED}")
@@ -75,20 +78,22 @@ def _label(item: Any, names: Sequence[str] | Mapping[Any, str]) -> str:
         raise InputError(f"a label of the data is {label!r}, expected the name of a class, or its index")
     if isinstance(label, str):
         return label
-    known = names.get(label) if isinstance(names, Mapping) else names[label] if label < len(names) else None
-    return str(label if known is None else known)
+    if label < 0:
+        raise InputError(f"a label of the data is {label}, which stands for none: leave out samples without a label")
+    return names.get(label, str(label))
 
 
-def _class_names(data: Any, model: Any) -> Sequence[str] | Mapping[Any, str]:
+def _class_names(data: Any, model: Any) -> dict[int, str]:
     """Returns the names of class indices: as the model's configuration has them, else the data set's own."""
-    named: Mapping[Any, str] = getattr(getattr(model, "config", None), "id2label", None) or {}
-    if named and not all(str(name) == f"LABEL_{key}" for key, name in named.items()):
-        return {int(key): str(name) for key, name in named.items()}
+    known = getattr(getattr(model, "config", None), "id2label", None) or {}
+    named = {int(key): str(known[key]) for key in sorted(known, key=int)}
+    if not are_generic(list(named.values())):
+        return named
     features = getattr(data, "features", None)
     feature = (
         next((features[key] for key in LABELS if key in features), None) if isinstance(features, Mapping) else None
     )
-    return getattr(feature, "names", None) or {int(key): str(name) for key, name in named.items()}
+    return dict(enumerate(getattr(feature, "names", None) or ())) or named
 
 
 def _plain(value: Any) -> Any:

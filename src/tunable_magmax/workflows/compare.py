@@ -210,7 +210,7 @@ def _open(
     refuse_adapters(trained)
     chosen = with_site_prior(chosen, trained, rivals.prior)
     if model is not None:
-        trained.heads = _recorded_heads(model)
+        trained = trained.with_heads(_recorded_heads(model))
     head_file, _ = find_head(trained.base, head, trained)
     asked: Prior = "none" if rivals.prior == "none" else chosen
     opened, prior = open_head(head_file, asked, trained)

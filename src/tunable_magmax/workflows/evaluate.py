@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunable_magmax.checkpoints.heads import BASE, MERGED
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, closest
@@ -142,6 +143,8 @@ def evaluate(
         if given is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         merged, subject = model, given.base
+        rule = None if model.report.heads is None else model.report.heads["rule"]
+        given = given.with_heads(None if rule in (MERGED, BASE) else rule)
     else:
         subject = model.located() if isinstance(model, Recipe) else located(model)
     head_file, owner = find_head(subject, head, given)

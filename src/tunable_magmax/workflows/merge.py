@@ -66,7 +66,7 @@ def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own
     from tunable_magmax.workflows.candidates import read_each
 
     own = own or read_own(recipe, progress)
-    options = {name: value for name, value in recipe.options.items() if name != "heads"}
+    options = {name: value for name, value in recipe.options.items() if name not in ("heads", "class_bias")}
     if own is None:
         base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
         merged = merge_state_dicts(base, tasks, **options)
@@ -74,7 +74,9 @@ def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own
         options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None
         merged = merge_state_dicts(own.states[0], own.states[1:], **options)
         weights = read_options(len(recipe.tasks), **options).head_weights(len(recipe.tasks))
+        heads = None if own.heads is None else own.heads.describe()
         merged = replace(merged, state_dict=own.with_heads(merged.state_dict, weights))
+        merged = replace(merged, report=replace(merged.report, heads=heads))
     return replace(merged, report=replace(merged.report, names=recipe.names))
 
 
@@ -86,7 +88,7 @@ def read_own(recipe: Recipe, progress: Progress | None = None) -> OwnModels | No
     heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
     if merged_labels(recipe.base, recipe.tasks, heads) is None:
         return None
-    return OwnModels.read(recipe.base, recipe.tasks, heads, progress)
+    return OwnModels.read(recipe.base, recipe.tasks, heads, progress, recipe.options.get("class_bias"))
 
 
 def recipe_of(

@@ -224,9 +224,16 @@ class Run:
         ...     merged = [session.merge(weights=preference) for preference in preferences]
         """
         from tunable_magmax.merging.state_dicts import MergeSession
+        from tunable_magmax.models.own import own_labels
         from tunable_magmax.models.state import read_tensors
 
         self._refuse_adapters("make checkpoints of the adapters first, with `tmx merge`")
+        found = [own_labels(path) for path in self.tasks]
+        if any(labels is not None for labels in found) and {own_labels(self.base)} != set(found):
+            raise InputError(
+                "the tasks have classifiers of their own, which a session does not put together: `merge` does, in "
+                "memory too"
+            )
         tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
@@ -256,6 +263,7 @@ class Run:
         scale: float | str | None = None,
         choose: Literal["auto", "none"] = "auto",
         check: Literal["auto", "none"] = "auto",
+        heads: str | None = None,
         estimator: PreferenceMethod = "auto",
         temper: float | Literal["auto"] | None = None,
         prior: float | Literal["auto", "none"] = "auto",
@@ -266,9 +274,10 @@ class Run:
     ) -> Tailored:
         """Makes the model that a site needs, with its head, preference and evidence, as `tmx tailor` does.
 
-        What is known of the site is as for `prefer`, or a `preference`, to which pairs may be added to choose by. Other
-        options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called again with
-        the same, it returns the model that is there.
+        What is known of the site is as for `prefer`, or a `preference`, to which pairs may be added to choose by.
+        `heads`: what becomes of classifiers that the tasks have themselves, "stack", "last", "drop" or a task's name.
+        Other options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called
+        again with the same, it returns the model that is there.
 
         >>> model = run.tailor("site-model", pairs=zip(images, labels))  # doctest: +SKIP
         >>> tmx.load_classifier(model).predict(images[0])  # doctest: +SKIP
@@ -283,7 +292,7 @@ class Run:
             self._run,
             sources,
             out,
-            Tailoring(method, scale, choose, check, seed, asked, {"overwrite": overwrite, **output}),
+            Tailoring(method, scale, choose, check, seed, asked, {"overwrite": overwrite, **output}, heads),
             TargetReading(**reading),
             preference=None if preference is None else self._preference(preference),
             progress=progress,
@@ -329,8 +338,9 @@ class Run:
     ) -> Evaluation:
         """Measures one model on labelled data, by default the run's own test data, with the run's head.
 
-        `model`: the name of a checkpoint (base, a task's, last), a merge in memory, a preference, which is merged by
-        default options and whose site prior is used, or the path of any model of this architecture.
+        `model`: the name of a checkpoint (base, a task's, last), a merge in memory, a preference, which is merged as
+        `merge` does (`tailor` chooses another scale) and whose site prior is used, or the path of any model of this
+        architecture.
 
         >>> run.evaluate("last").accuracy.overall.value  # doctest: +SKIP
         0.42

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from glob import escape
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import holds_adapter
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
 
@@ -32,13 +33,28 @@ def merged_labels(base: Path, tasks: Sequence[Path], heads: str | None = None) -
         return own_labels(base) if inputs.heads is None else inputs.heads.labels
 
 
+def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | None]:
+    """Returns what a merge calls the labels of each task's own classifier, from headers; None of tasks without one."""
+    from tunable_magmax.models.own import own_labels
+
+    own = [own_labels(task) for task in tasks]
+    if any(map(holds_adapter, tasks)) or all(labels is None for labels in own):
+        return own
+    try:
+        with _inputs(base, tasks, None) as inputs:
+            found = None if inputs.heads is None else inputs.heads.task_labels
+    except InputError:  # what cannot be merged as it is may still be profiled
+        return own
+    return list(found) if found else own
+
+
 def takes_prior(base: Path, tasks: Sequence[Path], heads: str | None = None) -> bool:
     """Whether the classifier that a merge of these would have has a bias, which can hold a prior."""
     with _inputs(base, tasks, heads, {}) as inputs:
         return inputs.heads is not None and inputs.heads.takes_prior
 
 
-def _inputs(base: Path, tasks: Sequence[Path], heads: str | None, class_bias: Any = None) -> Any:
+def _inputs(base: Path, tasks: Sequence[Path], heads: str | None, class_bias: Mapping[str, float] | None = None) -> Any:
     from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.merging.methods import read_options
 
@@ -58,13 +74,18 @@ class OwnModels:
 
     @classmethod
     def read(
-        cls, base: Path, tasks: Sequence[Path], heads: str | None = None, progress: Progress | None = None
+        cls,
+        base: Path,
+        tasks: Sequence[Path],
+        heads: str | None = None,
+        progress: Progress | None = None,
+        class_bias: Mapping[str, float] | None = None,
     ) -> OwnModels:
-        """Reads base and tasks."""
+        """Reads base and tasks. `class_bias`: what is added to the classifier's bias, by label."""
         from tunable_magmax.checkpoints.checkpoint import Checkpoint
         from tunable_magmax.checkpoints.views import read_tensor
 
-        with _inputs(base, tasks, heads) as inputs:
+        with _inputs(base, tasks, heads, class_bias) as inputs:
             names = list(inputs.base.tensors)
             states = []
             for done, opened in enumerate(inputs.checkpoints, 1):

@@ -131,6 +131,8 @@ def _in_run(
     progress: Progress | None,
     notify: Callable[[str], None] | None,
 ) -> list[tuple[Path, Profile]]:
+    from tunable_magmax.workflows.own import task_labels
+
     tasks = _chosen_tasks(run, data)
     if out is not None and len(tasks) > 1:
         raise InputError("-o names one file, but there is a profile for each task: leave it out, or name one --task")
@@ -145,9 +147,10 @@ def _in_run(
     classifier = _classifier(head, checkpoint, run.base, options.device)
     base = None if data.features is not None else _base(run.base, options.device, classifier)
     profiler = _Profiler(data, options, classifier, base, run.base, progress)
+    named = task_labels(run.base, run.tasks)
     made = []
     for t, path in paths.items():
-        profile = profiler.make(run.labels[t], run.tasks[t])
+        profile = profiler.make(run.labels[t], run.tasks[t], named[t])
         if not options.force:
             _refuse_other_task(run, t, profile)
         _keep(profile, path, notify)
@@ -191,9 +194,12 @@ class _Profiler:
     assets: Path | None = None
     progress: Progress | None = None
 
-    def make(self, task: str, checkpoint: Path) -> Profile:
+    def make(self, task: str, checkpoint: Path, named: Sequence[str] | None = None) -> Profile:
+        """Makes a task's profile; `named`: what a merge calls the labels of the checkpoint's own classifier."""
+        from tunable_magmax.data.class_names import with_names
         from tunable_magmax.data.source import open_samples
         from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.own import own_labels
         from tunable_magmax.models.profiling import make_profile
 
         data, where = self.data, self.data.of_task(task)
@@ -202,6 +208,8 @@ class _Profiler:
         samples = open_samples(where, data.split, data.text_column, data.label_column)
         if data.classes is not None:
             samples = samples.subset(samples.positions_of([name.strip() for name in data.classes.split(",")]))
+        if samples.labels is not None and (own := own_labels(checkpoint)) is not None:
+            samples = with_names(samples, own, named)
         encoder = load_encoder(checkpoint, self.options.device, assets=self.assets)
         return make_profile(
             task,

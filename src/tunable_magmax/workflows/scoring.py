@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -77,21 +78,22 @@ class AppliedPrior:
 
 @dataclass(frozen=True)
 class OwnHead:
-    """The classifier that a model has itself: its labels, and where the model is."""
+    """The classifier that a model has itself: its labels, and the log prior that is in its bias, by label."""
 
     labels: tuple[str, ...]
-    model: Path
+    prior: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
         return "that it has itself"
 
-    def prior(self) -> dict[str, float] | None:
-        """Returns the log prior that is in the classifier's bias, by label, as the report beside the model says."""
-        try:
-            bias = load_json(self.model / REPORT)["options"]["class_bias"]
-            return {str(label): float(value) for label, value in bias.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+
+def _written_prior(model: Path) -> dict[str, float] | None:
+    """Returns the log prior that is in the bias of a model's classifier, as the report beside it says."""
+    try:
+        bias = load_json(model / REPORT)["options"]["class_bias"]
+        return {str(label): float(value) for label, value in bias.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 # -- the head --------------------------------------------------------------------------------------------------------
@@ -139,12 +141,12 @@ def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
 
     if isinstance(model, Recipe):
         heads = named_heads(model.options.get("heads"), model.names, model.tasks)
-        base, labels = model.base, merged_labels(model.base, model.tasks, heads)
+        labels, prior = merged_labels(model.base, model.tasks, heads), model.options.get("class_bias")
     elif run is not None and model == run.base:
-        base, labels = model, merged_labels(run.base, run.tasks, run.heads)
+        labels, prior = merged_labels(run.base, run.tasks, run.heads), None
     else:
-        base, labels = model, own_labels(model)
-    return None if labels is None else OwnHead(labels, base)
+        labels, prior = own_labels(model), _written_prior(model)
+    return None if labels is None else OwnHead(labels, prior)
 
 
 def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:
@@ -156,7 +158,7 @@ def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = Non
     from tunable_magmax.models.head import load_head, own_head
 
     if isinstance(file, OwnHead):
-        inside, head = file.prior(), own_head(file.labels)
+        inside, head = file.prior, own_head(file.labels)
         if inside is not None and prior == "auto":
             return head, AppliedPrior("bias")
         if inside is not None:  # it is in the weights, so to leave it out is to take it off again

@@ -142,7 +142,7 @@ def tailor(
     'tunable_magmax'
     """
     run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
-    run.heads = named_heads(tailoring.heads, run.names, run.tasks)
+    run = run.with_heads(named_heads(tailoring.heads, run.names, run.tasks))
     check_sources(sources, preference)
     known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
     overwrite = bool(tailoring.output.get("overwrite", False))

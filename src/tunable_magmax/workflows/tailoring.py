@@ -285,7 +285,7 @@ def plan_tailor(
             problems.append(str(error))
             return None
 
-    run.heads = attempt(named_heads, tailoring.heads, run.names, run.tasks)
+    run = run.with_heads(attempt(named_heads, tailoring.heads, run.names, run.tasks))
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed)
     attempt(check_sources, sources, preference)
     attempt(check_adapters, run, sources, tailoring)

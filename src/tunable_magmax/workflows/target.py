@@ -154,7 +154,7 @@ class TargetSamples:
         both = sorted(labels & tasks & classes)
         if both:
             warnings.warn(f"{some_of(both)}: both a class and a task; the labels are taken as classes", stacklevel=2)
-        return bool(labels & tasks) and not labels & classes and not all(label.isdigit() for label in labels)
+        return bool(labels & tasks) and not labels & classes and not all(label.isdecimal() for label in labels)
 
     @cached_property
     def _read_labels(self) -> Sequence[str]:

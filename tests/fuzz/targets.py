@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +22,7 @@ from safetensors.torch import save_file
 
 from fuzz.mutations import bytes_changed, changed_json, changed_safetensors
 from tunable_magmax import Preference
-from tunable_magmax.cli.app import main
+from tunable_magmax.cli.app import app
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import TmxError
 from tunable_magmax.models.head import Head, load_head, save_head
@@ -42,17 +45,17 @@ class Target:
     use: Callable[[Path], None]
 
 
-def tmx(*arguments: object) -> int:
-    """Runs the program; an exit code that is not its own, or an error that it did not expect, is found."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-    if code not in (0, 1, 2) or "should not happen" in err.getvalue() or "Traceback" in err.getvalue():
-        raise FoundError(f"tmx {' '.join(map(str, arguments))}: exit code {code}\n{err.getvalue()}")
-    return code
+@cache
+def _command(*arguments: object) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    command, bound, _ = app.parse_args([str(argument) for argument in arguments])
+    return command, bound
+
+
+def tmx(*arguments: object) -> None:
+    """Runs a command, parsed once, since that takes most of the time; all but errors of ours is for the caller."""
+    command, bound = _command(*arguments)
+    with suppress(TmxError), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        command(*bound.args, **bound.kwargs)
 
 
 def prepare(folder: Path) -> None:

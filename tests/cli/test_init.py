@@ -73,14 +73,16 @@ def test_all_problems_come_at_once(tmx, trained):
     shutil.rmtree(trained / "out/travel/checkpoint-5")
     shutil.rmtree(trained / "out/travel/checkpoint-10")
     words = ["--task", "vit", "--task", "nowhere", "--task", "out/travel", "--data", "vitt=travel.csv"]
+    words += ["--data", "vit=travel.csv", "--data", "vit=bank.csv"]
     result = tmx("init", "run", "--base", "base", *words)
     assert result.code == 2
-    assert result.err.count("\n  - ") == 4
+    assert result.err.count("\n  - ") == 5
     for words in (
         "vit is another architecture than the base: vit, not bert",
         "nowhere: nowhere does not exist",
         "none of its 1 folders checkpoint-N holds a complete checkpoint",
         "no task is called 'vitt' (did you mean 'vit'?)",
+        "vit has travel.csv already",
     ):
         assert words in result.err
     assert not (trained / "run").exists()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
+from tunable_magmax.training.task_data import task_samples
 
 NAMES = ("greet", "part", "owe", "card")
 DATA = {
@@ -121,6 +124,16 @@ def test_an_interrupted_training_records_nothing_and_can_be_done_again(start, tm
         Run.open(tmp_path / "run")
     train(start, tmp_path, "travel")
     assert list(recorded(tmp_path / "run")) == ["travel"]
+
+
+def test_numbers_in_data_are_rows_of_the_models_classifier(tmp_path):
+    model = SimpleNamespace(config=SimpleNamespace(id2label={1: "bye", 0: "greet"}))
+    (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
+    for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
+        samples = task_samples(data, model)
+        assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]
+    with pytest.raises(InputError, match="-1, which stands for none"):
+        task_samples([("hello", -1)], model)
 
 
 def test_two_lines_of_any_loop(tmp_path):

@@ -75,6 +75,7 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
             {"inputs": [np.zeros((3, 8, 8), np.float32)]},
             r"input 1 is an array \[3, 8, 8\] of float32, expected \[height",
         ),
+        ({"inputs": {"text": ["hello"]}}, "inputs are a dict: give a list"),
         ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
         ({"pairs": ["hello"]}, r"pair 1 is a str: a pair is a tuple .* zip\(inputs, labels\)"),
         ({"weights": {"frist": 1}}, "did you mean 'first'"),

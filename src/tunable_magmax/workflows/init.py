@@ -129,9 +129,7 @@ def _planned(
         elif not Path(place).exists():
             problems.append(f"--data {text}: {place} does not exist")
         elif name in given:
-            problems.append(
-                f"--data {text}: {name} has {given[name]} already; put its data into one file or folder"
-            )
+            problems.append(f"--data {text}: {name} has {given[name]} already; put its data into one file or folder")
         given[name] = Path(place)
     if head is not None:
         problems += _head_problem(head)

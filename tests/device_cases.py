@@ -20,6 +20,7 @@ OPTIONS: list[dict[str, Any]] = [
         for scale in (0.5, "matched")
     ),
     *({"method": method, "scale": scale} for method in tmx.METHODS if method != "tsv" for scale in (1.25, "matched")),
+    {"method": "ties", "density": 0.4, "scope": "tensor", "normalize": True, "scale": 1},
     {"out_dtype": "bfloat16"},
     {"out_dtype": "float64", "seed": 12345678901},
     {"include": ["a", "d"]},

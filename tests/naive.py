@@ -53,6 +53,7 @@ def naive_merge(
     compare: str = "all",
     keep: str = "random",
     density: object = 0.2,
+    normalize: object = "count",
     seed: int = 0,
     out_dtype: torch.dtype | None = None,
     include: Sequence[str] | None = None,
@@ -90,7 +91,11 @@ def naive_merge(
     elif method == "task_arithmetic":
         merged = weighted_sum(tau, [decimal(w) for w in weights or [1] * T], layout)
     elif method == "ties":
-        merged = ties(tau, [decimal(w) for w in weights or [1] * T], decimal(density), seed, layout)
+        densities = [decimal(each) for each in (density if isinstance(density, list) else [density] * T)]
+        kept = {}
+        for t in tau:
+            kept[t] = trimmed(tau[t], t, densities[t - 1], seed, layout, scope)
+        merged = ties(tau, [decimal(w) for w in weights or [1] * T], kept, normalize, layout)
     else:
         raise AssertionError(f"{method}: write it here, too, and list it in ORACLE_METHODS")
 
@@ -310,19 +315,29 @@ def weighted_sum(tau, factors: list[Fraction], layout: Layout):
     return layout.rounded(total)
 
 
-def ties(tau, factors: list[Fraction], density: Fraction, seed: int, layout: Layout):
-    kept_per_task = math.floor(density * len(layout.elements))
-    kept = {}
-    for t in tau:
-        order = sorted((-abs(float(tau[t][p])), lottery(seed, 3, t, p), p) for p in layout.elements)
-        kept[t] = {p for _, _, p in order[:kept_per_task]}
+def trimmed(vector, t: int, density: Fraction, seed: int, layout: Layout, scope: str):
+    """The elements that TIES keeps of a task vector."""
+    kept = set()
+    for elements in [layout.elements] if scope == "model" else layout.elements_of.values():
+        n = math.floor(density * len(elements))
+        if scope == "tensor" and density > 0:
+            n = max(n, min(1, len(elements)))
+        order = sorted((-abs(float(vector[p])), lottery(seed, 3, t, p), p) for p in elements)
+        kept |= {p for _, _, p in order[:n]}
+    return kept
 
+
+def ties(tau, factors: list[Fraction], kept, normalize: object, layout: Layout):
     merged = {}
     for p in layout.elements:
         votes = [
-            np.float64(f) * np.float64(tau[t][p]) for t, f in zip(tau, factors, strict=True) if f != 0 and p in kept[t]
+            (np.float64(f) * np.float64(tau[t][p]), np.float64(f))
+            for t, f in zip(tau, factors, strict=True)
+            if f != 0 and p in kept[t]
         ]
-        s = sum(votes, start=np.float64(0))
-        elected = [v for v in votes if v != 0 and (v > 0) == (s > 0)]
-        merged[p] = sum(elected, start=np.float64(0)) / len(elected) if s != 0 else np.float64(0)
+        s = sum((v for v, _ in votes), start=np.float64(0))
+        elected = [(v, f) for v, f in votes if v != 0 and (v > 0) == (s > 0)]
+        divisor = {"count": len(elected), True: sum((f for _, f in elected), start=np.float64(0)), False: 1}
+        total = sum((v for v, _ in elected), start=np.float64(0))
+        merged[p] = total / divisor[normalize] if s != 0 else np.float64(0)
     return layout.rounded(merged)

@@ -24,6 +24,7 @@ NAMES = ("w", "W", "b.10", "b.9", "b", "b-1", "layer.0.weight", "é", "\uff5e", 
 SHAPES = ((), (1,), (0,), (7,), (3, 5), (0, 3), (63,), (64,), (65,), (5, 1, 13), (2, 65), (130,), (1, 299), (12, 25))
 FEW_TASKS = st.one_of(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9))
 TASKS = st.one_of(FEW_TASKS, FEW_TASKS, FEW_TASKS, FEW_TASKS, st.sampled_from([31, 32, 33, 63, 64, 65, 66, 70]))
+NORMALIZE = ["count", True, False]
 SEEDS = st.one_of(st.sampled_from([0, 1, 2**32, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
 SCALES = st.sampled_from(["matched", "matched", 1.0, 1, 0.5, 0.3, 0, -1.0, 1.7])
 WEIGHTS = st.sampled_from([0, 0.0, 0.1, 0.2, 0.3, 0.05, 0.7, 1, 2, 3, 1.0, 1e-9, 1e-3, 17, 123456.789])
@@ -184,7 +185,9 @@ def merges(draw, method: str, **kind) -> Merge:
     elif METHODS[method].weights != "refused":
         options["weights"] = draw(weights(T))
     if method == "ties":
-        options["density"] = draw(st.sampled_from([0.2, 0, 1, 1.0, 0.1, 0.35, 0.5, 0.9]))
+        shares = st.sampled_from([0.2, 0, 1, 1.0, 0.1, 0.35, 0.5, 0.9])
+        options["density"] = draw(st.one_of(shares, st.lists(shares, min_size=T, max_size=T)))
+        options |= {"scope": draw(st.sampled_from(["model", "tensor"])), "normalize": draw(st.sampled_from(NORMALIZE))}
     if "budget" not in options:
         patterns = ["*", "w", "[bB]*", "?", "b.?", "*.weight", "[!w]"]
         matching = [pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in drawn.base)]

@@ -18,7 +18,7 @@ from tunable_magmax.data.benchmark import section_type
 from tunable_magmax.experiments.config import ExperimentFile
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import PreferenceFile
-from tunable_magmax.runs.recipe import RecipeFile
+from tunable_magmax.runs.merge_file import RecipeFile
 from tunable_magmax.runs.run import RunRecord
 from tunable_magmax.training.config import RunFile
 

@@ -415,14 +415,14 @@ def test_json_lists_every_problem_where_the_message_shows_some(tmx, sequence, tm
 
 def test_unknown_and_foreign_keys_of_a_yaml_are_all_named(tmx, sequence, tmp_path):
     config = write_yaml(
-        sequence, parameters={"sede": 1, "normalize": True}, tokenizer_source="base", slices=[], merge_metod="ties"
+        sequence, parameters={"sede": 1, "epsilon": 0.1}, tokenizer_source="union", slices=[], merge_metod="ties"
     )
     result = tmx("merge", config, "-o", tmp_path / "out")
     assert_refused(
         result,
         "unknown key 'sede' in parameters (did you mean 'seed'?)",
-        "'normalize' in parameters is not supported",
-        "'tokenizer_source' is not supported",
+        "'epsilon' in parameters is not supported",
+        "tokenizer_source is 'union'",
         "'slices' is not supported",
         "'merge_metod' (did you mean 'merge_method'?)",
     )

@@ -43,6 +43,7 @@ METHODS = [
     {"method": "random_mix"},
     {"method": "ties"},
     {"method": "ties", "density": 0.613},
+    {"method": "ties", "density": 0.4, "scope": "tensor", "normalize": True},
     {"method": "task_arithmetic"},
     {"method": "last_task"},
 ]

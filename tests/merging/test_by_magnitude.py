@@ -15,6 +15,7 @@ from strategies import FEW_TASKS, merges
 from test_exact import assert_equals_oracle, assert_same_bytes, examples, merge
 
 from tunable_magmax import lottery as numbers
+from tunable_magmax.errors import InputError
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.auction import Cut, Selection, SpareRows
 from tunable_magmax.merging.group_planes import BATCH, GroupPlanes
@@ -217,8 +218,9 @@ def test_ties_where_signs_cancel_and_zeros_have_signs(tasks) -> None:
         assert_same_bytes(merge(base, states, **options).state_dict, expected.state_dict)
 
 
+@pytest.mark.parametrize("shares", [[1.0, 1.0, 1.0], [0.3, 0.1, 0.2], [0.0, 0.0, 0.0]])
 @pytest.mark.parametrize("factor", [1.0, -1.0, 1e308, 5e-324])
-def test_votes_that_overflow_or_vanish(factor) -> None:
+def test_votes_that_overflow_or_vanish(factor, shares) -> None:
     values = torch.tensor(
         [[1e10, -1e10, 3.0, -0.0, 1e-10], [-1e10, -1e10, 0.0, 0.0, 1e-10], [1e10, 1.0, 0.0, 0.0, 0.0]]
     )
@@ -229,5 +231,21 @@ def test_votes_that_overflow_or_vanish(factor) -> None:
             kernels.fill(planes.part(row, 0, 64), 5)
         out[name] = torch.empty(5, dtype=torch.float64)
         chunk = Chunk(torch.zeros(5, dtype=torch.float64), list(values.double()), 0, 0)
-        kernels.elect(chunk, [0, 1, 2], [factor, factor, -factor], [0, 1, 2], planes, out[name])
+        kernels.elect(chunk, [0, 1, 2], [factor, factor, -factor], shares, [0, 1, 2], planes, out[name])
     assert_same_bytes({"w": out["native"]}, {"w": out["portable"]})
+
+
+def test_a_density_for_each_task_in_every_tensor() -> None:
+    base = {"a": torch.zeros(10), "b": torch.zeros(2)}
+    tasks = [{"a": torch.arange(1.0, 11), "b": torch.tensor([1.0, 2.0])}, {"a": torch.ones(10), "b": torch.ones(2)}]
+    options = {"method": "ties", "density": [0.3, 0], "scope": "tensor", "scale": 1}
+    merged = merge(base, tasks, **options)
+    assert merged.state_dict["a"].tolist() == [0.0] * 7 + [8.0, 9.0, 10.0]
+    assert merged.state_dict["b"].tolist() == [0.0, 2.0]  # 0.6 of an element, and one at least
+    assert merged.report.options["density"] == ["0.3", "0"]
+    both = merge(base, tasks, **{**options, "density": 1, "weights": [3, 1], "normalize": True}).state_dict["b"]
+    assert both.tolist() == [1.0, 1.75]
+    alone = merge(base, tasks, **{**options, "density": 1, "weights": [3, 1], "normalize": False}).state_dict["b"]
+    assert alone.tolist() == [4.0, 7.0]
+    with pytest.raises(InputError, match="3 densities for 2 tasks"):
+        merge(base, tasks, **{**options, "density": [1, 1, 1]})

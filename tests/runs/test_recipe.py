@@ -58,6 +58,54 @@ dtype: bfloat16
     }
 
 
+# -- files of mergekit ------------------------------------------------------------------------------------------------
+
+
+def test_ties_as_mergekit_means_it(tmp_path):
+    models = [
+        {"model": "base"},
+        {"model": "one", "parameters": {"weight": 0.3, "density": 0.5}},
+        {"model": "two", "parameters": {"weight": 1}},
+    ]
+    config = {"merge_method": "ties", "base_model": "base", "models": models, "dtype": "float32"}
+    config |= {"out_dtype": "bfloat16", "tokenizer_source": "base", "parameters": {"density": 0.9, "int8_mask": True}}
+    recipe = read(tmp_path, config)
+    assert recipe.options == {
+        "method": "ties",
+        "weights": [0.3, 1],
+        "density": [0.5, 0.9],
+        "scope": "tensor",
+        "normalize": True,
+        "scale": 1,
+        "out_dtype": "bfloat16",
+    }
+    assert recipe.notes == ("int8_mask saves memory in mergekit; here masks are bits anyway, and it has no effect",)
+
+
+def test_defaults_are_mergekits_unless_the_file_has_a_parameter_of_ours(tmp_path):
+    ties = {**GOOD, "merge_method": "ties"}
+    theirs = {"method": "ties", "density": 1, "scope": "tensor", "normalize": True, "scale": 1}
+    assert read(tmp_path, ties).options == theirs
+    assert read(tmp_path, {**ties, "parameters": {"lambda": 0.5}}).options == {**theirs, "scale": 0.5}
+    assert read(tmp_path, {**ties, "parameters": {"normalize": False}}).options == {**theirs, "normalize": False}
+    assert read(tmp_path, {**ties, "parameters": {"seed": 1}}).options == {"method": "ties", "seed": 1}
+    sums = {**GOOD, "merge_method": "task_arithmetic", "parameters": {"weight": 0.5}}
+    assert read(tmp_path, sums).options == {"method": "task_arithmetic", "scale": 1, "weights": [0.5, 0.5]}
+    sums["parameters"]["normalize"] = True
+    assert read(tmp_path, sums).options == {"method": "average", "scale": 1, "weights": [0.5, 0.5]}
+    assert "scale" not in read(tmp_path, {**GOOD, "merge_method": "magmax"}).options
+
+
+@pytest.mark.parametrize("base", [None, "one", "other"])
+def test_linear_is_a_mean_of_whole_models(tmp_path, base):
+    models = [{"model": name, "parameters": {"weight": weight}} for name, weight in (("one", 1), ("two", 2))]
+    recipe = read(tmp_path, {"merge_method": "linear", "models": models} | ({"base_model": base} if base else {}))
+    assert recipe.base == tmp_path / (base or "one")
+    listed = {"one": "1/3", "two": "2/3"} if base == "other" else {"two": "2/3"}
+    assert recipe.tasks == tuple(tmp_path / name for name in listed)
+    assert recipe.options == {"method": "task_arithmetic", "scale": 1, "weights": list(listed.values())}
+
+
 @pytest.mark.parametrize("listed", ["base", "./base", "x/../base"])
 def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
     models = [{"model": listed, "parameters": {"weight": 9}}, {"model": "one", "parameters": {"weight": 1}}]
@@ -71,24 +119,29 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
     [
         ({"modles": []}, "unknown key 'modles' (did you mean 'models'?)"),
         ({"parameters": {"sede": 1}}, "unknown key 'sede' in parameters (did you mean 'seed'?)"),
-        ({"parameters": {"weight": 1}}, "unknown key 'weight' in parameters (did you mean 'weights'?)"),
         ({"parameters": {"scale": 1, "lambda": 1}}, "both 'scale' and 'lambda'"),
         ({"parameters": [1]}, "parameters is [1]: must be a mapping with the keys"),
         ({"slices": []}, "key 'slices' is not supported: merging by layer slices"),
-        ({"tokenizer_source": "union"}, "key 'tokenizer_source' is not supported"),
-        ({"out_dtype": "float16"}, "key 'out_dtype' is not supported: out_dtype (use dtype)"),
-        ({"parameters": {"int8_mask": True}}, "key 'int8_mask' in parameters is not supported"),
-        ({"parameters": {"normalize": True}}, "key 'normalize' in parameters is not supported"),
-        ({"base_model": None}, "base_model is None: must be a text"),
+        ({"tokenizer_source": "union"}, "tokenizer_source is 'union': the output gets the base's tokenizer"),
+        ({"parameters": {"rescale": True}}, "key 'rescale' in parameters is not supported: rescale (use scale)"),
+        ({"parameters": {"normalize": 3}}, "parameters.normalize is 3: must be true, false or count"),
+        ({"parameters": {"normalize": False}}, "normalize is False: the weights of tunable_magmax are shares"),
+        ({"merge_method": "dare_ties"}, "merge_method 'dare_ties' is not here; the closest is ties, which trims by"),
+        ({"merge_method": "slerp", "parameters": {"t": 0.5}}, "the closest is average, the mean on a straight line"),
+        ({"models": [{"model": "one", "merge_method": "ties"}]}, "key 'merge_method' in models.0 is not supported"),
+        ({"merge_method": "linear", "parameters": {"lambda": 2}}, "linear has no lambda: it is a mean of whole models"),
+        ({"merge_method": "linear", "parameters": {"normalize": False}}, "the weights of linear sum to 2"),
+        (
+            {"merge_method": "ties", "models": [{"model": "one", "parameters": {"density": [0.1, 0.9]}}]},
+            "models.0.parameters.density is [0.1, 0.9]: must be one number",
+        ),
+        ({"merge_method": "ties", "parameters": {"density": 1.5}}, "density is 1.5, expected a share"),
+        ({"base_model": None}, "'base_model' is missing"),
         ({"models": []}, "models is []: must have at least 1 item"),
         ({"models": "one"}, "models is 'one': must be a list"),
         ({"models": [{"path": "one"}]}, "'models.0.model' is missing"),
         ({"models": [3]}, "models.0 is 3: must be a mapping with the keys model, name, parameters"),
         ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' in models.0"),
-        (
-            {"models": [{"model": "one", "parameters": {"density": 0.5}}]},
-            "key 'density' in models.0.parameters is not supported: density by model",
-        ),
         (
             {"models": [{"model": "one", "parameters": {"weight": [0, 1]}}]},
             "models.0.parameters.weight is [0, 1]: must be one number; weights by layer or by name are not supported",
@@ -112,6 +165,12 @@ def test_all_problems_at_once(tmp_path):
     for word in ("'modles'", "'slices'", "'sede'", "'base_model' is missing", "'models' is missing"):
         assert word in message
     assert str(tmp_path / "merge.yml") in message
+
+
+def test_what_is_not_here_is_among_all_problems(tmp_path):
+    message = refused(tmp_path, {"merge_method": "dare_ties", "tokenizer_source": "union", "models": [3]})
+    for words in ("the closest is ties", "tokenizer_source is 'union'", "models.0 is 3", "'base_model' is missing"):
+        assert words in message
 
 
 def test_values_are_among_all_problems(tmp_path):

@@ -67,7 +67,10 @@ class Merging:
     ] = None
     density: Annotated[
         str | None,
-        Parameter(help="Keep this share of each task vector with ties. Default: 0.2.", allow_leading_hyphen=True),
+        Parameter(
+            help="Keep this share of each task vector with ties, or one share for each task, as 0.2,0.5. Default: 0.2.",
+            allow_leading_hyphen=True,
+        ),
     ] = None
     seed: Annotated[
         int | None, Parameter(help="Use this seed for the lottery; one seed gives one result. Default: 0.")
@@ -162,6 +165,8 @@ def read_what(source: Path | None, what: What) -> Recipe:
     options["out_dtype"] = options.pop("dtype")
     for name in ("weights", "budget"):
         options[name] = numbers(options[name], f"--{name}")
+    if "," in (options["density"] or ""):
+        options["density"] = options["density"].split(",")
     recipe = recipe_of(source, base, tasks, preference, options, warn)
     for name in ("weights", "budget"):
         named = options[name]

@@ -53,11 +53,9 @@ def effective_config(report: MergeReport, base: str) -> str:
         model["name"] = name
     if weights is not None:
         for model, weight in zip(models, weights, strict=True):
-            exact = Fraction(weight)
-            short = float(exact)
-            model["parameters"] = {"weight": short if Fraction(str(short)) == exact else weight}
-    kept = {"scale", "scope", "compare", "keep", "density", "seed", "budget", "include", "exclude"}
-    kept |= {"heads", "class_bias"}
+            model["parameters"] = {"weight": _number(weight)}
+    kept = {"scale", "scope", "compare", "keep", "density", "normalize", "seed", "budget"}
+    kept |= {"include", "exclude", "heads", "class_bias"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()
@@ -65,9 +63,19 @@ def effective_config(report: MergeReport, base: str) -> str:
     }
     config: dict[str, Any] = {"merge_method": report.method, "base_model": report.hub.get("base", base)}
     config |= {"models": models, "parameters": parameters}
+    if isinstance(densities := parameters.get("density"), list):
+        del parameters["density"]
+        for model, density in zip(models, densities, strict=True):
+            model.setdefault("parameters", {})["density"] = _number(density)
     if options.get("out_dtype"):
         config["dtype"] = FLOATS[options["out_dtype"]]
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _number(text: str) -> float | str:
+    """Returns an option's text as a number, if that is exactly the same."""
+    short = float(exact := Fraction(text))
+    return short if Fraction(str(short)) == exact else text
 
 
 _PIPELINES = {

@@ -58,8 +58,16 @@ class ClusterAuctioneer(Auctioneer):
                 self._holders.setdefault(part.tensor, []).append(k)
         self._groups: list[ClusterGroupPlanes] = []
 
-    def selection(self, spare: SpareRows) -> Selection:
-        return Selection(self._group([place.tensor for place in self.places], self._everyone), spare)
+    def select(
+        self, groups: Sequence[Sequence[int]], spare: SpareRows, choose: Callable[[int, Selection], list[int]]
+    ) -> list[list[int]]:
+        chosen = []
+        for number, members in enumerate(groups):
+            tensors = [self.places[k].tensor for k in members]
+            everywhere = len(members) == len(self.places)
+            holders = self._everyone if everywhere else sorted({k for t in tensors for k in self._holders[t]})
+            chosen.append(choose(number, Selection(self._group(tensors, holders), spare)))
+        return chosen
 
     def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
         """Leaves groups that are on one worker entirely to that worker, and auctions the others from here, in order."""

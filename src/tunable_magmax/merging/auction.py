@@ -248,7 +248,7 @@ class Owners:
 class Auctioneer:
     """Holds the auctions of a merge: in this process, on a GPU, or on the workers of a cluster.
 
-    Subclasses have `selection` and `hold`, or other ways to do what these are for.
+    Subclasses have `select` and `hold`, or other ways to do what these are for.
     """
 
     places: Sequence[TensorPlace]
@@ -266,19 +266,36 @@ class Auctioneer:
         rows = {self.places[k].tensor: own.rows for group, own in zip(groups, decided, strict=True) for k in group}
         return Owners(rows, sum(own.leftovers for own in decided))
 
-    def keep_largest(self, tasks: Sequence[int], n: int, spare: SpareRows, seed: int) -> Sequence[int]:
-        """Chooses each task's n elements of largest magnitude, equal ones by lottery; returns the rows of them."""
-        selection = self.selection(spare)
-        selection.open()
-        rows = []
-        for row, t in enumerate(tasks):
-            lottery_state = lottery.lottery_state(seed, lottery.TIES_CUT, t + 1)
-            selection.take_largest(t, selection.free, n, self.elements, lottery_state)
-            rows.append(selection.keep(row))
-        return rows
+    def keep_largest(
+        self,
+        tasks: Sequence[int],
+        groups: Sequence[Sequence[int]],
+        wanted: Sequence[Sequence[int]],
+        spare: SpareRows,
+        seed: int,
+    ) -> Sequence[int]:
+        """Chooses the `wanted` [tasks, groups] elements of largest magnitude of each task and group.
 
-    def selection(self, spare: SpareRows) -> Selection:
-        """Returns a selection among all merged tensors."""
+        Equal ones go by lottery. Returns the rows of them, by task; they are the same in all groups.
+        """
+
+        def choose(group: int, selection: Selection) -> list[int]:
+            size = sum(self.places[k].size for k in groups[group])
+            selection.open()
+            rows = []
+            for row, (t, numbers) in enumerate(zip(tasks, wanted, strict=True)):
+                lottery_state = lottery.lottery_state(seed, lottery.TIES_CUT, t + 1)
+                selection.take_largest(t, selection.free, numbers[group], size, lottery_state)
+                rows.append(selection.keep(row))
+            return rows
+
+        chosen = self.select(groups, spare, choose)
+        return chosen[0] if chosen else ()
+
+    def select(
+        self, groups: Sequence[Sequence[int]], spare: SpareRows, choose: Callable[[int, Selection], list[int]]
+    ) -> list[list[int]]:
+        """Calls `choose` with the number of each group and a selection among its tensors."""
         raise NotImplementedError
 
     def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
@@ -301,19 +318,30 @@ class LocalAuctioneer(Auctioneer):
     """How many elements a selection by magnitude may list."""
     each: Each[Any]
 
-    def selection(self, spare: SpareRows) -> Selection:
-        everything = range(len(self.places))
-        return Selection(self.group_planes(everything, any(self.wide), self.each), spare)
+    def select(
+        self, groups: Sequence[Sequence[int]], spare: SpareRows, choose: Callable[[int, Selection], list[int]]
+    ) -> list[list[int]]:
+        inside, outside = self._threads(len(groups))
+
+        def work(group: int) -> list[int]:
+            return choose(group, Selection(self._planes_of(groups[group], inside), spare))
+
+        return outside(work, range(len(groups)))
 
     def hold(self, groups: Sequence[Group], terms: Terms) -> list[Ownership]:
-        # Many groups share the threads among themselves; a single one uses them all inside.
-        inside, outside = (self.each, _one_by_one) if len(groups) == 1 else (_one_by_one, self.each)
+        inside, outside = self._threads(len(groups))
 
         def settle(group: Group) -> Ownership:
-            planes = self.group_planes(group.members, any(self.wide[k] for k in group.members), inside)
-            return auction(Selection(planes, terms.spare), group.budget, terms)
+            return auction(Selection(self._planes_of(group.members, inside), terms.spare), group.budget, terms)
 
         return outside(settle, groups)
+
+    def _threads(self, groups: int) -> tuple[Each[Any], Each[Any]]:
+        """Returns who works inside a group, and who on groups: many share the threads, a single one uses them all."""
+        return (self.each, _one_by_one) if groups == 1 else (_one_by_one, self.each)
+
+    def _planes_of(self, members: Sequence[int], each: Each[Any]) -> GroupPlanes:
+        return self.group_planes(members, any(self.wide[k] for k in members), each)
 
     def group_planes(self, members: Sequence[int], wide: bool, each: Each[Any]) -> GroupPlanes:
         """Returns the planes of some of the merged tensors, for one auction."""

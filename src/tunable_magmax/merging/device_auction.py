@@ -185,19 +185,27 @@ class DeviceAuctioneer(Auctioneer):
         self.ordered = Auction(self._cuda, self._reused, self._planes, plan)
         return self.ordered.result
 
-    def keep_largest(self, tasks: Sequence[int], n: int, spare: SpareRows, seed: int) -> Sequence[int]:
+    def keep_largest(
+        self,
+        tasks: Sequence[int],
+        groups: Sequence[Sequence[int]],
+        wanted: Sequence[Sequence[int]],
+        spare: SpareRows,
+        seed: int,
+    ) -> Sequence[int]:
         if not self.places:
             return ()
-        cuda, planes, elements = self._cuda, self._planes, self.elements
-        table = self._reused.table(self.places, [range(len(self.places))])
-        wanted = cuda.numbers([n])
+        cuda, planes = self._cuda, self._planes
+        sizes = tuple(sum(self.places[k].size for k in group) for group in groups)
+        table = self._reused.table(self.places, groups)
         for tries in range(TRIES):
             state = cuda.zeros(1)
-            draws = Draws(cuda, planes, table, self._reused.drawing((elements,), tries), state.data_ptr())
+            draws = Draws(cuda, planes, table, self._reused.drawing(sizes, tries), state.data_ptr())
             cuda.open(table, planes.free)
-            for row, t in enumerate(tasks):
+            for row, (t, numbers) in enumerate(zip(tasks, wanted, strict=True)):
                 lottery_state = lottery.lottery_state(seed, lottery.TIES_CUT, t + 1)
-                draws.cut(t, planes.free, (wanted, cuda.numbers([elements])), planes.row(row), lottery_state)
+                counts = cuda.numbers(numbers), cuda.numbers(sizes)
+                draws.cut(t, planes.free, counts, planes.row(row), lottery_state)
             if not state.any():
                 return range(len(tasks))
         raise ExactnessError(NOT_FOUND)

@@ -284,7 +284,7 @@ class Ties(Method):
     """Trim each task vector to its largest elements, elect a sign by sum, take the mean of those that agree."""
 
     weights = "factors"
-    reads = ("density", "seed")
+    reads = ("scope", "density", "normalize", "seed")
     cuts_by_magnitude = True
     own_planes = True
 
@@ -299,12 +299,22 @@ class Ties(Method):
 
     def decide(self, auctioneer: Auctioneer) -> None:
         assert self.spare is not None
-        kept = int(self.options.density * auctioneer.elements)
-        self._rows = auctioneer.keep_largest(self.voters, kept, self.spare, self.options.seed)
+        densities, places = self.options.densities(self.tasks), auctioneer.places
+        if self.options.scope == "model":
+            groups, least = [list(range(len(places)))], 0
+        else:
+            groups, least = [[k] for k in range(len(places))], 1  # of each tensor something, as mergekit does it
+        sizes = [sum(places[k].size for k in group) for group in groups]
+        wanted = [
+            [max(min(least, size), int(densities[t] * size)) if densities[t] else 0 for size in sizes]
+            for t in self.voters
+        ]
+        self._rows = auctioneer.keep_largest(self.voters, groups, wanted, self.spare, self.options.seed)
 
     def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
-        factors = self.factors()
-        kernels.elect(chunk, self.voters, [factors[t] for t in self.voters], self._rows, planes, out)
+        factors = [self.factors()[t] for t in self.voters]
+        shares = {"count": [1.0] * len(factors), "weights": factors, "none": [0.0] * len(factors)}
+        kernels.elect(chunk, self.voters, factors, shares[self.options.normalize], self._rows, planes, out)
         return None
 
 
@@ -389,7 +399,7 @@ def unused_options(options: Options) -> Iterator[str]:
     ['density has no effect with magmax; it is for ties']
     """
     usual = Options.read(1)
-    for name in ("scope", "compare", "keep", "density", "seed"):
+    for name in ("scope", "compare", "keep", "density", "normalize", "seed"):
         if getattr(options, name) != getattr(usual, name) and name not in METHODS[options.method].reads:
             readers = ", ".join(known for known, kind in METHODS.items() if name in kind.reads)
             yield f"{name} has no effect with {options.method}; it is for {readers}"

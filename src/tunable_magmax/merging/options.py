@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "compare": "all",
     "keep": "random",
     "density": 0.2,
+    "normalize": "count",
     "seed": 0,
     "out_dtype": None,
     "include": None,
@@ -45,7 +46,10 @@ class Options:
     scope: str
     compare: str
     keep: str
-    density: Fraction
+    density: Fraction | tuple[Fraction, ...]
+    """What TIES keeps of each task vector: one share for all, or one for each."""
+    normalize: str
+    """What TIES divides the sum of those who agree by: their "count", the sum of their "weights", or "none"."""
     seed: int
     out_dtype: str | None
     include: tuple[str, ...] | None
@@ -69,7 +73,8 @@ class Options:
             scope=one_of(options["scope"], "scope", ("model", "tensor")),
             compare=one_of(options["compare"], "compare", ("all", "active")),
             keep=one_of(options["keep"], "keep", ("random", "magnitude")),
-            density=_read_density(options["density"]),
+            density=_read_density(options["density"], tasks),
+            normalize=_read_normalize(options["normalize"]),
             seed=_read_seed(options["seed"]),
             out_dtype=_read_dtype(options["out_dtype"]),
             include=_read_patterns(options["include"], "include"),
@@ -84,6 +89,10 @@ class Options:
             return [float(t == tasks - 1) for t in range(tasks)]
         given = self.weights if self.budget is None else self.budget
         return [1.0] * tasks if given is None else [max(0.0, float(weight)) for weight in given]
+
+    def densities(self, tasks: int) -> tuple[Fraction, ...]:
+        """Returns the density of each task."""
+        return self.density if isinstance(self.density, tuple) else (self.density,) * tasks
 
     def takes_part(self, task: int) -> bool:
         """Whether a task (from 0) has a weight or a budget above 0; all have where neither is given."""
@@ -110,7 +119,22 @@ def _read_scale(scale: Any) -> float | None:
     return number
 
 
-def _read_density(density: Any) -> Fraction:
+def _read_density(density: Any, tasks: int) -> Fraction | tuple[Fraction, ...]:
+    if isinstance(density, Sequence) and not isinstance(density, str):
+        if len(density) != tasks:
+            raise InputError(f"{len(density)} densities for {tasks} tasks: give one for all, or one for each task")
+        read = tuple(_one_density(each) for each in density)
+        return read[0] if len(set(read)) == 1 else read
+    return _one_density(density)
+
+
+def _read_normalize(normalize: Any) -> str:
+    if isinstance(normalize, bool):
+        return "weights" if normalize else "none"
+    return one_of(normalize, "normalize", ("count", "weights", "none"))
+
+
+def _one_density(density: Any) -> Fraction:
     exact = read_decimal(density, "density")
     if not 0 <= exact <= 1:
         raise InputError(f"density is {density}, expected a share between 0 and 1")

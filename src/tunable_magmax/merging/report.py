@@ -219,6 +219,8 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
         used["class_bias"] = dict(options.class_bias)
     for name in reads:
         value = getattr(options, name)
+        if isinstance(value, tuple):
+            value = [_decimal(each) for each in value]
         used[name] = _decimal(value) if isinstance(value, Fraction) else value
     return used
 

@@ -3,99 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
-
-from pydantic import Field
+from typing import Any
 
 from tunable_magmax.checkpoints.hub import hub_name, located, pinned, place_of
-from tunable_magmax.config import STRICT, Text, gather, read_yaml, refuse
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.merging.names import in_order
+from tunable_magmax.runs.merge_file import read_merge_file
 from tunable_magmax.runs.run import Run, is_run, refuse_run_file
-
-# Texts as well, because the merge also takes 1/3 and knows names such as matched.
-_Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
-_Values: TypeAlias = Annotated[tuple[_Value, ...], Field(min_length=1)]
-_Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
-_FOREIGN = {
-    "density": "density by model (give one density in parameters)",
-    "slices": "merging by layer slices",
-    "modules": "merging by modules",
-    "tokenizer_source": "tokenizer merging",
-    "tokenizer": "tokenizer merging",
-    "chat_template": "chat templates",
-    "normalize": "normalize (weights are shares for tunable_magmax and average, plain factors for ties)",
-    "int8_mask": "int8_mask (not needed: masks are bits)",
-    "rescale": "rescale (use scale)",
-    "out_dtype": "out_dtype (use dtype)",
-    "epsilon": "epsilon",
-    "gamma": "gamma",
-    "t": "interpolation",
-    "filter_wise": "filter_wise",
-    "random_seed": "random_seed (use seed in parameters)",
-    "name": "names of merges",
-    "architecture": "architecture",
-}
-"""Keys of mergekit that are not supported, and what they are about."""
-
-
-@dataclass(frozen=True)
-class ModelParameters:
-    """The parameters of one model."""
-
-    __pydantic_config__ = STRICT
-    weight: (
-        Annotated[
-            int | float | str,
-            Field(description="one number; weights by layer or by name are not supported"),
-        ]
-        | None
-    ) = None
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A task's checkpoint; the base may be listed too, and is skipped."""
-
-    __pydantic_config__ = STRICT
-    model: Text
-    name: Annotated[str | None, Field(description="what the task is called")] = None
-    parameters: ModelParameters | None = None
-
-
-@dataclass(frozen=True)
-class RecipeParameters:
-    """The options of the merge. `lambda` is another name of `scale`."""
-
-    __pydantic_config__ = STRICT
-    scale: _Value | None = None
-    lambda_: Annotated[_Value | None, Field(alias="lambda")] = None
-    weights: _Values | None = None
-    budget: _Values | None = None
-    scope: Text | None = None
-    compare: Text | None = None
-    keep: Text | None = None
-    density: _Value | None = None
-    seed: _Value | None = None
-    include: _Patterns | None = None
-    exclude: _Patterns | None = None
-    heads: Text | None = None
-    class_bias: Annotated[dict[str, float] | None, Field(description="added to the classifier's bias, by label")] = None
-
-
-@dataclass(frozen=True)
-class RecipeFile:
-    """The YAML of a merge. Relative paths count from its directory."""
-
-    __pydantic_config__ = STRICT
-    base_model: Text
-    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
-    merge_method: Text = "tunable_magmax"
-    parameters: RecipeParameters | None = None
-    dtype: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +26,8 @@ class Recipe:
     """The names of the tasks, if they have any."""
     base_name: str | None = None
     """What the model card calls the base, where a saved configuration says it."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how a configuration was read."""
 
     def named(self) -> Recipe:
         """Returns the same recipe with names: tasks that have none are called after their folders or files.
@@ -200,81 +119,11 @@ def read_recipe(path: str | Path) -> Recipe:
 
 def _read_yaml_recipe(path: Path) -> Recipe:
     """Reads a YAML configuration."""
-    keys = ", ".join(field.name for field in fields(RecipeFile))
-    content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
-    problems: list[str] = []
-    content = _supported(content, RecipeFile, "", problems)
-    content["parameters"] = _supported(content.get("parameters") or {}, RecipeParameters, " in parameters", problems)
-    if isinstance(content.get("models"), list):
-        content["models"] = [_entry(entry, k, problems) for k, entry in enumerate(content["models"])]
-    file = gather(RecipeFile, content, problems)
-    parameters = content["parameters"] if isinstance(content["parameters"], Mapping) else {}
-    if "scale" in parameters and "lambda" in parameters:
-        problems.append("parameters has both 'scale' and 'lambda', which are the same")
-    tasks = [] if file is None else [entry for entry in file.models if not _same(path, entry.model, file.base_model)]
-    weights = [None if task.parameters is None else task.parameters.weight for task in tasks]
-    # As they are written, because the report shows 1 and 1.0 differently.
-    options: dict[str, Any] = {"scale" if key == "lambda" else key: value for key, value in parameters.items()}
-    if any(weight is not None for weight in weights):
-        if "weights" in options:
-            problems.append("weights are given both in parameters and for the models; give them once")
-        elif None in weights:
-            problems.append(
-                "some models have a weight and some have none; give one to each, 0 for those that do not matter"
-            )
-        options["weights"] = weights
-    paths = tuple(place_of(task.model, path.parent) for task in tasks)
-    names = [task.name for task in tasks]
-    complete = None
+    file = read_merge_file(path)
+    paths = tuple(place_of(task.model, path.parent) for task in file.tasks)
+    names = [task.name for task in file.tasks]
     try:
         complete = None if set(names) <= {None} else _complete(names, paths)
     except InputError as error:
-        problems.append(str(error))
-    if file is not None:
-        options["method"] = file.merge_method
-        if file.dtype is not None:
-            options["out_dtype"] = file.dtype
-        problems += _wrong_values(options, len(tasks))
-    refuse(problems, str(path))
-    assert file is not None
-    return Recipe(place_of(file.base_model, path.parent), paths, options, complete)
-
-
-def _wrong_values(options: Mapping[str, Any], tasks: int) -> Iterator[str]:
-    """Yields what is wrong with each option by itself: an unknown method, a negative weight, ..."""
-    from tunable_magmax.merging.methods import METHODS
-    from tunable_magmax.merging.options import Options, one_of
-
-    for name, value in options.items():
-        try:
-            if name == "method":
-                one_of(value, "merge_method", tuple(METHODS))
-            else:
-                patterns = name in ("include", "exclude") and isinstance(value, str)
-                Options.read(tasks, **{name: [value] if patterns else value})
-        except InputError as error:
-            yield str(error)
-
-
-def _same(path: Path, one: str, other: str) -> bool:
-    return (path.parent / one).resolve() == (path.parent / other).resolve()
-
-
-def _entry(entry: Any, k: int, problems: list[str]) -> Any:
-    """Returns a model as a mapping, also where the file has only its path."""
-    if isinstance(entry, str):
-        return {"model": entry}
-    entry = _supported(entry, ModelEntry, f" in models.{k}", problems)
-    if isinstance(entry, Mapping) and "parameters" in entry:
-        where = f" in models.{k}.parameters"
-        return {**entry, "parameters": _supported(entry["parameters"], ModelParameters, where, problems)}
-    return entry
-
-
-def _supported(section: Any, kind: Any, where: str, problems: list[str]) -> Any:
-    """Returns a section without keys that only mergekit knows; `problems` says why each is refused."""
-    if not isinstance(section, Mapping):
-        return section
-    refused = [key for key in section if key in _FOREIGN and key not in kind.__dataclass_fields__]
-    problems += [f"key {key!r}{where} is not supported: {_FOREIGN[key]}" for key in refused]
-    return {key: value for key, value in section.items() if key not in refused}
+        raise InputError(f"{path}: {error}") from None
+    return Recipe(place_of(file.base, path.parent), paths, file.options, complete, notes=file.notes)

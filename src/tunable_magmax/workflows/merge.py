@@ -107,6 +107,8 @@ def recipe_of(
     they are where the merge's log says, or where `base` and `tasks` say.
     """
     recipe = _source_of(source, base, tasks)
+    for note in recipe.notes:
+        warn(note)
     for name in ("weights", "budget"):
         if isinstance(options.get(name), Mapping):
             recipe = recipe.named()

@@ -153,9 +153,19 @@ class VectorKernels(Protocol):
         """Writes the sum of some task vectors, each times its factor."""
 
     def elect(
-        self, chunk: Any, tasks: Sequence[int], factors: Sequence[float], rows: Sequence[int], planes: Any, out: Any
+        self,
+        chunk: Any,
+        tasks: Sequence[int],
+        factors: Sequence[float],
+        shares: Sequence[float],
+        rows: Sequence[int],
+        planes: Any,
+        out: Any,
     ) -> None:
-        """Writes the mean of those weighted differences, of elements in the task's row, that have the sum's sign."""
+        """Writes the sum of those weighted differences, of elements in the task's row, that have the sum's sign.
+
+        It is divided by the sum of their tasks' shares, unless that is 0: with 1 for each, this is their mean.
+        """
 
 
 class Kernels(VectorKernels, Protocol):

@@ -866,14 +866,13 @@ template <class R> __device__ void single(const Table &table, const Target &targ
 // TIES: the mean of the kept values whose sign is that of their sum.
 template <class R>
 __device__ void elected(const Table &table, const Target &target, const i64 *tasks, const double *factors,
-                        const i64 *rows, i64 terms, const u32 *planes, i64 stride) {
+                        const double *shares, const i64 *rows, i64 terms, const u32 *planes, i64 stride) {
     const Place place(table, blockIdx.x);
     Emitter<R> emit(target, place.segment);
     for (i64 p = place.start + threadIdx.x; p < place.stop; p += THREADS) {
         const R origin = fetch<R, false>(table.address[place.segment], table.kind[place.segment], p);
         const i64 slot = table.slot[place.segment] + p;
-        double total = 0, agreed = 0;
-        i64 votes = 0;
+        double total = 0, agreed = 0, votes = 0;
         for (int round = 0; round < 2; ++round)
             for (i64 k = 0; k < terms; ++k) {
                 if (!(planes[rows[k] * stride + slot / 32] >> (slot % 32) & 1u)) continue;
@@ -884,10 +883,10 @@ __device__ void elected(const Table &table, const Target &target, const i64 *tas
                     total += value;
                 } else if (value * double((total > 0) - (total < 0)) > 0) {
                     agreed += value;
-                    ++votes;
+                    votes += shares[k];
                 }
             }
-        emit(p, origin, votes ? R(agreed / double(votes)) : R(0));
+        emit(p, origin, R(agreed / (votes != 0 ? votes : 1.0)));
     }
     emit.close(table, place.segment);
 }
@@ -956,8 +955,9 @@ template <class R, bool PLAIN> __device__ void step(const Table &table, const Ta
     }                                                                                                                  \
     extern "C" __global__ void single_##R(Table t, Target out, i64 task) { single<REAL>(t, out, task); }               \
     extern "C" __global__ void elected_##R(Table t, Target out, const i64 *tasks, const double *factors,               \
-                                           const i64 *rows, i64 terms, const u32 *planes, i64 stride) {                \
-        elected<REAL>(t, out, tasks, factors, rows, terms, planes, stride);                                            \
+                                           const double *shares, const i64 *rows, i64 terms, const u32 *planes,        \
+                                           i64 stride) {                                                               \
+        elected<REAL>(t, out, tasks, factors, shares, rows, terms, planes, stride);                                    \
     }                                                                                                                  \
     extern "C" __global__ void step_plain_##R(Table t, Target out, const i64 *taus) { step<REAL, true>(t, out, taus); }\
     extern "C" __global__ void step_##R(Table t, Target out, const i64 *taus) { step<REAL, false>(t, out, taus); }

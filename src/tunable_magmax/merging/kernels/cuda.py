@@ -282,13 +282,15 @@ class CudaKernels:
         chunk: Table,
         tasks: Sequence[int],
         factors: Sequence[float],
+        shares: Sequence[float],
         rows: Sequence[int],
         planes: Tensor,
         out: Target,
     ) -> None:
-        numbers, weights = self.numbers([tasks, rows]), self.numbers(factors, torch.float64)
+        numbers, weights = self.numbers([tasks, rows]), self.numbers([factors, shares], torch.float64)
         voters, kept = Rows(numbers)(0), Rows(numbers)(1)
-        self._combine(chunk, "elected", out, voters, weights, kept, len(tasks), planes, planes.stride(0))
+        arguments = (voters, Rows(weights)(0), Rows(weights)(1), kept, len(tasks), planes, planes.stride(0))
+        self._combine(chunk, "elected", out, *arguments)
 
     def step(self, chunk: Table, taus: Destination, out: Target) -> None:
         """Writes base + scale * tau, for merged vectors that lie ready."""

@@ -215,13 +215,15 @@ class NativeKernels:
         chunk: Chunk,
         tasks: Sequence[int],
         factors: Sequence[float],
+        shares: Sequence[float],
         rows: Sequence[int],
         planes: Planes,
         out: Tensor,
     ) -> None:
-        addresses, weights = _addresses([chunk.tasks[t] for t in tasks]), np.array(factors, np.float64)
+        addresses = _addresses([chunk.tasks[t] for t in tasks])
+        numbers = np.array(factors, np.float64), np.array(shares, np.float64)
         marks = np.array(rows, np.int64), _words(planes), chunk.slot // SLOTS
-        value_loops.elect(chunk.base.numpy(), addresses, weights, *marks, out.numpy())
+        value_loops.elect(chunk.base.numpy(), addresses, *numbers, *marks, out.numpy())
         planes.release(chunk.slots, *rows)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:

@@ -188,23 +188,23 @@ class PortableKernels:
         chunk: Chunk,
         tasks: Sequence[int],
         factors: Sequence[float],
+        shares: Sequence[float],
         rows: Sequence[int],
         planes: Planes,
         out: Tensor,
     ) -> None:
-        total, agreed = (torch.zeros_like(out, dtype=torch.float64) for _ in range(2))
-        votes = torch.zeros_like(out, dtype=torch.int64)
+        total, agreed, votes = (torch.zeros_like(out, dtype=torch.float64) for _ in range(3))
         ballots = [
             torch.where(planes.part(row, *chunk.slots), (chunk.tasks[t] - chunk.base).double() * factor, 0.0)
             for t, factor, row in zip(tasks, factors, rows, strict=True)
         ]
         for ballot in ballots:
             total += ballot
-        for ballot in ballots:
+        for ballot, share in zip(ballots, shares, strict=True):
             sides = ballot * total.sign() > 0
             agreed += torch.where(sides, ballot, 0.0)
-            votes += sides
-        out.copy_(torch.where(votes > 0, agreed / votes.clamp(min=1), 0.0))
+            votes += sides.double() * share
+        out.copy_(agreed / votes.masked_fill(votes == 0, 1.0))
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         factor = torch.tensor(scale, dtype=base.dtype, device=self.device)

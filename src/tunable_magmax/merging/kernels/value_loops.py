@@ -182,23 +182,23 @@ def _signs(sums, signs):
 
 
 @compiled()
-def _agree(ballots, signs, agreed, votes):
+def _agree(ballots, signs, share, agreed, votes):
     for j in range(ballots.shape[0]):
         ballot = ballots[j] * signs[j]
         agrees = ballot > 0.0
         agreed[j] += ballot if agrees else 0.0
-        votes[j] += 1.0 if agrees else 0.0
+        votes[j] += share if agrees else 0.0
 
 
 @compiled()
 def _mean(signs, agreed, votes, out):
     for j in range(out.shape[0]):
-        out[j] = signs[j] * agreed[j] / max(votes[j], 1.0)
+        out[j] = signs[j] * agreed[j] / (votes[j] if votes[j] != 0.0 else 1.0)
 
 
 @compiled()
-def elect(base, addresses, factors, rows, planes, first_word, out):
-    """Writes the mean of the kept values (planes[rows[k]]) whose sign is that of their sum (TIES).
+def elect(base, addresses, factors, shares, rows, planes, first_word, out):
+    """Writes the mean, by shares, of the kept values (planes[rows[k]]) whose sign is that of their sum (TIES).
 
     Values that are not kept count as 0. A sum that begins at +0 is never -0, so adding one changes nothing. Those who
     agree are summed as if positive and the sign comes last: rounding is the same either side of 0. The small loops are
@@ -225,7 +225,7 @@ def elect(base, addresses, factors, rows, planes, first_word, out):
             _vote(values, origin, factors[k], kept, ballots[k], sums)
         _signs(sums, signs)
         for k in range(tasks):
-            _agree(ballots[k, :size], signs, agreed, votes)
+            _agree(ballots[k, :size], signs, shares[k], agreed, votes)
         _mean(signs, agreed, votes, out[start : start + size])
 
 

@@ -46,3 +46,12 @@ def test_chance_is_rarely_taken_for_a_difference_and_a_large_one_is_seen():
     assert seen.needed < 70
     same = np.ones(70, dtype=bool)
     assert mixed_pair(same, same, weights).p_value == 1
+
+
+def test_samples_count_by_their_weight_in_the_mix():
+    tasks, rng = np.repeat([0, 1, 2], 50), np.random.default_rng(3)
+    first, second = rng.random(150) < 0.6, rng.random(150) < 0.5
+    pairs = [mixed_pair(first, second, sample_weights(tasks, mix)) for mix in ([1, 1, 0], [2, 1, 0], [1, 1e-9, 1e-9])]
+    assert [pair.samples for pair in pairs] == [100, 90, 50]
+    alone = mixed_pair(first[:50], second[:50], np.full(50, 0.02))
+    assert pairs[2].needed == pytest.approx(alone.needed, rel=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunable_magmax.models.calibration import logit_factor, site_head
+from tunable_magmax.models.calibration import Calibration, logit_factor, site_head
 from tunable_magmax.models.head import Head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
@@ -98,3 +98,11 @@ def test_a_sites_head_is_sharper_only_with_a_prior_and_only_once(draw):
     assert sharper.logit_scale == pytest.approx(SHARP, rel=0.03)
     np.testing.assert_array_equal(sharper.bias, informed.prior.bias(CLASSES))
     assert site_head(sharper, informed, profiles).logit_scale == pytest.approx(sharper.logit_scale, rel=0.01)
+
+
+def test_one_calibration_serves_all_weights(draw):
+    profiles = [profile_of(draw, sharp) for sharp in (6.0, 12.0)]
+    calibration = Calibration(head_of(3.0), profiles)
+    for weights in ((1, 0), (0.3, 0.7), (0, 1), (1, 0)):
+        assert calibration.factor(weights) == logit_factor(head_of(3.0), profiles, weights) > 1
+    assert calibration.factor((1, 1, 1)) == 1.0

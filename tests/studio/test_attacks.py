@@ -145,6 +145,19 @@ def test_too_many_files_and_too_many_bytes(page, png, monkeypatch):
         page.ask("DELETE", f"/api/uploads/{answer.json()['upload']}")
 
 
+def test_files_that_come_at_once_each_have_a_name(tmp_path, monkeypatch):
+    slow = uploads.write_atomic
+    monkeypatch.setattr(uploads, "write_atomic", lambda path, content: (time.sleep(0.01), slow(path, content)))
+    upload = uploads.Upload("u1", tmp_path)
+    senders = [threading.Thread(target=upload.add, args=(f"{k}.png", bytes([k]))) for k in range(8)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert {path.read_bytes() for path, _ in upload.files} == {bytes([k]) for k in range(8)}
+    assert upload.size == 8
+
+
 @pytest.mark.parametrize(
     "name", ["../evil", "/tmp/evil", "", ".hidden", "a/b", "a\0b", "x.partial", "x" * 65, None, 7, "samples"]
 )

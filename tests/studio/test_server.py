@@ -132,7 +132,9 @@ def test_a_merge_that_fails_says_so(page, monkeypatch):
 
 def test_the_model_that_is_written_is_that_of_the_shown_commands(page, tmx, tmp_path):
     point = {"weights": [2, 1], "scale": 0.7, "prior": False}
-    shown = page.post("/api/command", point)
+    shown = page.post("/api/command", {**point, "name": "mine"})
+    assert shown["tailor"].endswith(shlex.join(["-o", str(page.studio.out / "mine")]))
+    assert page.post("/api/command", point)["tailor"].endswith("site-model")
     assert page.post("/api/models", {"name": "mine", "point": point}, 202) == {"name": "mine"}
     done = page.wait("model", name="mine", state="done")
     assert "model.safetensors" in done["files"]
@@ -141,8 +143,7 @@ def test_the_model_that_is_written_is_that_of_the_shown_commands(page, tmx, tmp_
     assert tmx(*merge, where).code == 0
     own = (page.studio.out / "mine/model.safetensors").read_bytes()
     assert (where / "model.safetensors").read_bytes() == own
-    tailor = shlex.split(shown["tailor"])[1:-1]
-    told = tmx(*tailor, page.studio.out / "mine")
+    told = tmx(*shlex.split(shown["tailor"])[1:])
     assert "is complete, made from the same inputs" in told.out
     ticket = page.post("/api/downloads", {"model": "mine", "what": "zip"})
     with zipfile.ZipFile(io.BytesIO(page.client.get(ticket["url"], headers={"X-Studio-Token": ""}).content)) as archive:

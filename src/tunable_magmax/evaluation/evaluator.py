@@ -283,16 +283,18 @@ class Evaluator:
         """Yields the scaled cosines with the head's rows, [b, classes] for each batch."""
         import torch
 
+        from tunable_magmax.models.parallel import in_parallel
+
+        def logits(rows: range) -> Tensor:
+            with torch.inference_mode(), full_float32(self.encoder.device, self.precise):
+                features = self.encoder.pool(self.prepared.batch(rows)).float()
+                if not self.head.own:
+                    features = torch.nn.functional.normalize(features, dim=1)
+                return self.head.logit_scale * features @ self._weight.T
+
         try:
             with self.encoder.evaluating():
-                for start in range(0, len(self), self.batch):
-                    rows = range(start, min(start + self.batch, len(self)))
-                    with torch.inference_mode(), full_float32(self.encoder.device, self.precise):
-                        features = self.encoder.pool(self.prepared.batch(rows)).float()
-                        if not self.head.own:
-                            features = torch.nn.functional.normalize(features, dim=1)
-                        logits = self.head.logit_scale * features @ self._weight.T
-                    yield logits
+                yield from in_parallel(logits, len(self), self.batch, self.encoder.device)
         except torch.cuda.OutOfMemoryError:
             raise InputError(
                 f"the device ran out of memory with {self.batch} samples at a time: give a smaller --batch, such as "

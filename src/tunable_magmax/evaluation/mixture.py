@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import LEVEL
-from tunable_magmax.evaluation.comparison import ALPHA, POWER, Paired, paired
+from tunable_magmax.evaluation.comparison import ALPHA, POWER, paired
 
 FLIPS = 9999
 """Draws of signs behind a p-value, where weights differ."""
@@ -47,7 +48,10 @@ class MixedShare:
 
 @dataclass(frozen=True)
 class MixedPair:
-    """Two models on the same mix. `difference`: the first's share less the second's. `p_value`: of no difference."""
+    """Two models on the same mix. `difference`: the first's share less the second's. `p_value`: of no difference.
+
+    `samples`: so many of equal weight would say as much.
+    """
 
     won: int
     lost: int
@@ -55,7 +59,7 @@ class MixedPair:
     difference: float
     p_value: float
     needed: int | None
-    """About how many samples would show the difference, if it is real; None if there is none."""
+    """About how many samples of the mix would show the difference, if it is real; None if there is none."""
 
     def verdict(self, p_value: float) -> str:
         """Returns the difference in words, by a p-value that may be corrected for other comparisons."""
@@ -105,18 +109,36 @@ def mixed_pair(first: Bools, second: Bools, weights: Floats, seed: int = 0) -> M
         return MixedPair(pair.won, pair.lost, pair.samples, pair.difference, pair.p_value, pair.needed())
     signed = (first[counted].astype(np.float64) - second[counted]) * own
     steps = signed[signed != 0]
-    difference = float(steps.sum())
+    difference, samples = float(steps.sum()), round(1 / float(np.square(own).sum()))
     if not len(steps):
-        return MixedPair(0, 0, pair.samples, 0.0, 1.0, None)
-    signs = np.random.default_rng(seed).integers(0, 2, size=(FLIPS, len(steps)), dtype=np.int8) * 2 - 1
-    extreme = int((np.abs(signs @ np.abs(steps)) >= abs(difference) * (1 - 1e-9)).sum())
-    needed = _needed(pair, difference, float(np.square(steps).sum()))
-    return MixedPair(pair.won, pair.lost, pair.samples, difference, (1 + extreme) / (1 + FLIPS), needed)
+        return MixedPair(0, 0, samples, 0.0, 1.0, None)
+    extreme = int((np.abs(_flipped(np.abs(steps), seed)) >= abs(difference) * (1 - 1e-9)).sum())
+    needed = _needed(samples, difference, float(np.square(steps).sum()))
+    return MixedPair(pair.won, pair.lost, samples, difference, (1 + extreme) / (1 + FLIPS), needed)
 
 
-def _needed(pair: Paired, difference: float, variance: float) -> int | None:
+def _flipped(sizes: Floats, seed: int) -> Floats:
+    """Returns sums of steps with random signs, `FLIPS` of them.
+
+    Steps are as large as one another within a task, so the number of its positive ones is all that has to be drawn.
+    """
+    each, counts = np.unique(sizes, return_counts=True)
+    sums = np.zeros(FLIPS)
+    for place, (size, count) in enumerate(zip(each.tolist(), counts.tolist(), strict=True)):
+        sums += size * _signs(seed, place, count)
+    return sums
+
+
+@lru_cache(256)
+def _signs(seed: int, place: int, count: int) -> NDArray[np.int32]:
+    """Returns sums of `count` random signs; kept, since the points of a drag hardly differ in their counts."""
+    positive = np.random.default_rng([seed, place]).binomial(count, 0.5, FLIPS)
+    return (2 * positive - count).astype(np.int32)
+
+
+def _needed(samples: int, difference: float, variance: float) -> int | None:
     """Returns about how many samples would show a difference, from the variance that these have."""
     if not difference:
         return None
     z = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
-    return math.ceil(pair.samples * z * z * variance / (difference * difference))
+    return math.ceil(samples * z * z * variance / (difference * difference))

@@ -73,6 +73,10 @@ def make_app(studio: Studio, port: int, token: str) -> App:
     def measure(content: dict[str, Any], request: Request) -> Any:
         return {"request": studio.measure(PointRequest.read(content))}
 
+    def command(content: dict[str, Any], request: Request) -> Any:
+        name = content.pop("name", "site-model")
+        return studio.command(PointRequest.read(content), name)
+
     async def add_file(request: Request) -> Response:
         upload, name = studio.uploads.get(request.path_params["upload"]), request.query_params.get("name", "")
         if not 0 < len(name) <= LONGEST_NAME:
@@ -139,11 +143,7 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         Route("/api/events", events),
         Route("/api/measure", answers(measure, 202), methods=["POST"]),
         Route("/api/points", answers(lambda content, request: {"points": studio.points()})),
-        Route(
-            "/api/command",
-            answers(lambda content, request: studio.command(PointRequest.read(content))),
-            methods=["POST"],
-        ),
+        Route("/api/command", answers(command), methods=["POST"]),
         Route(
             "/api/details",
             answers(lambda content, request: studio.details(PointRequest.read(content))),

@@ -29,7 +29,7 @@ from tunable_magmax.studio.lines import (
 from tunable_magmax.studio.points import PointRequest, Preset, commands, setting_of, usual_presets
 from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
 from tunable_magmax.studio.uploads import Uploads
-from tunable_magmax.studio.writing import Model, Tickets, Writer, find_download
+from tunable_magmax.studio.writing import RESERVED, Model, Tickets, Writer, checked_name, find_download
 from tunable_magmax.workflows.inspect import layers
 from tunable_magmax.workflows.measured import MeasuredFile, unpacked
 from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
@@ -270,10 +270,11 @@ class Studio:
             if record.get("data") in self.data and record["samples"] == len(self.data[record["data"]])
         ]
 
-    def command(self, request: PointRequest, name: str = "site-model") -> dict[str, str]:
-        """Returns the commands that make the model of a point."""
+    def command(self, request: PointRequest, name: Any = "site-model") -> dict[str, str]:
+        """Returns the commands that make the model of a point, as OUT/name."""
         setting, preset = self.setting(request)
-        return commands(setting, preset, self.run.path, self.out / name, self.options.seed)
+        out = self.out / checked_name(name, RESERVED)
+        return commands(setting, preset, self.run.path, out, self.options.seed)
 
     def details(self, request: PointRequest) -> dict[str, Any]:
         """Returns what each task gives to the merge of a point."""

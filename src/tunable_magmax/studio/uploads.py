@@ -7,6 +7,7 @@ by the folder that it was in; and a label names a folder only if it is a class o
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,7 @@ class Upload:
     """Bytes of all files."""
     files: list[tuple[Path, str | None]] = field(default_factory=list)
     """Each file, and the label that its folder says."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def room(self) -> int:
         """Returns how many bytes the next file may have; a full upload is refused."""
@@ -52,14 +54,16 @@ class Upload:
         return suffix
 
     def add(self, name: str, content: bytes) -> None:
-        """Stores a file under a name of its own."""
-        suffix = self.check(name)
-        self.room()
-        path = self.folder / f"{len(self.files):06d}{suffix}"
-        write_atomic(path, content)
+        """Stores a file under a name of its own. Threads may call it at once."""
         folder = PurePosixPath(name.replace("\\", "/")).parent.name
-        self.files.append((path, folder or None))
-        self.size += len(content)
+        with self._lock:
+            suffix = self.check(name)
+            if len(content) > self.room():
+                raise Refused(413, f"these are more than {TOTAL_BYTES:,} bytes, the most that the studio takes")
+            path = self.folder / f"{len(self.files):06d}{suffix}"
+            write_atomic(path, content)
+            self.files.append((path, folder or None))
+            self.size += len(content)
 
     @property
     def table(self) -> bool:

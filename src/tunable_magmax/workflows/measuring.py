@@ -32,6 +32,7 @@ from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.models.calibration import Calibration
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
@@ -157,6 +158,7 @@ class Measuring:
         self.head: Head = open_head(self.head_file, "none", run)[0]
         self.merges = Merges(run, seed=seed, progress=progress, own=self.head.own)
         self._encoder: Encoder | None = None
+        self._calibration: Calibration | None = None
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
         self._reports: OrderedDict[tuple[Any, ...], MergeReport] = OrderedDict()
@@ -300,14 +302,17 @@ class Measuring:
         return logits * np.float32(factor), truth, bias
 
     def _site(self, site: Preference) -> tuple[float, NDArray[np.float32] | None]:
-        from tunable_magmax.models.calibration import site_head
+        from tunable_magmax.models.calibration import Calibration
 
         key = (site.weights, _digest(vars(site.prior)))
-        if key not in self._heads:
-            head = site_head(self.head, site, self.run.profiles)
-            self._heads[key] = head.logit_scale / self.head.logit_scale, head.bias
-            _shorten(self._heads)
-        return self._heads[key]
+        with self._lock:
+            if key not in self._heads:
+                if self._calibration is None:
+                    self._calibration = Calibration(self.head, self.run.profiles)
+                head = self.head.with_prior(site.prior, self._calibration.factor(site.weights))
+                self._heads[key] = head.logit_scale / self.head.logit_scale, head.bias
+                _shorten(self._heads)
+            return self._heads[key]
 
     def identify(self, setting: Setting, data: DataSet) -> str:
         """Returns the id of a measurement: equal ids have equal answers."""

@@ -290,7 +290,7 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
     ("arguments", "says"),
     [
         ("", "what should be evaluated? Give a checkpoint, a run directory or a YAML"),
-        ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory or a YAML"),
+        ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory, a YAML"),
         ("{run}", "has no metrics.json, so what training measured is not known: `tmx eval {run} --checkpoint all`"),
         ("{run} --data {site}", "should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge:"),
         (

@@ -17,7 +17,7 @@ from tunable_magmax.experiments.table import Cell
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-DOCS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+DOCS = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("results", "results-merges"))
 
 
 def lines(text: str, head: str) -> list[list[str]]:

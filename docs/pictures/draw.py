@@ -20,6 +20,7 @@ ROWS = {
 }
 ROOMS = (
     ("cli", "one short file per command: parses options, prints results"),
+    ("studio", "the page: its server, what it measures, its files"),
     ("experiments", "environments, rows, records, tables, reports, the demo"),
     ("plots", "every picture, drawn from results"),
     ("workflows", "what each command does, one function each"),

@@ -14,8 +14,12 @@ import time
 import pytest
 from PIL import Image
 
+from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import uploads
+from tunable_magmax.studio.desk import Events
 from tunable_magmax.studio.guard import JSON_BYTES
+from tunable_magmax.studio.writing import Writer
 
 PORT = 8123
 
@@ -234,31 +238,24 @@ def test_the_program_listens_here_only_and_ends_cleanly(image_run, site, tmp_pat
     assert "late" not in left or (out / "late/tmx-tailor.json").is_file()
 
 
-def test_a_kill_leaves_no_model_that_looks_complete(image_run, tmp_path):
-    """The output folder gets a model by one rename; what a killed studio leaves is replaced by the next one."""
-    from tunable_magmax.runs.run import Run
-    from tunable_magmax.studio.desk import Events
-    from tunable_magmax.studio.points import PointRequest, setting_of, usual_presets
-    from tunable_magmax.studio.writing import Writer
-
+def test_the_next_studio_removes_what_a_killed_one_left(image_run, tmp_path):
+    """A model appears by one rename. Work that another process still has a lock on is left alone."""
     code = f"""
-import os
+import os, signal
 from pathlib import Path
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.target import TargetSources
 def die(phase, done, total):
     if phase == "merge":
-        os._exit(9)
+        os.kill(os.getpid(), signal.SIGKILL)
 tailor({str(image_run.path)!r}, TargetSources(weights=[1, 1]), Path({str(tmp_path)!r}) / "mine", progress=die)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 9
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == ["mine.partial"]
-    run = Run.open(image_run.path)
-    writer = Writer(run, tmp_path, 0, Events(), threading.Lock())
+    busy = Partial(tmp_path / "busy.partial")
+    busy.lock()
+    writer = Writer(Run.open(image_run.path), tmp_path, 0, Events(), threading.Lock())
     assert writer.models() == []
-    presets = {preset.id: preset for preset in usual_presets(run)}
-    writer.write("mine", *setting_of(PointRequest(weights=(1, 1)), run, presets))
-    while writer.writing:
-        time.sleep(0.01)
-    assert [model.state for model in writer.models()] == ["done"]
-    assert not (tmp_path / "mine.partial").exists()
+    assert writer.clean() == ["mine"]
+    assert [path.name for path in tmp_path.iterdir()] == ["busy.partial"]
+    busy.remove()

@@ -15,7 +15,7 @@ from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Classifier, load_head
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers, tunable, usual_candidates
+from tunable_magmax.workflows.candidates import Candidate, Candidates, Merges, right_answers, tunable, usual_candidates
 
 COUNTS = {"red": 3, "blue": 2, "green": 2, "grey": 1}
 WEIGHTS = (0.7, 0.3)
@@ -91,3 +91,11 @@ def test_refused():
         Candidate("x")
     with pytest.raises(InputError, match="candidate 'x': give either"):
         Candidate("x", "magmax", 1)
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_is_read(image_run, monkeypatch):
+    run = Run.open(image_run.path)
+    monkeypatch.setattr("tunable_magmax.merging.resources.available_memory", lambda: 1000)
+    monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
+    with pytest.raises(InputError, match=r"2 tasks are held in memory.* needs .*1000 B are free.*tmx sweep"):
+        Merges(run)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.errors import InputError, TmxError, some_of
 from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
@@ -74,6 +74,8 @@ class Studio:
         self.warnings: list[str] = []
         self._quiet = threading.Lock()
         self.writer = Writer(self.run, self.out, self.options.seed, self.events, self._quiet)
+        if unfinished := self.writer.clean():
+            self._warn(f"{some_of(unfinished)}: left unfinished when the studio was killed, and removed")
         self._measuring: Measuring | None = None
         self._last: Setting | None = None
         self.lines = {"done": 0, "total": 0}

@@ -108,6 +108,16 @@ class Writer:
                     found[folder.name] = Model(folder.name, folder, "done")
         return list(found.values())
 
+    def clean(self) -> list[str]:
+        """Removes models that a killed studio left unfinished; returns their names. Those of others are left alone."""
+        removed = []
+        for folder in sorted(self.out.glob("*.partial")) if self.out.is_dir() else []:
+            name = folder.name.removesuffix(".partial")
+            if NAME.fullmatch(name) and not folder.is_symlink():
+                discard_unfinished(self.out / name)
+                removed += [] if folder.exists() else [name]
+        return removed
+
     def write(self, asked: Any, setting: Setting, preset: Preset | None) -> str:
         """Begins to write the model of a point as OUT/name; returns the name."""
         name = checked_name(asked, RESERVED)

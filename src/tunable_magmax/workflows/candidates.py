@@ -15,7 +15,7 @@ from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, show_size
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.own import OwnModels
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
 _Content = TypeVar("_Content")
+MODELS_BESIDE = 3
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,25 @@ def refuse_adapters(run: Run, instead: str = "") -> None:
         )
 
 
+def refuse_too_large(run: Run) -> None:
+    """Refuses a run whose base and tasks do not fit into memory together; reads headers only."""
+    from tunable_magmax.checkpoints.source import open_checkpoint
+    from tunable_magmax.merging.resources import available_memory
+
+    sizes = []
+    for path in (run.base, *run.tasks):
+        with open_checkpoint(path) as checkpoint:
+            sizes.append(sum(info.nbytes for info in checkpoint.tensors.values()))
+    # Beside them: the merged vector, the model made of it, the encoder that it is put into, and a bit for each task.
+    needed, available = sum(sizes) + MODELS_BESIDE * sizes[0] + len(run.tasks) * sizes[0] // 32, available_memory()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{run.path}: the base ({show_size(sizes[0])}) and {len(run.tasks)} tasks are held in memory together, "
+            f"which needs about {show_size(needed)}, but {show_size(available)} are free: take a run of fewer tasks, "
+            "close other programs, or merge with tmx sweep or tmx tailor, which need less, and measure with tmx eval"
+        )
+
+
 class Merges:
     """The checkpoints of a run and its merges, all in memory. A context manager.
 
@@ -105,6 +125,7 @@ class Merges:
         from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.state import read_tensors
 
+        refuse_too_large(run)
         self.seed = seed
         self.reports: dict[Candidate, MergeReport] = {}
         """The report of the latest merge of each candidate."""

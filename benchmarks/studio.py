@@ -1,0 +1,77 @@
+"""Times a measured point of the studio: its phases, and how it compares with a bare forward pass over the samples.
+
+    python benchmarks/studio.py RUN_DIR [SAMPLES] [POINTS]
+
+Each point has new weights, so nothing of it is known beforehand. Seconds are medians; beside each, those of the
+processor, which other programs on the machine change less.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.lines import compared
+from tunable_magmax.studio.points import PointRequest
+from tunable_magmax.studio.session import Studio, StudioOptions
+
+
+class Clock:
+    """Collects wall and processor seconds of what it calls, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[tuple[float, float]]] = {}
+
+    def __call__(self, name: str, work: Callable[..., Any], *given: Any) -> Any:
+        """Calls `work` and notes how long it took."""
+        wall, processor = time.perf_counter(), time.process_time()
+        result = work(*given)
+        spent = time.perf_counter() - wall, time.process_time() - processor
+        self.seconds.setdefault(name, []).append(spent)
+        return result
+
+    def median(self, name: str) -> tuple[float, float]:
+        """Returns the median seconds, wall and processor."""
+        walls, processors = zip(*self.seconds[name], strict=True)
+        return median(walls), median(processors)
+
+
+def main(run: Path, samples: int = 300, points: int = 10) -> None:
+    """Prints the phases."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        studio = Studio(Run.open(run), Path(folder) / "out", StudioOptions(samples=samples, device="cpu"))
+        clock("open", studio.open_all)
+        measuring, data = studio.measuring, next(iter(studio.data.values()))
+        tasks, draws = len(studio.run.tasks), np.random.default_rng(0)
+        for _ in range(points + 1):
+            asked = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()))
+            setting, _ = studio.setting(asked)
+            state = clock("merge", measuring.merges.state, setting.candidate, setting.weights)
+            clock("fill", data.evaluator.fill, state)
+            logits = clock("forward", data.evaluator.logits).float().numpy()
+            clock("head", measuring.answers, logits, data, setting.site)
+            found = measuring.measure(setting, data)
+            clock("compare", compared, measuring, setting, found, data, setting.preference.weights)
+            other = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()))
+            clock("whole point", studio.measure_now, other)
+        studio.close()
+    print(f"{tasks} tasks, {measuring.merges.elements:,} elements, {len(data)} samples")
+    for name, spent in clock.seconds.items():
+        clock.seconds[name] = spent[1:] or spent  # the first one also compiles
+        wall, processor = clock.median(name)
+        print(f"{name:12} {wall:8.3f} s {processor:8.3f} s of the processor")
+    ratio = [point / bare for point, bare in zip(clock.median("whole point"), clock.median("forward"), strict=True)]
+    print(f"a point is {ratio[0]:.2f} forward passes by the clock, {ratio[1]:.2f} by the processor")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -126,7 +126,11 @@ app.main(["wait"])
 def test_signals_stop_the_program_and_a_second_one_ends_it(number: signal.Signals, again: bool) -> None:
     script = WAITING.format(cleaning=60 if again else 0)
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # tests in the background or under nohup ignore some
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

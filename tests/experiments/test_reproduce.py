@@ -272,7 +272,7 @@ def test_what_is_to_run_from_nothing_lacks_nothing(tmx, tmp_path, path):
     found = json.loads(planned.out)
     assert (planned.code, found["problems"], found["notes"]) == (0, [], [])
     for page in ("README.md", "docs/reproducibility.md", "docs/experiments.md"):
-        assert f"tmx reproduce configs/glyphs/{path.name} -o " in (CONFIGS.parent / page).read_text()
+        assert f"tmx reproduce glyphs/{path.stem} -o " in (CONFIGS.parent / page).read_text()
 
 
 def test_all_problems_of_a_configuration_at_once(tmp_path):

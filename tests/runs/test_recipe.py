@@ -144,7 +144,7 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' in models.0"),
         (
             {"models": [{"model": "one", "parameters": {"weight": [0, 1]}}]},
-            "models.0.parameters.weight is [0, 1]: must be one number; weights by layer or by name are not supported",
+            "models.0.parameters.weight is [0, 1]: must be one number; lists by layer or by name are not supported",
         ),
         (
             {"models": [{"model": "one", "parameters": {"weight": 1}}, {"model": "two"}]},

@@ -304,7 +304,8 @@ def _notes(
         yield "LayerNorm.gamma and LayerNorm.beta are matched with LayerNorm.weight and LayerNorm.bias"
     if found.left_out:
         whose = "of the base, which no task has" if found.rule not in (DROP, BASE) else "of the tasks, without heads"
-        yield f"left out {whose}: {some_of(found.left_out, show=repr)}"
+        modules = Counter(name.removeprefix(prefix).partition(".")[0] for name in found.left_out)
+        yield f"left out {whose}: {some_of(f'{module!r} ({count})' for module, count in modules.items())}"
     if found.classifier and found.rule == STACK and found.labels is not None:
         lists = [set(each) for each in task_labels if each is not None]
         several = [label for label in found.labels if sum(label in each for each in lists) > 1]

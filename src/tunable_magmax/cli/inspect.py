@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -92,6 +92,15 @@ def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
         yield from table([["name", "type", "shape", "size"], *rows])
 
 
+def _shown(value: Any) -> str:
+    """Returns an option's value for people: six digits of a number, and how many entries a mapping has."""
+    if isinstance(value, Mapping):
+        return number(len(value), "class", "classes")
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     from tunable_magmax.workflows.inspect import layers
 
@@ -101,12 +110,12 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     facts = {
         **named,
         "merged": f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
-        "copied": f"{number(len(report.copied), 'tensor')} from the base",
+        "copied": f"{number(len(report.copied), 'tensor')} as they are",
         "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
     }
     for name, value in report.options.items():
         if name != "scale" and value is not None:
-            facts[name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            facts[name] = _shown(value)
     width = max(map(len, facts)) + 2
     yield from (f"  {name:<{width}}{value}" for name, value in facts.items())
     for warning in report.warnings:

@@ -19,20 +19,20 @@ _Value: TypeAlias = Annotated[int | float | str, Field(description="a number")]
 _Values: TypeAlias = Annotated[tuple[_Value, ...], Field(min_length=1)]
 _Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a pattern or a list of patterns")]
 _One: TypeAlias = Annotated[
-    int | float | str, Field(description="one number; weights by layer or by name are not supported")
+    int | float | str, Field(description="one number; lists by layer or by name are not supported")
 ]
 _FOREIGN = {
     "slices": "merging by layer slices",
     "modules": "merging by modules",
     "tokenizer": "tokenizer merging (the output gets the base's)",
     "chat_template": "chat templates (the output gets the base's)",
-    "epsilon": "epsilon",
-    "gamma": "gamma",
+    "epsilon": "the range of della's probabilities",
+    "gamma": "the share of outliers that breadcrumbs leaves out",
     "t": "interpolation",
-    "filter_wise": "filter_wise",
+    "filter_wise": "model_stock by filters",
     "random_seed": "random_seed (use seed in parameters)",
     "name": "names of merges",
-    "architecture": "architecture",
+    "architecture": "another architecture (the output has the base's)",
     "merge_method": "a method for a part of the model",
     "base_model": "a base for a part of the model",
     "dtype": "a type for a part of the model",

@@ -206,6 +206,16 @@ def test_what_is_not_measured_is_interpolated_and_says_so(window, studio, monkey
     assert window.locator(".measured-points circle").count() >= before + 1
 
 
+def test_a_pressed_preset_stays_readable_under_the_pointer(window):
+    preset = window.locator("#presets [data-preset=equal]")
+    preset.click()
+    expect(preset).to_have_attribute("aria-pressed", "true")
+    colour = "button => getComputedStyle(button).backgroundColor"
+    under = preset.evaluate(colour)
+    window.mouse.move(0, 0)
+    assert preset.evaluate(colour) == under
+
+
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -227,12 +237,40 @@ def test_a_folder_of_pictures_becomes_the_estimate(window, image_run, tmp_path):
     expect(window.locator("#trust")).to_be_hidden()
 
 
+def test_samples_given_at_the_start_without_the_other_tasks(open_page, image_run, tmp_path, monkeypatch):
+    site = image_run.pairs(tmp_path / "site", {"red": 5, "blue": 4})
+    options = StudioOptions(data=site, inputs=site, device="cpu")
+    studio = Studio(Run.open(image_run.path), tmp_path / "out", options)
+    release, take = threading.Event(), studio._take_site
+    monkeypatch.setattr(studio, "_take_site", lambda *args: release.wait(20) and take(*args))
+    with serving(studio) as address:
+        window = open_page(address)
+        preset = window.locator("#presets [data-preset=inputs]")
+        expect(preset).to_have_text("from inputs: reading 9 samples …")
+        release.set()
+        expect(preset).to_have_text("from inputs", timeout=20_000)
+        window.locator("#only").select_option("only-0")
+        measured(window)
+        expect(window.locator("#tradeoff-about")).to_contain_text("These samples hold none of the other tasks")
+        expect(window.locator("#tradeoff-none")).to_be_hidden()
+        before = window.locator("#tradeoff .measured-points circle").count()
+        window.locator("#scale-marks [data-scale='0.5']").click()
+        measured(window)
+        circles = window.locator("#tradeoff .measured-points circle")
+        assert circles.count() == before + 1
+        places = circles.evaluate_all("all => all.map((circle) => Number(circle.getAttribute('cx')))")
+        assert places == sorted(set(places))  # from left to right, none on another
+
+
 def test_a_dropped_csv_of_texts(open_page, text_run, tmp_path):
     table = text_run.pairs(tmp_path / "site", {"red": 4, "green": 2})
     studio = Studio(Run.open(text_run.path), tmp_path / "out", StudioOptions(device="cpu"))
     with serving(studio) as address:
         window = open_page(address)
         expect(window.locator("#accuracy-about")).to_contain_text("Nothing to measure on", timeout=20_000)
+        expect(window.locator("#tradeoff-none")).to_contain_text("samples with labels")
+        expect(window.locator("#tradeoff")).to_be_hidden()
+        expect(window.locator("#choices")).to_be_hidden()
         transfer = window.evaluate_handle(
             "text => { const t = new DataTransfer(); t.items.add(new File([text], 'site.csv')); return t; }",
             table.read_text() + '"<img src=x onerror=alert(1)> hello",red\n',
@@ -243,6 +281,7 @@ def test_a_dropped_csv_of_texts(open_page, text_run, tmp_path):
             window.get_by_text("<img src=x onerror=alert(1)> hello").count() >= 1
         )  # as text, perhaps among the worse, too
         measured(window)  # on the dropped samples, which have labels
+        expect(window.locator("#tradeoff .measured-points circle").first).to_be_visible()
 
 
 def test_files_of_other_kinds_are_refused_in_words(window, tmp_path):
@@ -397,6 +436,7 @@ def test_an_exported_page_works_from_disk_without_a_network(open_page, exported)
     expect(window.locator("#tailor")).to_have_text(
         f"tmx tailor run --weights {weights} --method tunable_magmax --scale 1 -o out/site-model"
     )
+    assert window.locator("#points-count").inner_text() == "5 with the prior, 5 without"
     window.locator("#all-points summary").click()
     window.get_by_role("button", name="show", exact=True).last.click()
     expect(window.locator("#badge")).to_have_text("measured")

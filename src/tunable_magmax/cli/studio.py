@@ -13,6 +13,8 @@ from tunable_magmax.cli.terminal import number, progress_bars, show, tell
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 
+LARGE_ERROR = 0.05
+
 if TYPE_CHECKING:
     from tunable_magmax.studio.session import Studio
 
@@ -117,9 +119,19 @@ def _export(studio: Studio, file: Path, points: int, quiet: bool, as_json: bool)
     if as_json:
         show(json.dumps({"file": str(file), "bytes": file.stat().st_size, **about}, indent=1) + "\n")
     elif not quiet:
-        known = (
-            ""
-            if about["error"] is None
-            else f"; a task's accuracy between them is off by {100 * about['error']:.1f} points on average"
-        )
-        show(f"{file}: {show_size(file.stat().st_size)}, {number(about['points'], 'point')}{known}\n")
+        size, count = show_size(file.stat().st_size), number(about["points"], "point")
+        show(f"{file}: {size}, {count}{_doubt(about['error'])}\n")
+
+
+def _doubt(error: float | None) -> str:
+    """Says how far the page is off between its points, and what helps where that is much.
+
+    >>> _doubt(0.221)
+    "; a task's accuracy between them is off by 22.1 points on average (more --points make it smaller)"
+    >>> _doubt(0.05)
+    "; a task's accuracy between them is off by 5.0 points on average"
+    """
+    if error is None:
+        return ""
+    hint = " (more --points make it smaller)" if error > LARGE_ERROR else ""
+    return f"; a task's accuracy between them is off by {100 * error:.1f} points on average{hint}"

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, some_of
 from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.preference.preference import Preference
@@ -79,6 +80,7 @@ class Studio:
         self._measuring: Measuring | None = None
         self._last: Setting | None = None
         self.lines = {"done": 0, "total": 0}
+        self.reading = self._given_samples()
         self.no_tsv = why_not_tsv(self.run, {"memory": "1GiB"})
         if self.options.preference is not None:
             file = self.options.preference
@@ -107,7 +109,23 @@ class Studio:
         for _ in self._open():
             pass
 
+    def _given_samples(self) -> dict[str, int]:
+        """Returns the presets that the samples given at the start will make, with their number of samples."""
+        options = self.options
+        place = options.pairs or options.inputs
+        if place is None:
+            return {}
+        names = ("inputs",) if options.pairs is None else ("labels", "inputs")
+        return dict.fromkeys(names, len(open_samples(place)))
+
     def _open(self) -> Iterator[None]:
+        try:
+            yield from self._open_given()
+        finally:
+            self.reading = {}
+        yield from self._open_lines()
+
+    def _open_given(self) -> Iterator[None]:
         options = self.options
         self._measuring = Measuring(
             self.run, seed=options.seed, device=options.device, progress=self._progress("opening")
@@ -136,7 +154,6 @@ class Studio:
         if place is not None:
             yield
             self._take_site(place, None, options.pairs is not None)
-        yield from self._open_lines()
 
     def _open_lines(self) -> Iterator[None]:
         """Measures what points are compared with, on all data that lack it, a model at each step."""

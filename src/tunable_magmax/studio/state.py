@@ -59,6 +59,7 @@ def state_of(studio: Studio) -> dict[str, Any]:
         "start": start,
         "lines": {"ready": bool(studio.data) and all(map(studio.has_lines, studio.data.values())), **studio.lines},
         "points": len(studio.shown_records()),
+        "reading": dict(studio.reading),
         "samples": None if studio.site is None else studio.site.to_dict(),
         "models": [model.to_dict() for model in studio.writer.models()],
         "limits": {

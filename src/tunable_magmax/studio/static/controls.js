@@ -50,7 +50,9 @@ const buildPresets = () => {
   const buttons = plain.map((preset) => presetButton(preset.id, preset.title, presetFacts(preset), false));
   if (!studio.embedded) {
     for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
-      if (!plain.some((preset) => preset.id === id)) buttons.push(presetButton(id, title, without, true));
+      if (plain.some((preset) => preset.id === id)) continue;
+      const read = studio.state.facts.reading[id];
+      buttons.push(read === undefined ? presetButton(id, title, without, true) : readingButton(id, title, read));
     }
   }
   studio.find("presets").replaceChildren(...buttons);
@@ -74,6 +76,12 @@ const presetButton = (id, title, facts, missing) => {
   return button;
 };
 
+/** A preset whose samples were given at the start, and whose estimate is under way. */
+const readingButton = (id, title, samples) => studio.element("button", {
+  type: "button", className: "missing", disabled: true, textContent: `${title}: reading ${studio.count(samples, "sample")} …`,
+  attributes: { "data-preset": id },
+});
+
 /** Leads to the samples, for a preset that needs some. */
 studio.pointToSamples = (why) => {
   studio.find("samples-title").scrollIntoView({ block: "start" });
@@ -89,6 +97,7 @@ const option = (value, text) => studio.element("option", { value, textContent: t
 
 const buildChoices = () => {
   const { facts, now } = studio.state;
+  studio.find("choices").hidden = !facts.data.length;
   studio.find("data").replaceChildren(...facts.data.map((data) =>
     option(data.id, `${data.title}, ${data.samples.toLocaleString("en")}${data.of > data.samples ? ` of ${data.of.toLocaleString("en")}` : ""} samples`)));
   studio.find("data").value = now.data ?? "";
@@ -171,7 +180,7 @@ const drawControls = () => {
   }
   const alpha = Number(studio.find("alpha").value);
   const byAlpha = studio.sameWeights(now.weights, studio.alphaWeights(alpha, now.weights.length).map((part) => part / studio.WHOLE));
-  studio.write(studio.find("alpha-value"), byAlpha ? alpha.toFixed(2) : "");
+  studio.write(studio.find("alpha-value"), byAlpha ? alpha.toFixed(2) : "–");
   studio.find("only").value = now.preset?.startsWith("only-") ? now.preset : "";
   const prior = studio.find("prior");
   prior.checked = now.prior;
@@ -180,7 +189,9 @@ const drawControls = () => {
   studio.write(studio.find("prior-why"), facts.prior.why_not ?? "");
   prior.parentElement.title = fixed ?? "";
   studio.find("method").value = now.method;
-  studio.find("data").value = now.data ?? "";
+  const data = studio.find("data");
+  data.value = now.data ?? "";
+  data.title = data.selectedOptions[0]?.textContent ?? ""; // a long path is cut
   const mixed = Boolean(studio.data()?.mixed);
   studio.find("judge").value = now.judge;
   studio.find("judge").disabled = mixed;

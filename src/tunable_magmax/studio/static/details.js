@@ -11,8 +11,14 @@ studio.buildDetails = () => {
   studio.watch((topics) => {
     if (!studio.embedded && (topics.has("now") || topics.has("facts"))) soon();
     if (topics.has("points") || topics.has("now")) tableSoon();
-    studio.write(studio.find("points-count"), studio.pointsHere().length.toLocaleString("en"));
+    studio.write(studio.find("points-count"), counted(studio.pointsHere()));
   });
+};
+
+/** How many points there are; with and without the prior are two points of the same weights. */
+const counted = (points) => {
+  const informed = points.filter((point) => point.prior).length, plain = points.length - informed;
+  return informed && plain ? `${informed.toLocaleString("en")} with the prior, ${plain.toLocaleString("en")} without` : points.length.toLocaleString("en");
 };
 
 const cell = (name, text, className = "") => studio.element(name, { textContent: text, className });

@@ -33,11 +33,18 @@ const drawTrust = (facts) => {
     rows.push(["outside every task", studio.percent(facts.outside, 0), facts.outside > 2 * facts.usual_outside ? `much; ${usual}` : usual]);
   }
   if (facts.expected_error !== null) rows.push(["expected error of the weights", studio.percent(facts.expected_error, 0), "share of weight in the wrong place"]);
-  rows.push(["would settle it", facts.needed === null ? "enough" : `≈ ${facts.needed.toLocaleString("en")}`,
-    facts.needed === null ? "more samples would not help much" : `samples, for an error of ${studio.percent(facts.settled, 0)}`]);
+  rows.push(settling(facts));
   studio.find("trust-facts").replaceChildren(...rows.map(([name, value, note]) => studio.element("div", {},
     studio.element("dt", { textContent: name }), studio.element("dd", {}, studio.element("strong", { textContent: value }), note ? studio.element("small", { textContent: note }) : null))));
   studio.find("trust-warnings").replaceChildren(...facts.warnings.map((text) => studio.element("li", { textContent: text })));
+};
+
+/** How many samples would settle the weights; more do not help where the tasks themselves are alike. */
+const settling = ({ needed, settled, expected_error: error }) => {
+  const goal = `an error of ${studio.percent(settled, 0)}`;
+  if (needed !== null) return ["would settle it", `≈ ${needed.toLocaleString("en")}`, `samples, for ${goal}`];
+  if (error !== null && error <= settled) return ["would settle it", "these samples", `below ${goal}`];
+  return ["would settle it", "–", "more samples of this kind would not lower the error much"];
 };
 
 // -- groups -----------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ const EVENTS = {
   failed: (data) => {
     if (data.request !== undefined) studio.measuring.take("failed", data);
     else if (data.upload) studio.uploads.failed(data.error);
-    else studio.showError(data.error);
+    else { studio.showError(data.error); studio.refresh(); } // what was under way is not any more
   },
   progress: (data) => {
     if (data.what === "lines") Object.assign(studio.state.facts.lines, { done: data.done, total: data.total });

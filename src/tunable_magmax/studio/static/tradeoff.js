@@ -1,5 +1,6 @@
 "use strict";
 // The trade-off: accuracy on what matters against accuracy on the rest, for all measured points, and the front.
+// Samples without the rest have none: there the points stand in the order in which they were measured.
 {
 const MARGIN = { left: 46, right: 14, top: 12, bottom: 40 };
 const HEIGHT = 300, INSET = 12, MANY = 10;
@@ -17,49 +18,73 @@ studio.buildTradeoff = () => {
 const makeDrawing = () => {
   const parts = { axes: "axes", front: "front", points: "measured-points", lines: "fixed", now: "now" };
   const groups = Object.fromEntries(Object.entries(parts).map(([name, className]) => [name, studio.shape("g", { class: className })]));
-  const root = studio.shape("svg", { class: "chart", height: HEIGHT, role: "group", "aria-label": "Accuracy on what matters against accuracy on the rest" },
+  const root = studio.shape("svg", { class: "chart", height: HEIGHT, role: "group" },
     ...Object.values(groups));
   groups.points.addEventListener("keydown", walk);
   return { root, ...groups, circles: new Map() };
 };
 
-/** What a point or line is on both axes. Where all tasks count alike there is no rest: then the worst task. */
-const place = (tasks, rest, top) => {
-  if (!tasks || top === null || top === undefined) return null;
-  if (rest) {
-    const x = studio.mean(tasks, rest);
-    return x === null ? null : { x, y: top };
-  }
+const ACROSS = {
+  rest: { axis: "accuracy on the rest, % →", about: "Right: better on tasks below an equal share." },
+  worst: { axis: "accuracy on the worst task, % →", about: "All tasks count alike, so to the right is the worst task’s accuracy." },
+  order: { axis: "in the order of measuring →", about: "These samples hold none of the other tasks, so there is nothing to trade: to the right are later points." },
+};
+
+/** What the picture shows from left to right. Where all tasks count alike there is no rest: then the worst task. */
+const acrossOf = (rest) => {
+  const held = studio.data()?.tasks;
+  if (!held || (rest && !rest.some((share, t) => share > 0 && held[t] > 0))) return "order";
+  return rest ? "rest" : "worst";
+};
+
+/** What a point or line is on both axes; `number`: its place in the order of measuring. */
+const place = (across, tasks, rest, top, number) => {
+  if (top === null || top === undefined) return null;
+  if (across === "order") return { x: number, y: top };
+  if (!tasks) return null;
   const known = tasks.filter((accuracy) => accuracy !== null && accuracy !== undefined);
-  const x = known.length ? Math.min(...known) : null;
+  const x = across === "rest" ? studio.mean(tasks, rest) : known.length ? Math.min(...known) : null;
   return x === null ? null : { x, y: top };
 };
 
 const draw = () => {
   const { width } = frame;
   const rest = studio.restOf(studio.mix());
-  const known = studio.pointsHere(), tops = studio.allOnMix(known);
-  const points = known.map((point, k) => ({ point, ...place(point.accuracies, rest, tops[k]) })).filter((item) => item.x !== undefined);
-  const lines = studio.view.lines.map((line) => ({ line, ...place(line.tasks, rest, studio.lineOnMix(line)) }))
+  const across = acrossOf(rest), known = studio.pointsHere(), tops = studio.allOnMix(known);
+  const points = known.map((point, k) => ({ point, ...place(across, point.accuracies, rest, tops[k], k + 1) })).filter((item) => item.x !== undefined);
+  const lines = studio.view.lines.map((line) => ({ line, ...place(across, line.tasks, rest, studio.lineOnMix(line), 0) }))
     .filter((item) => item.x !== undefined);
-  const now = studio.view.tasks ? place(studio.view.tasks.map((task) => task.accuracy), rest, studio.view.mix?.accuracy) : null;
+  const { point, tasks, mix } = studio.view;
+  const now = place(across, tasks?.map((task) => task.accuracy), rest, mix?.accuracy, point ? known.indexOf(point) + 1 : known.length + 1);
   const all = [...points, ...lines, ...(now ? [now] : [])];
-  studio.find("tradeoff-none").hidden = all.length > 0;
-  drawing.root.style.visibility = all.length ? "visible" : "hidden";
-  studio.write(studio.find("tradeoff-about"), `Each dot is a measured preference; choose one to go there. ${rest
-    ? "Up: better on what matters. Right: better on tasks below an equal share."
-    : "All tasks count alike, so to the right is the worst task’s accuracy."}${points.length < MANY ? ""
-    : ` The best of ${points.length} on the same samples has been lucky, too: expect a little less elsewhere.`}`);
+  describe(all.length > 0, across, points.length);
   if (!all.length || !width) return;
-  const scales = { x: axis(all.map((item) => item.x), MARGIN.left, width - MARGIN.right),
+  const [left, right] = [MARGIN.left, width - MARGIN.right];
+  const scales = { x: across === "order" ? steps(known.length + 1, left, right) : axis(all.map((item) => item.x), left, right),
     y: axis(all.map((item) => item.y), HEIGHT - MARGIN.bottom, MARGIN.top) };
   studio.attributes(drawing.root, { width });
-  drawAxes(width, scales, rest);
-  drawFront(points, scales);
+  drawAxes(width, scales, across);
+  drawFront(across === "order" ? [] : points, scales);
   drawPoints(points, scales);
   drawLines(lines, points, scales, now, width);
   drawNow(now, scales);
 };
+
+/** Says what the picture shows, or what it lacks; an empty one takes no room. */
+const describe = (any, across, points) => {
+  const { facts } = studio.state, none = studio.find("tradeoff-none"), about = studio.find("tradeoff-about");
+  studio.find("tradeoff").hidden = about.hidden = !any;
+  none.hidden = any;
+  studio.write(none, facts.data.length ? "The first point is not measured yet."
+    : facts.ready === false ? "The run’s checkpoints are being read."
+      : "Points appear here once there are samples with labels to measure on: add some below, or start with --data.");
+  studio.write(about, `Each dot is a measured preference; choose one to go there. Up: better on what matters. ${ACROSS[across].about}${points < MANY ? ""
+    : ` The best of ${points} on the same samples has been lucky, too: expect a little less elsewhere.`}`);
+  studio.attributes(drawing.root, { "aria-label": `Accuracy on what matters, by ${ACROSS[across].axis.replace(/(, %)? →/, "")}` });
+};
+
+/** A scale from 0 to a number of points, without ticks. */
+const steps = (last, from, to) => ({ at: (value) => from + INSET + (value / last) * (to - from - 2 * INSET), ticks: [] });
 
 /** A scale over some shares, from round number to round number. */
 const axis = (values, from, to) => {
@@ -75,7 +100,7 @@ const axis = (values, from, to) => {
   return { at, ticks };
 };
 
-const drawAxes = (width, { x, y }, rest) => {
+const drawAxes = (width, { x, y }, across) => {
   const bottom = HEIGHT - MARGIN.bottom, right = width - MARGIN.right;
   const label = (text, attributes) => studio.shape("text", attributes, text);
   const whole = (value) => `${Math.round(100 * value)}`;
@@ -84,7 +109,7 @@ const drawAxes = (width, { x, y }, rest) => {
     ...x.ticks.map((value) => studio.shape("line", { x1: x.at(value), x2: x.at(value), y1: MARGIN.top, y2: bottom })),
     ...y.ticks.map((value) => label(whole(value), { x: MARGIN.left - 7, y: y.at(value) + 4, "text-anchor": "end" })),
     ...x.ticks.map((value) => label(whole(value), { x: x.at(value), y: bottom + 16, "text-anchor": "middle" })),
-    label(rest ? "accuracy on the rest, % →" : "accuracy on the worst task, % →", { x: right, y: HEIGHT - 6, "text-anchor": "end", class: "title" }),
+    label(ACROSS[across].axis, { x: right, y: HEIGHT - 6, "text-anchor": "end", class: "title" }),
     label("on what matters, % →", { transform: `translate(12 ${MARGIN.top}) rotate(-90)`, "text-anchor": "end", class: "title" }),
   );
 };

@@ -291,7 +291,7 @@ def test_unreadable_samples_are_told(tmx, image_run, tmp_path):
     [
         ("", "what should be evaluated? Give a checkpoint, a run directory or a YAML"),
         ("{new}/nothing --data {site}", "does not exist: give a checkpoint, a run directory, a YAML"),
-        ("{run}", "has no metrics.json, so what training measured is not known: `tmx eval {run} --checkpoint all`"),
+        ("{run}", "what training measured is not known: `tmx eval {run} --checkpoint all --data DATA` evaluates"),
         ("{run} --data {site}", "should be evaluated? Say --checkpoint NAME (a task, base, last or all), or a merge:"),
         (
             "{run} --checkpoint frist --data {site}",

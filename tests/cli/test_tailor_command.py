@@ -99,7 +99,7 @@ def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
     stored, out = tmp_path / "site.json", tmp_path / "out"
     assert tmx("prefer", image_run.path, "--weights", "3,1", "-o", stored).code == 0
     result = tmx("tailor", image_run.path, "--preference", stored, "--prior", "none", "-o", out)
-    assert (result.code, "weights given by hand; expected error " in result.out) == (0, True)
+    assert (result.code, result.out.splitlines()[0]) == (0, "weights given by hand")
     assert Preference.load(out / "preference.json").prior is None
     strangers = {"two": (1, 2), "three": (1, 2, 3)}
     for name, weights in strangers.items():

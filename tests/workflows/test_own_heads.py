@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.head import Head, save_head
+from tunable_magmax.models.own import load_own
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
@@ -79,6 +80,46 @@ def test_a_checkpoint_is_evaluated_by_its_own_classifier(run):
     assert found.head == "that it has itself"
     with pytest.raises(InputError, match="'saw'"):
         evaluate(run / "pets", run / "tools.csv")
+
+
+@pytest.mark.parametrize("name", ["base", "last", "pets"])
+def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
+    opened, data = open_run(run), run / "all.csv"
+    with data.open(newline="") as rows:
+        pairs = [(row["text"], row["label"]) for row in csv.DictReader(rows)]
+    (expected,) = evaluate_run(run, data, checkpoints=[name]).accuracies.values()
+    for given in (data, pairs):
+        found = opened.evaluate(name, given).accuracy
+        assert (found.class_right, found.classes, found.tasks) == (
+            expected.class_right,
+            expected.classes,
+            expected.tasks,
+        )
+
+
+def test_a_model_without_a_classifier_is_told_as_such(run):
+    with pytest.raises(InputError, match="is a BertModel, which has no classifier of its own"):
+        load_own(run / "base")
+
+
+def test_a_task_that_the_model_never_predicts_is_told(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    for name in TASKS:
+        profile_tasks(tmp_path / "run", ProfileData(data=run / f"{name}.csv", task=name))
+    inputs = TargetSources(inputs=tmp_path / "site.csv")
+    texts = [f"{one} {label} {two}" for one in ("a", "the") for two in ("a", "the") for label in WORDS[7:]]
+    (tmp_path / "site.csv").write_text("\n".join(["text", *texts]) + "\n")
+    # No embedding makes up for such a bias.
+    state = load_file(tmp_path / "run/tools/model.safetensors")
+    state["classifier.bias"] -= 50
+    save_file(state, tmp_path / "run/tools/model.safetensors", {"format": "pt"})
+    made = tailor(Run.open(tmp_path / "run"), inputs, tmp_path / "site")
+    share = made.preference.weights[1]
+    assert share > 0.15
+    text = f"the model takes 0 of 20 inputs for 'tools', to which the weights give {share:.0%}; give"
+    assert [warning for warning in made.warnings if warning.startswith(text)]
+    quiet = tailor(Run.open(tmp_path / "run"), inputs, tmp_path / "quiet", Tailoring(check="none"))
+    assert not [warning for warning in quiet.warnings if warning.startswith("the model takes")]
 
 
 def test_it_predicts_what_transformers_does(run):

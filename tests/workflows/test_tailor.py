@@ -489,6 +489,26 @@ def test_pairs_choose_by_cross_validation(by_pairs, probed):
     assert found.record["check"] is None
     assert verify_checkpoint(out, Run.open(probed.path).base, Run.open(probed.path).tasks).ok
     assert choice["sentence"][1:] in (out / "README.md").read_text()
+    assert " folds, each with weights and prior from the others' labels; choosing like this" in choice["sentence"]
+
+
+def test_folds_of_a_preference_that_was_given_have_nothing_of_their_own(by_pairs, probed, site, tmp_path):
+    given = tailor(
+        probed.path,
+        TargetSources(pairs=site[1].pairs),
+        tmp_path / "out",
+        reading=CPU,
+        preference=by_pairs[0].preference,
+    )
+    assert " folds; choosing like this" in given.record["choice"]["sentence"]
+
+
+def test_paths_are_shown_as_they_were_given_and_are_names_in_the_record(probed, tmp_path):
+    folder = probed.pairs(tmp_path / "data", {"red": 6, "green": 4})
+    found = made(probed, TargetSources(inputs=folder), tmp_path / "out")
+    text = "holds labels as well, which say more than inputs; --labels in place of --inputs uses them"
+    assert f"{folder} {text}" in found.warnings
+    assert f"{folder.name} {text}" in found.record["warnings"]
 
 
 @pytest.mark.parametrize("name", [LIKELIEST, "last", "base"])

@@ -163,14 +163,14 @@ def _read_preference(file: Path, run: Run) -> Preference:
 
 def _summary(made: Tailored, told: Sequence[str]) -> Iterator[str]:
     """Yields what was made and why; `told` are notes that were shown already."""
-    from tunable_magmax.workflows.site_model import evidence_lines, weights_words
+    from tunable_magmax.workflows.site_model import evidence_lines, weights_error, weights_words
 
     record, preference = made.record, made.preference
     found, merge = record["preference"], record["merge"]
     if made.complete:
         yield f"{made.out} is complete, made from the same inputs with the same options; --overwrite makes it again"
     samples = f", from {number(found['samples'], 'sample')}" if isinstance(found["samples"], int) else ""
-    yield f"{weights_words(found['method'])}{samples}; expected error {found['expected_error']:.2f}"
+    yield f"{weights_words(found['method'])}{samples}{weights_error(found)}"
     order = sorted(range(len(made.labels)), key=lambda t: (-preference.weights[t], t))[:SHOWN]
     columns = [["task", *(made.labels[t] for t in order)], ["weight", *(f"{preference.weights[t]:.4f}" for t in order)]]
     if (ends := preference.intervals) is not None:

@@ -50,7 +50,12 @@ def own_encoder(
         raise InputError('classifiers need transformers: pip install "tunable-magmax[train]"') from None
     named = str((content.get("architectures") or [""])[0])
     model_class = getattr(transformers, named, None)
-    if model_class is None or not any(kind in named for kind in _KINDS):
+    if not any(kind in named for kind in _KINDS):
+        raise InputError(
+            f"{path} is a {named or 'model of no named architecture'}, which has no classifier of its own: give a head "
+            "file, or evaluate it as the base of a run whose tasks have classifiers"
+        )
+    if model_class is None:
         raise InputError(f"{path}: transformers has no classifier {named!r}; use a version that has it")
     wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     with quiet():

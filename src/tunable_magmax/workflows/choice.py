@@ -70,7 +70,7 @@ class Choice:
 
     `procedure`: what choosing itself gets right, if each fold's model is chosen on the other folds. `as_good`: a
     checkpoint that needs no merge and cannot be told apart from the chosen model; `needed`: about how many pairs would
-    tell, None if both are right equally often.
+    tell, None if both are right equally often. `refitted`: whether each fold had weights or a prior of its own.
     """
 
     folds: int
@@ -79,6 +79,7 @@ class Choice:
     procedure: Tried
     as_good: Tried | None = None
     needed: int | None = None
+    refitted: bool = True
 
     @property
     def sentence(self) -> str:
@@ -86,8 +87,12 @@ class Choice:
         low, high = self.procedure.share.interval()
         return (
             f"{self.chosen.title} is right on {_percent(self.chosen)} of {self.chosen.samples} pairs in {self.folds} "
-            f"folds; choosing like this gives {_percent(self.procedure)} ({low:.0%} to {high:.0%})"
+            f"folds{self._estimated}; choosing like this gives {_percent(self.procedure)} ({low:.0%} to {high:.0%})"
         )
+
+    @property
+    def _estimated(self) -> str:
+        return ", each with weights and prior from the others' labels" if self.refitted else ""
 
     @property
     def simpler(self) -> str | None:
@@ -166,7 +171,8 @@ def choose(
             right[place, part.rows] = right_answers(logits, truth[part.rows], part.bias)
             if progress is not None:
                 progress("choosing", place * count + done + 1, len(models) * count)
-    return _decided([model.name for model in models], right, folds)
+    found = _decided([model.name for model in models], right, folds)
+    return replace(found, refitted=any(part.preference != parts[0].preference for part in parts))
 
 
 def _decided(names: Sequence[str], right: NDArray[np.bool_], folds: NDArray[np.int64]) -> Choice:

@@ -29,6 +29,7 @@ from tunable_magmax.workflows.scoring import (
     Data,
     Prior,
     Reading,
+    checkpoint_number,
     find_head,
     open_evaluator,
     open_head,
@@ -127,7 +128,8 @@ def evaluate(
     Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes; its bias or a
     preference's `prior` is added. The head is
     `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are (or were
-    merged, by the merge's log). So are the tasks' classes. `data`: samples, a benchmark, or the path of either (a
+    merged, by the merge's log). So are the tasks' classes. Of models with classifiers of their own, a checkpoint of
+    `run` is measured with the rows of all tasks' labels. `data`: samples, a benchmark, or the path of either (a
     benchmark's is a YAML with its section); by default the test data of the run's benchmark.
 
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
@@ -150,15 +152,17 @@ def evaluate(
     head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior, owner)
-    own = None
+    own, state = None, None if merged is None else merged.state_dict
     if used.own and isinstance(subject, Recipe):
         own = read_own(subject, progress)
-    elif used.own and merged is not None and given is not None:
+    elif used.own and given is not None and (number := checkpoint_number(base, given)) is not None:
         own = OwnModels.read(given.base, given.tasks, given.heads, progress)
+        state = own.of_checkpoint(number) if state is None else state
     evaluator, origin = open_evaluator(base, data, used, owner, reading, progress, own)
     if isinstance(subject, Recipe):
         merged = merge_recipe_in_memory(subject, progress, own)
-    state, report = (None, None) if merged is None else (merged.state_dict, merged.report)
+        state = merged.state_dict
+    report = None if merged is None else merged.report
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
     if not used.own and accuracy.overall.interval()[0] <= 1 / len(used.classes) and own_labels(base) is not None:
@@ -228,9 +232,10 @@ def measured_by_training(run: str | Path) -> AccuracyMatrix:
     opened = Run.open(run)
     metrics = opened.read_metrics()
     if metrics is None:
+        data = " --data DATA" if opened.benchmark is None else ""
         raise InputError(
-            f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all` "
-            "evaluates every checkpoint, --preference FILE, --weights or --method a merge"
+            f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all{data}` "
+            f"evaluates every checkpoint; --preference FILE, --weights or --method in place of --checkpoint a merge"
         )
     try:
         return AccuracyMatrix.from_dict(metrics)

@@ -1,5 +1,7 @@
 """Checks a merged model without labels: does it agree with a probe on the base's embeddings as often as the base does?
 
+And does it see the tasks among the site's inputs that the weights say are there?
+
 The probe is a linear discriminant that was fitted to the tasks' own labelled rows. It is right far more often than
 chance, and a merge whose step is too long agrees with it less often than the base did.
 """
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.errors import some_of
+from tunable_magmax.evaluation.accuracy import task_of_class
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
@@ -23,6 +27,9 @@ from tunable_magmax.workflows.target import TargetSamples
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
 
+ENOUGH_INPUTS, NOTABLE, LEAST_SHARE = 20, 0.15, 0.25
+"""A task of so much weight should get this part of it, at least, among the predictions for so many inputs."""
+LABELS_TELL = "give labelled samples (--pairs) to choose by, or measure all models with `tmx compare`"
 REMEDY = "try --scale 0.5, or give --pairs to choose by labels"
 
 
@@ -57,6 +64,72 @@ class Agreement:
         return f"the merged step may overshoot: {self.sentence}; {REMEDY}" if self.overshoots else None
 
 
+@dataclass(frozen=True)
+class TaskCalls:
+    """How many of the site's inputs a model takes for classes of a task, and what weight the task has."""
+
+    task: str
+    calls: int
+    inputs: int
+    weight: float
+
+    @property
+    def missed(self) -> bool:
+        """Whether the model hardly knows a task that should matter; with too few inputs none can be told."""
+        enough = self.inputs >= ENOUGH_INPUTS and self.weight >= NOTABLE
+        return enough and self.calls < self.weight * self.inputs * LEAST_SHARE
+
+
+def missed_warning(tasks: Sequence[TaskCalls]) -> str | None:
+    """Returns a warning of the tasks that a model misses; None if there are none.
+
+    >>> missed_warning([TaskCalls("bank", 1, 50, 0.3), TaskCalls("music", 49, 50, 0.7)]).partition(";")[0]
+    "the model takes 1 of 50 inputs for 'bank', to which the weights give 30%"
+    """
+    missed = [task for task in tasks if task.missed]
+    if not missed:
+        return None
+    shown = some_of(
+        missed,
+        show=lambda task: (
+            f"{task.calls} of {task.inputs} inputs for {task.task!r}, to which the weights give {task.weight:.0%}"
+        ),
+    )
+    return f"the model takes {shown}; {LABELS_TELL}"
+
+
+def can_embed(target: TargetSamples) -> bool:
+    """Whether a merged model can embed the inputs of a target."""
+    return target.sources.inputs is not None and not target.embedded
+
+
+def embedded_by(target: TargetSamples, head: Head, model: Path) -> NDArray[Any]:
+    """Embeds the inputs of a target by a merged model; with a classifier of its own, these are its logits."""
+    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.own import load_own
+
+    load = load_own if head.own else load_encoder
+    return np.asarray(target.embed(load(model, target.reading.device, assets=target.run.base).embed, "checking"))
+
+
+def count_calls(target: TargetSamples, head: Head, preference: Preference, features: NDArray[Any]) -> list[TaskCalls]:
+    """Counts for each task the inputs that a merged model takes for its classes; of tasks that share none.
+
+    `features`: those by `embedded_by`.
+    """
+    place = {name: index for index, name in enumerate(head.classes)}
+    tasks = target.run.classes
+    members = [[place[name] for name in names if name in place] for names in tasks.values()]
+    home = task_of_class(members, len(place))
+    if home is None:
+        return []
+    # The prior is in the weights of a classifier that the model has itself.
+    scores = features if head.own else head.probabilities(features)
+    owners = home[scores.argmax(axis=1)]
+    weights = zip(tasks, preference.weights, strict=True) if tasks else ()
+    return [TaskCalls(task, int((owners == t).sum()), len(owners), w) for t, (task, w) in enumerate(weights)]
+
+
 def why_not(target: TargetSamples) -> str | None:
     """Returns why a target cannot be checked; None if it can."""
     if target.sources.inputs is None:
@@ -68,18 +141,15 @@ def why_not(target: TargetSamples) -> str | None:
     return "the inputs are features, which the merged model cannot embed" if target.embedded else None
 
 
-def check_agreement(target: TargetSamples, head: Head, preference: Preference, model: Path) -> Agreement:
-    """Compares the predictions of a merged model, of the base and of the probe, all with the same prior."""
-    from tunable_magmax.models.encoder import load_encoder
+def check_agreement(target: TargetSamples, head: Head, preference: Preference, after: NDArray[Any]) -> Agreement:
+    """Compares the predictions of a merged model, of the base and of the probe, all with the same prior.
 
+    `after`: the inputs, embedded by the merged model.
+    """
     profiles = target.run.require_profiles("a check")
     before = target.base_features
-    encoder = load_encoder(model, target.reading.device, assets=target.run.base)
-    after = target.embed(encoder.embed, "checking")
     expected = probe_classes(target.probe, profiles, before, preference, head.classes)
-    agrees = [
-        head.probabilities(np.asarray(features)).argmax(axis=1) == expected for features in (after, np.asarray(before))
-    ]
+    agrees = [head.probabilities(features).argmax(axis=1) == expected for features in (after, np.asarray(before))]
     tailored, base = (int(part.sum()) for part in agrees)
     return Agreement(len(expected), tailored, base, clearly_better(agrees[1], agrees[0]))
 

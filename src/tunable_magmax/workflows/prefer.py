@@ -404,7 +404,8 @@ def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
     inputs = target.sources.inputs
     if target.facts.pop("unused_labels", False):
         warnings.warn(
-            f"{inputs} holds labels as well, which say more than inputs; --labels {inputs} uses them", stacklevel=2
+            f"{inputs} holds labels as well, which say more than inputs; --labels in place of --inputs uses them",
+            stacklevel=2,
         )
     copies = target.facts.get("copies") if preference.method not in BY_LABELS else None
     return preference.with_facts(read=dict(target.facts), **({} if copies is None else {"copies": copies}))

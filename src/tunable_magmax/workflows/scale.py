@@ -105,7 +105,7 @@ def _apart(scale: float, default: float) -> float:
 
 
 def _against(one: Share, other: Share) -> str:
-    return f"{one.value:.0%} against {other.value:.0%} right in cross-validation"
+    return f"{one.value:.0%} against {other.value:.0%} right with the final weights"
 
 
 def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference:

@@ -105,8 +105,8 @@ def find_head(
     """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
 
     They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
-    log; else the classifier that the model has itself, or with `run` that merges of its tasks have. `takes_run`:
-    whether the user may give a run, which an error advises then.
+    log; else the classifier that the model has itself; of a checkpoint of `run`, that which merges of its tasks have.
+    `takes_run`: whether the user may give a run, which an error advises then.
     """
     owner = run or _run_of(model)
     place = model.base if isinstance(model, Recipe) else model
@@ -142,11 +142,17 @@ def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
     if isinstance(model, Recipe):
         heads = named_heads(model.options.get("heads"), model.names, model.tasks)
         labels, prior = merged_labels(model.base, model.tasks, heads), model.options.get("class_bias")
-    elif run is not None and model == run.base:
+    elif run is not None and checkpoint_number(model, run) is not None:
         labels, prior = merged_labels(run.base, run.tasks, run.heads), None
     else:
         labels, prior = own_labels(model), _written_prior(model)
     return None if labels is None else OwnHead(labels, prior)
+
+
+def checkpoint_number(model: Path, run: Run) -> int | None:
+    """Returns which checkpoint of a run a path is, 0 is the base; None if it is none of them."""
+    places = [path.resolve() for path in (run.base, *run.tasks)]
+    return places.index(model.resolve()) if model.resolve() in places else None
 
 
 def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:

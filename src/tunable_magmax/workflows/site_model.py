@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", "preference.json", "tmx-tailor.json"
 VERSION = 1
+OPINIONS = ("weights", "alpha", "equal")
+"""Methods of preferences that no sample was asked about."""
 LIKELY = 10
 """How many of the likeliest classes a record and a card name."""
 
@@ -72,6 +74,15 @@ def weights_words(method: str) -> str:
     return "weights given by hand" if method == "weights" else f"weights by {method}"
 
 
+def weights_error(found: Mapping[str, Any]) -> str:
+    """Returns the expected error of a record's weights, as the end of a sentence; nothing is known of an opinion's.
+
+    >>> weights_error({"method": "probe", "expected_error": 0.08}), weights_error({"method": "weights"})
+    ('; expected error 0.08', '')
+    """
+    return "" if found["method"] in OPINIONS else f"; expected error {found['expected_error']:.2f}"
+
+
 def record_bytes(record: Mapping[str, Any]) -> bytes:
     """Returns the content of tmx-tailor.json: equal records are equal bytes."""
     return (json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -107,7 +118,8 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
     samples = f" from {found['samples']} samples of the site" if found["samples"] else ""
     yield from ("## Tailored to a site", "")
     words = weights_words(found["method"]).replace("weights", "Weights", 1)
-    yield f"{words}{samples}; expected error {found['expected_error']:.2f} (half-L1)."
+    error = weights_error(found)
+    yield f"{words}{samples}{error}{' (half-L1)' if error else ''}."
     yield from ("", "| task | weight | interval |", "| --- | ---: | --- |")
     ends = preference.intervals or [None] * len(labels)
     for label, weight, pair in zip(labels, preference.weights, ends, strict=True):

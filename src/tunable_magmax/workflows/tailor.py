@@ -25,7 +25,15 @@ from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
-from tunable_magmax.workflows.overshoot import Agreement, check_agreement, why_not
+from tunable_magmax.workflows.overshoot import (
+    Agreement,
+    can_embed,
+    check_agreement,
+    count_calls,
+    embedded_by,
+    missed_warning,
+    why_not,
+)
 from tunable_magmax.workflows.own import takes_prior
 from tunable_magmax.workflows.prefer import Estimation, Preferred, class_tables, prefer_for
 from tunable_magmax.workflows.scale import BASE, LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
@@ -159,18 +167,22 @@ def tailor(
         work.prefer()
         work.choose()
         notes = work.merge(place, Additions(work.files, known_by), lambda: _texts(caught), notify)
-    texts = tuple(dict.fromkeys([*work.record["warnings"], *work.report.warnings]))
+    texts = tuple(dict.fromkeys([*work.texts, *work.report.warnings]))
     shown = {phase: round(seconds, 3) for phase, seconds in work.seconds.items()}
     return Tailored(place, work.record, work.preference, run.labels, work.report, texts, notes, shown)
 
 
 class _Work:
-    """The steps of one tailoring, and what each of them found."""
+    """The steps of one tailoring, and what each of them found.
+
+    `texts`: all warnings, with paths as they were given; in the record they are names.
+    """
 
     def __init__(self, target: TargetSamples, head: Head, tailoring: Tailoring, given: Preference | None) -> None:
         self.target, self.head, self.tailoring, self.given = target, head, tailoring, given
         self.seconds: dict[str, float] = {}
         self.warnings: list[str] = []
+        self.texts: list[str] = []
         self.choice: Choice | None = None
         self.scale: ScaleChoice | None = None
         self.agreement: Agreement | None = None
@@ -388,10 +400,9 @@ class _Work:
         from tunable_magmax.models.head import head_bytes
 
         unasked = self.tailoring.check == "none" or self.given is not None or self._unmerged
-        if not unasked and why_not(self.target) is None:
+        if not unasked and can_embed(self.target):
             with self._phase("checking"):
-                self.agreement = check_agreement(self.target, self.head, self.preference, folder)
-            self.warnings += filter(None, [self.agreement.warning])
+                self._check(folder)
         self.record = self._record(report)
         content = {
             **({} if self.head.own else {HEAD: head_bytes(self.head)}),
@@ -400,11 +411,20 @@ class _Work:
         }
         return AddedFiles(content, card_section(self.record, self.preference, self.target.run.labels))
 
+    def _check(self, folder: Path) -> None:
+        """Warns if the merged model overshoots, or hardly knows a task that has a weight."""
+        target, head, preference = self.target, self.head, self.preference
+        features = embedded_by(target, head, folder)
+        if why_not(target) is None:
+            self.agreement = check_agreement(target, head, preference, features)
+            self.warnings += filter(None, [self.agreement.warning])
+        self.warnings += filter(None, [missed_warning(count_calls(target, head, preference, features))])
+
     def _record(self, report: MergeReport) -> dict[str, Any]:
         preference, sources, merged = self.preference, self.target.sources, self.merged
         named = sources.named()
         paths = [*(value for value in named.values() if isinstance(value, Path)), *self._places()]
-        texts = dict.fromkeys([*self.warnings, *self._texts()])
+        self.texts = list(dict.fromkeys([*self.warnings, *self._texts()]))
         scale = None if self.scale is None else {**self.scale.to_dict(), "sentence": self.scale.sentence}
         choice, check = self.choice, self.agreement
         return {
@@ -429,7 +449,7 @@ class _Work:
             "choice": choice and {**choice.to_dict(), "sentence": choice.sentence, "simpler": choice.simpler},
             "scale_by_pairs": scale,
             "check": check and {**check.to_dict(), "sentence": check.sentence},
-            "warnings": [without_paths(text, paths) for text in texts],
+            "warnings": [without_paths(text, paths) for text in self.texts],
         }
 
     def _places(self) -> list[Path]:

@@ -29,7 +29,7 @@ from tunable_magmax.files import show_size
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.tailor import Tailored
+    from tunable_magmax.workflows.site_model import Tailored
     from tunable_magmax.workflows.tailoring import Tailoring, TailorPlan
 
 SHOWN = 12

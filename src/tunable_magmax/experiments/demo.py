@@ -35,8 +35,8 @@ from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.candidates import right_answers
 from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.site_model import HEAD
-from tunable_magmax.workflows.tailor import Tailored, tailor
+from tunable_magmax.workflows.site_model import HEAD, Tailored
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 

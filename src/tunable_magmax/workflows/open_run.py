@@ -27,8 +27,9 @@ from tunable_magmax.workflows.plan import MergePlan, plan_merge
 from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
 from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
+from tunable_magmax.workflows.site_model import Tailored
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
-from tunable_magmax.workflows.tailor import Tailored, tailor
+from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 from tunable_magmax.workflows.verdicts import Comparison

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from tunable_magmax.files import load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
+from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 from tunable_magmax.workflows.verify import log_entries
 
@@ -201,11 +202,52 @@ def is_complete(out: Path, wanted: Mapping[str, Any]) -> bool:
     return same and all((out / name).is_file() for name in report["files"])
 
 
-def read_finished(out: Path) -> tuple[dict[str, Any], Preference, MergeReport]:
-    """Reads record, preference and report of a tailored model."""
+@dataclass(frozen=True, repr=False)
+class Tailored:
+    """A tailored model. `record` is what tmx-tailor.json holds; `seconds` by phase are in no file.
+
+    `complete`: the model was there already, made from the same inputs with the same options. It stands for its
+    directory wherever a path is expected.
+    """
+
+    out: Path
+    record: Mapping[str, Any]
+    preference: Preference
+    labels: tuple[str, ...]
+    report: MergeReport
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    complete: bool = False
+
+    def __fspath__(self) -> str:
+        return str(self.out)
+
+    def __repr__(self) -> str:
+        merge, again = self.record["merge"], ", which was there already" if self.complete else ""
+        prior = "no site prior" if self.record["prior"] is None else "with a site prior"
+        told = f"; {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
+        return (
+            f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
+            f"  merged by {merge['method']}, scale {merge['scale']:g}, {prior}{told})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        record = {key: value for key, value in self.record.items() if key != "warnings"}
+        files = dict(self.report.files)
+        about = {"already_complete": self.complete, "elements": self.report.elements, "files": files}
+        warned = {"warnings": list(self.warnings), "notes": list(self.notes)}
+        return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds), **warned}
+
+
+def read_finished(out: Path, labels: tuple[str, ...]) -> Tailored:
+    """Reads a tailored model that is complete."""
     from tunable_magmax.workflows.inspect import read_report
 
-    return read_json(out / RECORD), Preference.load(out / PREFERENCE), read_report(out)
+    record, report = read_json(out / RECORD), read_report(out)
+    texts = (*record["warnings"], *report.warnings)
+    return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, texts, complete=True)
 
 
 # -- a model that was not finished ------------------------------------------------------------------------------------

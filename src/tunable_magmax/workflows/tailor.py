@@ -6,9 +6,9 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import shown_shares
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
@@ -42,6 +41,7 @@ from tunable_magmax.workflows.site_model import (
     PREFERENCE,
     RECORD,
     VERSION,
+    Tailored,
     Unfinished,
     card_section,
     fingerprint,
@@ -77,45 +77,6 @@ if TYPE_CHECKING:
 FEW = 20
 """Samples below which weights say little without their intervals."""
 AS_TRIED = "as it was tried"
-
-
-@dataclass(frozen=True, repr=False)
-class Tailored:
-    """A tailored model. `record` is what tmx-tailor.json holds; `seconds` by phase are in no file.
-
-    `complete`: the model was there already, made from the same inputs with the same options. It stands for its
-    directory wherever a path is expected.
-    """
-
-    out: Path
-    record: Mapping[str, Any]
-    preference: Preference
-    labels: tuple[str, ...]
-    report: MergeReport
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    complete: bool = False
-
-    def __fspath__(self) -> str:
-        return str(self.out)
-
-    def __repr__(self) -> str:
-        merge, again = self.record["merge"], ", which was there already" if self.complete else ""
-        prior = "no site prior" if self.record["prior"] is None else "with a site prior"
-        told = f"; {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
-        return (
-            f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
-            f"  merged by {merge['method']}, scale {merge['scale']:g}, {prior}{told})"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything for JSON."""
-        record = {key: value for key, value in self.record.items() if key != "warnings"}
-        files = dict(self.report.files)
-        about = {"already_complete": self.complete, "elements": self.report.elements, "files": files}
-        warned = {"warnings": list(self.warnings), "notes": list(self.notes)}
-        return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds), **warned}
 
 
 @dataclass(frozen=True)
@@ -155,9 +116,7 @@ def tailor(
     known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
     overwrite = bool(tailoring.output.get("overwrite", False))
     if not overwrite and is_complete(place, known_by):
-        record, found, report = read_finished(place)
-        texts = (*record["warnings"], *report.warnings)
-        return Tailored(place, record, found, run.labels, report, texts, complete=True)
+        return read_finished(place, run.labels)
     check_place(place, overwrite)
     check_adapters(run, sources, tailoring)
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed, progress)

@@ -28,6 +28,7 @@ from tunable_magmax.evaluation.comparison import paired
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head, save_head
 from tunable_magmax.models.profiling import make_profile
+from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows import choice as choosing
@@ -45,6 +46,7 @@ from tunable_magmax.workflows.tailoring import (
     default_method,
     effective_tasks,
     plan_tailor,
+    prior_warnings,
     why_not_tsv,
     with_site_prior,
 )
@@ -541,6 +543,21 @@ def test_pairs_that_nothing_may_choose_by(probed, site, tmp_path):
     found = made(probed, few, tmp_path / "rough")
     assert "3 samples are few: the weights are rough; look at their intervals" in found.warnings
     assert "3 pairs are too few to choose a model or a scale by; 8 are needed" in found.warnings
+
+
+def test_unsure_weights_of_many_tasks_are_told(probed):
+    def told(method, samples, weights=(1, 1, 1, 1, 1)):
+        found = Preference(weights, method, {"samples": samples}, prior=SitePrior({"red": 1.0}, eps=0.1))
+        warned = prior_warnings(Run.open(probed.path), found, ["red"], unwanted=False)
+        return [text for text in warned if "spread over many tasks" in text]
+
+    assert told("label", 8) == [
+        "the weights are spread over many tasks and unsure (expected error 0.28). If the site wants all tasks alike, "
+        "the prior costs accuracy, and --equal is better; more samples, or labels, tell"
+    ]
+    assert told("label", 200) == []
+    assert told("weights", 8) == []
+    assert told("label", 8, (3, 1, 0, 0, 0)) == []
 
 
 def test_one_sample_is_no_plural(probed, tmp_path):

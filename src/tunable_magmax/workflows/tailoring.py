@@ -21,7 +21,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import refuse_adapters
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
 from tunable_magmax.workflows.prefer import Estimation, class_tables, opinions
-from tunable_magmax.workflows.site_model import Unfinished, fingerprint
+from tunable_magmax.workflows.site_model import OPINIONS, Unfinished, fingerprint
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # Above this effective number of tasks, tsv keeps the lead that Tunable MAGMAX loses; below, they are level, and Tunable
 # MAGMAX is exact and several times as fast. Chosen on other seeds and environments than the tables' (docs/results.md).
 MANY_TASKS = 3.2
+
+# Weights over many tasks with a larger expected error may be those of all tasks alike, where a prior costs accuracy.
+UNSURE = 0.2
 
 
 def effective_tasks(weights: Sequence[float]) -> float:
@@ -190,7 +193,7 @@ def require_head(target: TargetSamples, headers_only: bool = False) -> Head:
 
 
 def prior_warnings(run: Run, preference: Preference, classes: Sequence[str], unwanted: bool) -> Iterator[str]:
-    """Yields what a user should know of the prior: there is none, or it is about other classes than the head's."""
+    """Yields what a user should know of the prior: none is there, it is about other classes, its weights are unsure."""
     if unwanted:
         return
     if preference.prior is None:
@@ -210,6 +213,12 @@ def prior_warnings(run: Run, preference: Preference, classes: Sequence[str], unw
         yield (
             f"{what} to no task, and the prior makes {_them(strange)} unlikely: {some_of(strange, show=repr)}; "
             "--prior none leaves the prior out"
+        )
+    error = preference.expected_error
+    if preference.method not in OPINIONS and effective_tasks(preference.weights) > MANY_TASKS and error > UNSURE:
+        yield (
+            f"the weights are spread over many tasks and unsure (expected error {error:.2f}). If the site wants all "
+            "tasks alike, the prior costs accuracy, and --equal is better; more samples, or labels, tell"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tunable_magmax.experiments.records import Record
 from tunable_magmax.experiments.results import (
@@ -106,7 +106,7 @@ def budget_drawings(results: Results) -> list[Drawing]:
 
 
 def sweep_drawings(results: Results) -> list[Drawing]:
-    """Draws accuracy against M, the number of tasks in an environment."""
+    """Draws accuracy against M, the number of tasks in an environment; rows with a site prior have their own panel."""
     drawings = []
     for setting in results.settings:
         curves: dict[str, dict[float, Mean]] = {}
@@ -116,8 +116,23 @@ def sweep_drawings(results: Results) -> list[Drawing]:
             curves[row] = {float(mixture_parts(m)[1]): mean for m, mean in means.items() if mean is not None}
         title = f"{setting}: accuracy against the number of tasks in the environment"
         label = "M: tasks in the environment, in equal shares"
-        drawings += _lines(f"m-sweep-{slug(setting)}", title, {setting: curves}, label)
+        panels = {
+            "with the site prior": {row: curve for row, curve in curves.items() if "+prior" in row},
+            "without the site prior": {row: curve for row, curve in curves.items() if "+prior" not in row},
+        }
+        shown = {name: rows for name, rows in panels.items() if rows}
+        drawings += _lines(f"m-sweep-{slug(setting)}", title, shown, label, without_prior)
     return drawings
+
+
+def without_prior(row: str) -> str:
+    """Returns a row's name in a panel that says whether rows have a prior.
+
+    >>> without_prior("tsv:auto@1+prior"), without_prior("magmax@best+prior:label")
+    ('tsv:auto@1', 'magmax@best, prior by label')
+    """
+    name, _, source = row.partition("+prior")
+    return f"{name}, prior by {source[1:]}" if source not in ("", ":auto") else name
 
 
 def meta_drawings(results: Results) -> list[Drawing]:
@@ -169,31 +184,39 @@ def leads_drawings(results: Results) -> list[Drawing]:
 
 
 def _lines(
-    name: str, title: str, shown: Mapping[str, Mapping[str, Mapping[float, Mean]]], x_label: str
+    name: str,
+    title: str,
+    shown: Mapping[str, Mapping[str, Mapping[float, Mean]]],
+    x_label: str,
+    named: Callable[[str], str] = str,
 ) -> list[Drawing]:
-    """Draws curves of rows over two or more values that stand at equal distances; baselines are plain lines."""
+    """Draws curves of rows over two or more values that stand at equal distances; a panel for each of `shown`.
+
+    What knows nothing of the site is a plain line. `named`: rows of one name have one style and one entry.
+    """
     values = sorted({value for curves in shown.values() for points in curves.values() for value in points})
     if len(values) < 2:
         return []
     places = {value: float(k) for k, value in enumerate(values)}
     ticks = {place: f"{value:g}" for value, place in places.items()}
     rows = list(dict.fromkeys(row for curves in shown.values() for row in curves))
-    own = [row for row in rows if row_parts(row)[0] == "tunable"]
-    rivals = [row for row in rows if row not in own]
+    own = list(dict.fromkeys(named(row) for row in rows if row_parts(row)[1]))
+    rivals = list(dict.fromkeys(named(row) for row in rows if not row_parts(row)[1]))
     panels, texts = [], []
-    for setting, curves in shown.items():
+    for panel, curves in shown.items():
         lines = []
         for row, points in curves.items():
             placed = {places[value]: mean for value, mean in points.items()}
-            style = (own if row in own else rivals).index(row)
-            lines.append(Curve(row, _percents(placed), style, rival=row in rivals))
+            label = named(row)
+            style = (own if label in own else rivals).index(label)
+            lines.append(Curve(label, _percents(placed), style, rival=label in rivals))
             low, high = min(points), max(points)
             texts.append(
-                f"{row} in {setting} from {100 * points[low].mean:.1f} % at {low:g} to "
+                f"{row} in {panel} from {100 * points[low].mean:.1f} % at {low:g} to "
                 f"{100 * points[high].mean:.1f} % at {high:g}"
             )
-        panels.append(Panel(setting if len(shown) > 1 else "", x_label, lines, ticks=ticks))
-    figure = draw_curves(panels, wide=5.6 if len(shown) == 1 else 3.9, height=3.6)
+        panels.append(Panel(panel if len(shown) > 1 else "", x_label, lines, ticks=ticks))
+    figure = draw_curves(panels, wide=5.6 if len(shown) == 1 else 3.9, height=3.6, share="all")
     return [Drawing(name, title, f"Lines of accuracy. {'; '.join(texts)}.", figure)]
 
 

@@ -215,14 +215,16 @@ def _finish(axes: Any, title: str, label: str) -> None:
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:
-    """Draws one legend below all panels."""
+    """Draws one legend below all panels; one of many lines makes the figure higher, not the panels lower."""
     entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0].startswith("MAGMAX")))  # comparisons last
-    inches = figure.get_size_inches()[0]
+    inches, height = figure.get_size_inches()
     longest = max(map(len, entries))
     columns = max(1, min(len(entries), int(inches / (0.085 * longest + 0.6))))
+    lines = -(-len(entries) // columns)
+    figure.set_size_inches(inches, height + 0.2 * max(0, lines - 2))
     place = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False, "handlelength": 3}
     figure.legend(entries.values(), entries.keys(), **place)

@@ -241,14 +241,17 @@ def _groups(records: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def _worth_showing(rows: list[str]) -> list[str]:
-    """Returns every baseline at its best scale and every preference at the chosen one, where there is such a row."""
+    """Returns every baseline at its best scale and every preference at the chosen one, where there is such a row.
+
+    Of the rows with a prior: tailored models, and baselines with the prior of the default preference.
+    """
     kept = []
     for row in rows:
         base, preference, scale, options = row_parts(row)
         wanted = (CHOSEN, "0.5") if base == "tunable" else ("best", "0.5")
         name = f"{base}:{preference}" if preference else base
         first = next((f"{name}@{each}" for each in wanted if f"{name}@{each}" in rows), row)
-        if not options and (not scale or row == first):
+        if base == "tailor" or options == "+prior:auto" or (not options and (not scale or row == first)):
             kept.append(row)
     return kept
 

@@ -111,14 +111,14 @@ def test_the_bar_shows_the_best_so_far(monkeypatch):
     from rich.progress import Progress
 
     bars = Progress()
-    monkeypatch.setattr(terminal, "_bars", lambda quiet: contextlib.nullcontext(bars))
+    monkeypatch.setattr(terminal, "_display", lambda quiet: contextlib.nullcontext(terminal.drawn_bars(bars)))
     with terminal.search_bars(False, 5, []) as (progress, watch):
         progress("loading", 1, 3)
         for count in (1, 2, 3):
             watch([Trial((1, 0), None, value) for value in (0.5, 0.75, 0.25)[:count]])
     assert [(task.description, task.completed, task.total, task.fields["note"]) for task in bars.tasks] == [
-        ("search", 3, 5, "best 75.0%"),
         ("loading", 1, 3, ""),
+        ("search", 3, 5, "best 75.0%"),
     ]
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax
+from tunable_magmax.cli import terminal
 
 TMX = [sys.executable, "-c", "from tunable_magmax.cli.app import main; main()"]
 HOSTILE = {"a\x1b[31mred\x07": 4, "b\u202eevil": 4, "[bold]c\nerror: all is lost": 3, "d\x9b2J\x7f": 2}
@@ -53,6 +54,30 @@ def test_names_cannot_control_the_terminal(hostile: Path, tmx) -> None:
     for result in (shown, merged, *others):
         assert harmless(result.out)
         assert harmless(result.err)
+
+
+def test_where_stderr_is_no_terminal_long_work_is_told_in_a_few_lines(capsys, monkeypatch) -> None:
+    now = 0.0
+    display = terminal.progress_lines(clock=lambda: now)
+    for now in range(100 + 1):  # the clock reads it
+        display("training", "task 1 of 2", now, 200, "loss 0.5")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "task 1 of 2: 5% after 10 s, loss 0.5"
+    assert len(said) == 10
+    now = 100_000.0
+    display("merge", "merging", 0, 0, "")
+    assert capsys.readouterr().err == "merging: after 100000 s\n"
+    now += 9_000
+    display("merge", "merging", 1, 1, "")
+    assert not capsys.readouterr().err
+    with terminal.progress_bars(quiet=False) as progress:
+        progress("merge", 1, 2)  # too early to be told
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    with terminal.progress_bars(quiet=True) as nothing:
+        assert nothing is None
+    with terminal.progress_bars(quiet=False) as progress:
+        progress("merge", 1, 2)
+    assert capsys.readouterr() == ("", "merging: 50% after 0 s\n")
 
 
 def test_json_of_odd_names_is_still_json(hostile: Path, tmx) -> None:

@@ -107,10 +107,12 @@ def test_the_picture_and_the_results_are_there(demo):
 
 def test_started_again_it_trains_no_more_and_finds_the_same(small, demo):
     out, found = demo
-    phases = set()
-    again = run_demo(out, progress=lambda phase, done, total: phases.add(phase))
+    phases, news = set(), []
+    again = run_demo(out, progress=lambda phase, done, total: phases.add(phase), notify=news.append)
     assert again == found
     assert not phases & {"pre-training", "train"}
+    assert "choosing" in phases
+    assert news == [f"{out} holds an earlier demonstration: its training is complete, and the rest is made again"]
 
 
 def test_the_command_tells_what_was_found(demo, capsys, monkeypatch):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import progress_bars, show
+from tunable_magmax.cli.terminal import note, progress_bars, show
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Scores
@@ -38,7 +38,7 @@ def demo(
     from tunable_magmax.experiments.demo import run_demo
 
     with progress_bars(quiet=as_json) as progress:
-        story = run_demo(out, seed=seed, progress=progress)
+        story = run_demo(out, seed=seed, progress=progress, notify=None if as_json else note)
     show(story.to_json() if as_json else _table(story) + _story(story, out))
 
 

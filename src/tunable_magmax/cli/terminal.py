@@ -1,4 +1,4 @@
-"""What commands show on a terminal: tables of plain text, progress bars on stderr, and warnings as plain lines.
+"""What commands show on a terminal: tables of plain text, progress on stderr, and warnings as plain lines.
 
 All text goes through `show` and `tell`, which make visible what would otherwise control the terminal.
 """
@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
@@ -147,36 +148,33 @@ PHASES = {
     "digest": "hashing",
     "convert": "writing",
 }
+PATIENCE = 10.0
+"""Seconds for which nothing is said where stderr is no terminal: short commands leave no lines in a log."""
 
 
 @contextmanager
 def progress_bars(quiet: bool) -> Iterator[Progress | None]:
-    """Yields a callback progress(phase, done, total) that draws one bar for each phase; None where nobody watches."""
-    with _bars(quiet) as bars:
-        yield None if bars is None else _phases(bars)
+    """Yields a callback progress(phase, done, total) that shows how far each phase is; None if nothing is wanted."""
+    with _display(quiet) as display:
+        yield None if display is None else _phases(display)
 
 
 @contextmanager
 def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
-    """Yields such a callback, and one for training that also shows loss and speed; None where nobody watches."""
-    with _bars(quiet) as bars:
-        if bars is None:
+    """Yields such a callback, and one for training that also shows loss and speed; None if nothing is wanted."""
+    with _display(quiet) as display:
+        if display is None:
             yield None, None
             return
-        training = bars.add_task("", total=None, note="", visible=False)
 
         def watch(tick: Tick) -> None:
+            what = f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}"
             # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
-            bars.update(
-                training,
-                description=f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}",
-                completed=int(1000 * (tick.task + tick.step / tick.steps)),
-                total=1000 * tick.tasks,
-                note=f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s",
-                visible=True,
-            )
+            done = int(1000 * (tick.task + tick.step / tick.steps))
+            note = f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s"
+            display("training", what, done, 1000 * tick.tasks, note)
 
-        yield _phases(bars), watch
+        yield _phases(display), watch
 
 
 @contextmanager
@@ -184,42 +182,72 @@ def search_bars(
     quiet: bool, trials: int, tried: list[Trial]
 ) -> Iterator[tuple[Progress | None, Callable[[Sequence[Trial]], None]]]:
     """Yields such a callback, and one for the trials of a search, kept in `tried`; its bar shows the best."""
-    with _bars(quiet) as bars:
-        search = None if bars is None else bars.add_task("search", total=trials, note="", visible=False)
+    with _display(quiet) as display:
 
         def watch(history: Sequence[Trial]) -> None:
             tried[:] = history
-            if bars is not None:
+            if display is not None:
                 best = max(trial.value for trial in history)
-                bars.update(search, completed=len(history), note=f"best {best:.1%}", visible=True)
+                display("search", "search", len(history), trials, f"best {best:.1%}")
 
-        yield None if bars is None else _phases(bars), watch
+        yield None if display is None else _phases(display), watch
+
+
+Display: TypeAlias = Callable[[str, str, int, int, str], None]
+"""Called as display(bar, what, done, total, note): the bar is the same while what it is about changes."""
+
+
+def _phases(display: Display) -> Progress:
+    return lambda phase, done, total: display(phase, PHASES.get(phase, phase), done, total, "")
 
 
 @contextmanager
-def _bars(quiet: bool) -> Iterator[Any]:
-    if quiet or not sys.stderr.isatty():
+def _display(quiet: bool) -> Iterator[Display | None]:
+    """Yields what shows progress on stderr: bars on a terminal, lines in a file or pipe; None if nothing is wanted."""
+    if quiet:
         yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    elif not sys.stderr.isatty():
+        yield progress_lines()
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
 
-    what, note = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
-    columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), note)
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        yield bars
+        what, note = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
+        columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), note)
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+            yield drawn_bars(bars)
 
 
-def _phases(bars: Any) -> Progress:
+def drawn_bars(bars: Any) -> Display:
+    """Returns what draws each bar as a task of rich's `Progress`."""
     tasks: dict[str, Any] = {}
 
-    def update(phase: str, done: int, total: int) -> None:
-        if phase not in tasks:
-            tasks[phase] = bars.add_task(PHASES.get(phase, phase), total=total, note="")
-        bars.update(tasks[phase], completed=done, total=total)
+    def display(bar: str, what: str, done: int, total: int, note: str) -> None:
+        if bar not in tasks:
+            tasks[bar] = bars.add_task(what, total=total, note=note)
+        bars.update(tasks[bar], description=what, completed=done, total=total, note=note)
 
-    return update
+    return display
+
+
+def progress_lines(clock: Callable[[], float] = time.monotonic) -> Display:
+    """Returns what prints a plain line now and then: each is at least `PATIENCE` seconds, and a tenth, after the last.
+
+    So a command of two minutes leaves about ten lines in a log, and one of a day less than a hundred.
+    """
+    began = last = clock()
+
+    def display(bar: str, what: str, done: int, total: int, note: str) -> None:
+        nonlocal last
+        now = clock()
+        if now - last < max(PATIENCE, (now - began) / 10):
+            return
+        last = now
+        share = f"{done / total:.0%} " if total else ""
+        tell(f"{what}: {share}after {now - began:.0f} s{note and f', {note}'}\n")
+
+    return display
 
 
 _given: ContextVar[set[str] | None] = ContextVar("given", default=None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,7 @@ from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.head import Head, load_head
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
-from tunable_magmax.runs.run import Run
+from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.candidates import right_answers
@@ -116,7 +116,9 @@ class Demonstration:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None) -> Demonstration:
+def run_demo(
+    out: str | Path, *, seed: int = 0, progress: Progress | None = None, notify: Callable[[str], None] | None = None
+) -> Demonstration:
     """Trains, makes two sites, tailors models to them and measures; everything is left in `out`.
 
     Called again, it continues the training where that stopped, and makes the rest anew.
@@ -127,13 +129,15 @@ def run_demo(out: str | Path, *, seed: int = 0, progress: Progress | None = None
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
     with one_thread():
-        config = _config(place, seed)
+        config, news = _config(place, seed)
+        if notify is not None:
+            notify(news)
         learnt, forgetting = _train(config, place / "run", report)
         for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
         for k in range(len(SITES)):
             _write_site(place, k, seed, report)
-        models = _tailor(place)
+        models = _tailor(place, report)
         rows = _measure(place, config, models, report)
     drawn = "".join(alphabets()[0].characters)
     demonstration = Demonstration(
@@ -165,24 +169,30 @@ def demo_config(seed: int) -> dict[str, Any]:
     return {"model": "glyphs", "benchmark": benchmark, "train": OPTIMISATION, "seed": seed}
 
 
-def _config(place: Path, seed: int) -> TrainConfig:
-    """Writes run.yaml, and removes the run of another seed or version."""
-    file = place / CONFIG
+def _config(place: Path, seed: int) -> tuple[TrainConfig, str]:
+    """Writes run.yaml, and removes the run of another seed or version; also returns in words what is done."""
+    file, run = place / CONFIG, place / "run"
     if place.exists() and not file.exists():
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
     wanted = yaml.safe_dump(demo_config(seed), sort_keys=False, allow_unicode=True)
+    news = f"everything goes to {place}; this takes about two minutes"
     if place.exists() and file.read_text(encoding="utf-8") != wanted:
-        shutil.rmtree(place / "run", ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+        news = f"{place} holds a demonstration of another seed or version, which is replaced"
+    elif is_run(run):
+        done = len(Run.open(run, begun=True).tasks)
+        state = "its training is complete" if done == len(TASKS) else f"its training goes on after task {done}"
+        news = f"{place} holds an earlier demonstration: {state}, and the rest is made again"
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(wanted, encoding="utf-8")
-    return TrainConfig.read(yaml.safe_load(wanted), place, str(file))
+    return TrainConfig.read(yaml.safe_load(wanted), place, str(file)), news
 
 
 def _train(config: TrainConfig, run: Path, report: Progress) -> tuple[tuple[float, ...], float]:
     """Trains the sequence; returns each task's accuracy when it was new, and what was forgotten."""
 
     def watch(tick: Any) -> None:
-        report("train", (tick.task - 1) * tick.steps + tick.step, tick.tasks * tick.steps)
+        report("train", tick.task * tick.steps + tick.step, tick.tasks * tick.steps)
 
     matrix = train_sequence(config, run, device="cpu", progress=report, watch=watch).matrix
     assert matrix is not None
@@ -230,7 +240,7 @@ def _known_pictures(folder: Path, classes: tuple[str, ...]) -> Samples:
 # -- models and accuracies --------------------------------------------------------------------------------------------
 
 
-def _tailor(place: Path) -> dict[str, dict[str, Tailored]]:
+def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
     """Tailors models to each site from what is known of it; returns them by site and source."""
     run = Run.open(place / "run")
     return {
@@ -241,6 +251,7 @@ def _tailor(place: Path) -> dict[str, dict[str, Tailored]]:
                 place / "models" / f"{slug(site)}-{source}",
                 Tailoring(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
                 TargetReading(device="cpu"),
+                progress=report,
             )
             for source in SOURCES
         }

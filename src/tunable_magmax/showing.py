@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     import pandas
 
 
+def number(count: int, one: str, many: str | None = None) -> str:
+    """Returns a number of things as text.
+
+    >>> number(1, "tensor"), number(1200, "tensor")
+    ('1 tensor', '1,200 tensors')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5) -> str:
     """Returns the largest shares with their names, in the order given, and how many more there are.
 

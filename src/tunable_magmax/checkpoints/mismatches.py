@@ -13,6 +13,7 @@ from typing import Literal
 
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.errors import closest, some_of
+from tunable_magmax.showing import number
 
 HINTS = 12
 """So many problems come with a hint: each takes a look at all names."""
@@ -118,8 +119,9 @@ class Prefixed:
     def describe(self, limit: int) -> str:
         """Returns the difference in words, with at most `limit` names of each side."""
         side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
-        rest = [f"and {_count(self.extra, 'more tensor', limit)}"] if self.extra else []
-        rest += [f"but not {_count(self.missing, 'tensor', limit)}"] if self.missing else []
+        rest = [f"and {number(len(self.extra), 'more tensor')}: {some_of(self.extra, limit)}"] if self.extra else []
+        lacks = f"but not {number(len(self.missing), 'tensor')}: {some_of(self.missing, limit)}"
+        rest += [lacks] if self.missing else []
         return f"the names are the base's {side} the prefix {prefix!r}" + (f" ({', '.join(rest)})" if rest else "")
 
 
@@ -237,7 +239,7 @@ def describe_mismatches(
     listed = [*groups.values(), *(names for each in prefixed.values() for names in (each.extra, each.missing))]
     if any(len(names) > SHOWN for names in listed):
         advice.append("--json lists all of them (`problems` of the error in Python).")
-    title = f"these checkpoints can't be merged, {count:,} problem{'' if count == 1 else 's'}:"
+    title = f"these checkpoints can't be merged, {number(count, 'problem')}:"
     return "\n".join([title, *(f"  - {line}" for line in lines), *advice])
 
 
@@ -263,7 +265,3 @@ def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
     patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
     then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
     return f"Take the prefix off {whose} first: {command}{then}."
-
-
-def _count(names: Sequence[str], what: str, limit: int) -> str:
-    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}: {some_of(names, limit)}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
+from tunable_magmax.showing import number as number
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.search import Trial
@@ -74,15 +75,15 @@ def open_closed_streams() -> None:
 
     Whatever is then printed on stdout fails, as it should.
     """
-    for number, mode in ((1, os.O_RDONLY), (2, os.O_WRONLY)):
-        if (sys.stdout, sys.stderr)[number - 1] is not None:
+    for descriptor, mode in ((1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if (sys.stdout, sys.stderr)[descriptor - 1] is not None:
             continue
         nowhere = os.open(os.devnull, mode)
-        if nowhere != number:
-            os.dup2(nowhere, number)
+        if nowhere != descriptor:
+            os.dup2(nowhere, descriptor)
             os.close(nowhere)
-        stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        if number == 1:
+        stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        if descriptor == 1:
             sys.stdout = stream
         else:
             sys.stderr = stream
@@ -124,15 +125,6 @@ def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list
         lines += [*([""] if lines else []), *table([[*row[:fixed], *row[start:stop]] for row in rows])]
         start = stop
     return lines
-
-
-def number(count: int, one: str, many: str | None = None) -> str:
-    """Formats a number of things.
-
-    >>> number(1, "tensor"), number(1200, "tensor")
-    ('1 tensor', '1,200 tensors')
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def screen_width() -> int:

@@ -15,6 +15,7 @@ from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.data.tables import indexed
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import number
 
 Given: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
 """What a caller of the Python API may give for samples: a path, or the samples themselves."""
@@ -75,7 +76,7 @@ def given_labels(value: Given) -> Source:
         return path
     names = _label_names(_listed(value, "labels"))
     classes, labels = indexed(names)
-    origin = f"{_count(names, 'label')} in memory"
+    origin = f"{number(len(names), 'label')} in memory"
     return GivenSamples(origin, "text", len(names), _loader(names, "text"), classes, labels, items=tuple(names))
 
 
@@ -106,7 +107,7 @@ def given_samples(items: Sequence[Any], kind: Kind | None = None, labels: Sequen
         _check(item, kind, position)
     classes, indices = ((), None) if labels is None else indexed(_label_names(labels))
     labelled = "" if labels is None else "labelled "
-    origin = f"{_count(items, f'{labelled}{kind}')} in memory"
+    origin = f"{number(len(items), f'{labelled}{kind}')} in memory"
     return GivenSamples(origin, kind, len(items), _loader(items, kind), classes, indices, items=tuple(items))
 
 
@@ -136,10 +137,6 @@ def _label_names(labels: Sequence[Any]) -> list[str]:
         if not named and (isinstance(label, bool) or not isinstance(label, int)):
             raise InputError(f"label {position} is {label!r}, expected the name of a class, or its index")
     return [str(label) for label in labels]
-
-
-def _count(items: Sequence[Any], what: str) -> str:
-    return f"{len(items):,} {what}{'' if len(items) == 1 else 's'}"
 
 
 def _kind(item: Any) -> Kind:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.showing import data_frame
+from tunable_magmax.showing import data_frame, number
 
 if TYPE_CHECKING:
     import pandas
@@ -62,7 +62,7 @@ class Share:
         '75.0% of 4 samples right, 30.1 to 95.4%'
         """
         low, high = self.interval(level)
-        count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
+        count = number(self.samples, "sample")
         return f"{self.value:.1%} of {count} right, {100 * low:.1f} to {100 * high:.1f}%"
 
 

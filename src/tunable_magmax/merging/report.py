@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError, one_line
 from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import Options
-from tunable_magmax.showing import data_frame, shown_shares
+from tunable_magmax.showing import data_frame, number, shown_shares
 
 if TYPE_CHECKING:
     import pandas
@@ -140,7 +140,7 @@ class MergeReport:
     def __repr__(self) -> str:
         what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
         if self.counts is None or not self.elements:
-            return f"MergeReport({what}; {self.tasks} task{'' if self.tasks == 1 else 's'})"
+            return f"MergeReport({what}; {number(self.tasks, 'task')})"
         return f"MergeReport({what}; {shown_shares(self.columns, [count / self.elements for count in self.counts])})"
 
     def to_frame(self) -> pandas.DataFrame:

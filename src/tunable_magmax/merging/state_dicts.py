@@ -22,6 +22,7 @@ from tunable_magmax.merging.reading import Sources, cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.stream import Merge
+from tunable_magmax.showing import number
 
 StateDict = Mapping[str, Tensor]
 Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]
@@ -48,7 +49,7 @@ class Merged:
 
     def __repr__(self) -> str:
         about = repr(self.report).removeprefix("MergeReport(")
-        return f"Merged({len(self.state_dict):,} tensor{'' if len(self.state_dict) == 1 else 's'}; {about}"
+        return f"Merged({number(len(self.state_dict), 'tensor')}; {about}"
 
     def to_model(self, module: Module | None = None) -> Module:
         """Returns a copy of `module`, by default of the base, with the merged values and their types.
@@ -294,8 +295,7 @@ class MergeSession:
             self._merge.survey()
 
     def __repr__(self) -> str:
-        count = len(self._tasks)
-        return f"MergeSession({count} task{'' if count == 1 else 's'}, {self.elements:,} elements)"
+        return f"MergeSession({number(len(self._tasks), 'task')}, {self.elements:,} elements)"
 
     def __enter__(self) -> MergeSession:
         return self

@@ -19,6 +19,7 @@ from tunable_magmax.plots.figure import (
     task_colours,
 )
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.inspect import Layer, layers
 
 
@@ -151,7 +152,7 @@ def _title(preference: Preference) -> str:
     samples = preference.provenance.get("samples")
     parts = [preference.method]
     if isinstance(samples, int):
-        parts.append(f"{samples:,} sample{'' if samples == 1 else 's'}")
+        parts.append(number(samples, "sample"))
     if preference.intervals is not None:
         facts = preference.provenance.get("bootstrap")
         level = facts.get("level") if isinstance(facts, dict) else None

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from tunable_magmax.plots.figure import blank_figure, check_picture, plain, save_figure, short
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.verdicts import Comparison, Row
 
@@ -28,7 +29,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
             strong = prior or not first
             _draw(axes, row, place + shift, (MINE if own else WITH) if strong else WITHOUT, strong, comparison.level)
     _label(axes, list(models), mine.candidate)
-    count = f"{comparison.samples:,} sample{'' if comparison.samples == 1 else 's'}"
+    count = number(comparison.samples, "sample")
     axes.set_xlabel(f"accuracy (%) on {count}, lines: {100 * comparison.level:g} % intervals", fontsize=9)
     if first:
         _explain(figure)

@@ -23,7 +23,7 @@ from tunable_magmax.preference.estimate import (
     task_count,
 )
 from tunable_magmax.preference.prior import PriorSource, SitePrior, doubt, site_prior
-from tunable_magmax.showing import data_frame, html_table, shown_shares
+from tunable_magmax.showing import data_frame, html_table, number, shown_shares
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +116,7 @@ class Preference(WeightEstimate):
         samples = self.provenance.get("samples")
         if not isinstance(samples, int):
             return self.method
-        return f"{self.method}, {samples:,} sample{'' if samples == 1 else 's'}"
+        return f"{self.method}, {number(samples, 'sample')}"
 
     def _repr_html_(self) -> str:
         """Returns the weights as a table for a notebook."""

@@ -15,6 +15,7 @@ from tunable_magmax.files import Progress, load_json
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.candidates import (
     Candidate,
     Candidates,
@@ -115,7 +116,7 @@ def compare(
     fewest = least_samples(len(biases) * len(opened.candidates) - 1)
     if samples < fewest:
         warnings.warn(
-            f"{samples} sample{'' if samples == 1 else 's'} cannot show any difference between so many models, however "
+            f"{number(samples, 'sample')} cannot show any difference between so many models, however "
             f"large it is: give at least {fewest}, better some hundred",
             stacklevel=2,
         )

@@ -20,6 +20,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.compare import Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
 from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
@@ -85,7 +86,7 @@ class Run:
 
     def __repr__(self) -> str:
         count, profiled = len(self.tasks), len(self.profiles)
-        parts = [f"{count} task{'' if count == 1 else 's'}: {some_of(self.names)}"]
+        parts = [f"{number(count, 'task')}: {some_of(self.names)}"]
         parts += [f"{len({*chain(*self.classes.values())})} classes"] if self.classes else []
         parts += ["profiles" if profiled == count else f"{profiled} of {count} profiles"]
         return f"Run({str(self.path)!r}: {'; '.join([*parts, 'no head' if self.head is None else 'a head'])})"

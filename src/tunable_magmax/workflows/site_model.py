@@ -19,7 +19,7 @@ from tunable_magmax.files import load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import shown_shares
+from tunable_magmax.showing import number, shown_shares
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 from tunable_magmax.workflows.verify import log_entries
 
@@ -226,7 +226,7 @@ class Tailored:
     def __repr__(self) -> str:
         merge, again = self.record["merge"], ", which was there already" if self.complete else ""
         prior = "no site prior" if self.record["prior"] is None else "with a site prior"
-        told = f"; {len(self.warnings)} warning{'' if len(self.warnings) == 1 else 's'}" if self.warnings else ""
+        told = f"; {number(len(self.warnings), 'warning')}" if self.warnings else ""
         return (
             f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
             f"  merged by {merge['method']}, scale {merge['scale']:g}, {prior}{told})"

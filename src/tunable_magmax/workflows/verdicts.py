@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
-from tunable_magmax.showing import data_frame, html_table
+from tunable_magmax.showing import data_frame, html_table, number
 from tunable_magmax.workflows.candidates import Candidate
 from tunable_magmax.workflows.scoring import AppliedPrior
 
@@ -125,7 +125,7 @@ class Comparison:
         Samples that are too few to show any difference have no winner.
         """
         mine, best = self.tailored, self.best
-        count = f"{self.samples:,} sample{'' if self.samples == 1 else 's'}"
+        count = number(self.samples, "sample")
         others = [row for row in self.rows if row.pair is not None]
         fewest = least_samples(len(others))
         if self.samples < fewest:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
+from tunable_magmax.workflows.merge_records import logged_inputs
+from tunable_magmax.workflows.verify import verify_checkpoint
 
 METHODS = ["tunable_magmax", "magmax", "average", "random_mix", "ties", "task_arithmetic", "last_task", "tsv"]
 

@@ -51,7 +51,8 @@ def verify(
         Print all checks as JSON on stdout.
     """
     from tunable_magmax.runs.recipe import read_tasks
-    from tunable_magmax.workflows.verify import logged_inputs, verify_checkpoint
+    from tunable_magmax.workflows.merge_records import logged_inputs
+    from tunable_magmax.workflows.verify import verify_checkpoint
 
     paths, names = read_tasks(task or ())
     tasks = paths if names is None else dict(zip(names, paths, strict=True))

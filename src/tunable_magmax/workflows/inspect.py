@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.lora.adapter import open_stored
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.errors import InputError
-from tunable_magmax.files import read_whole
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.workflows.merge_records import read_report, report_place
 
 # What is shown of a merge's report.
 _SHOWN = (
@@ -131,29 +129,6 @@ def _kind(path: Path, files: Sequence[Path]) -> str:
     if not path.is_dir():
         return f"{what} file"
     return f"directory with {f'a {what} file' if len(files) == 1 else f'{len(files)} {what} files'}"
-
-
-def report_place(path: Path) -> Path:
-    """Returns where a merge's report is: in the directory, or beside a single file."""
-    return path / REPORT if path.is_dir() else path.with_name(f"{path.name.removesuffix('.safetensors')}.report.json")
-
-
-def read_report(path: str | Path) -> MergeReport:
-    """Reads the report of a merged checkpoint; a missing or broken one is an `InputError`."""
-    path = Path(path)
-    place = report_place(path)
-    if not path.exists() and not place.exists():
-        raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
-    try:
-        text = read_whole(place).decode()
-    except FileNotFoundError:
-        raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{place} cannot be read: {error}") from None
-    try:
-        return MergeReport.from_json(text)
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
 
 
 def layer_of(name: str) -> str:

@@ -153,7 +153,7 @@ def _is_saved(source: Path) -> bool:
 def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
     """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
     from tunable_magmax.checkpoints.hub import hub_name
-    from tunable_magmax.workflows.verify import logged_inputs
+    from tunable_magmax.workflows.merge_records import logged_inputs
 
     recipe = read_recipe(source)
     if base is not None and tasks:

@@ -21,6 +21,7 @@ from tunable_magmax.files import Progress, load_json
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
+from tunable_magmax.workflows.merge_records import logged_inputs
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head
@@ -191,8 +192,6 @@ def _run_of(model: Path | Recipe) -> Run | None:
     """Returns the run whose checkpoints these are, or were merged."""
     if isinstance(model, Recipe):
         return _holder([model.base, *model.tasks])
-    from tunable_magmax.workflows.verify import logged_inputs
-
     try:
         inputs = None if (run := _holder([model])) else logged_inputs(model)
     except InputError:  # no merge, or one without its report

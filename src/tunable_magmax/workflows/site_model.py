@@ -20,8 +20,8 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
+from tunable_magmax.workflows.merge_records import log_entries, read_report
 from tunable_magmax.workflows.target import TargetReading, TargetSources
-from tunable_magmax.workflows.verify import log_entries
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -243,8 +243,6 @@ class Tailored:
 
 def read_finished(out: Path, labels: tuple[str, ...]) -> Tailored:
     """Reads a tailored model that is complete."""
-    from tunable_magmax.workflows.inspect import read_report
-
     record, report = read_json(out / RECORD), read_report(out)
     texts = (*record["warnings"], *report.warnings)
     return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, texts, complete=True)

@@ -6,7 +6,6 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,11 @@ from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
-from tunable_magmax.files import Progress, is_plain_name, parse_json
+from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.workflows.inspect import read_report
+from tunable_magmax.workflows.merge_records import read_report
 
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.
@@ -342,38 +340,3 @@ def _short(value: object, names: Sequence[str] | None) -> str:
     if names is None or len(names) != len(value):
         return some_of(value, limit=8)
     return some_of([f"{one_line(name)} {part}" for name, part in zip(names, value, strict=True)], limit=8)
-
-
-# -- where the inputs were --------------------------------------------------------------------------------------------
-
-
-def logged_inputs(path: str | Path) -> Recipe | None:
-    """Returns a merge's base and tasks: by its log, if all still exist, or by its report, if all are on the hub."""
-    path = located(path)
-    report = read_report(path)
-    for entry in log_entries(path):
-        try:
-            made = entry["files"].items() <= dict(report.files).items()
-            inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])), names=report.names)
-        except (KeyError, TypeError, AttributeError):
-            continue
-        there = all(place.exists() for place in (inputs.base, *inputs.tasks))
-        if made and there and len(inputs.tasks) == report.tasks:
-            return inputs
-    if len(report.hub) <= report.tasks:
-        return None
-    base, *tasks = (Path(report.hub[role]) for role in ("base", *(f"task {t}" for t in range(1, report.tasks + 1))))
-    return Recipe(base, tuple(tasks))
-
-
-def log_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the entries of the log beside a merge, the newest first; a line cut short by a kill is left out."""
-    try:
-        lines = path.with_name(f"{path.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in reversed(lines):
-        with suppress(ValueError):
-            entry = parse_json(line, odd_names=True)
-            if isinstance(entry, dict):
-                yield entry

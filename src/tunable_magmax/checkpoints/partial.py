@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tunable_magmax.errors import InputError, StorageError, shortened
 from tunable_magmax.files import (
@@ -54,6 +54,11 @@ class Partial:
         self._marker = path / "commit.json"
         self._replaced = path / "replaced"
         self._lock: BaseFileLock | None = None
+
+    @classmethod
+    def of(cls, out: Path) -> Self:
+        """Returns the work in progress of an output, whether there is any or not."""
+        return cls(out.with_name(f"{out.name}.partial"))
 
     @property
     def locked(self) -> bool:
@@ -255,6 +260,13 @@ class Partial:
                 self.path.rmdir()
         finally:
             self.release()
+
+    def discard(self) -> None:
+        """Removes the directory, if there is one that no other process is at."""
+        if self.path.is_dir():
+            with suppress(InputError, OSError):
+                self.lock()
+                self.remove()
 
     def _clear(self) -> None:
         # First, so that a half-cleared directory is never continued: without a fingerprint nothing in it counts.

@@ -120,7 +120,7 @@ class Output:
         self._shards: dict[str, str] = {}
         self._sidecars: dict[str, str] = {}
         refuse_place(self.out)
-        self._partial = _partial_of(self.out)
+        self._partial = Partial.of(self.out)
         try:
             with self._partial.storing(self._partial.path):
                 if self._partial.path.exists():
@@ -146,12 +146,12 @@ class Output:
     @staticmethod
     def check_unfinished(out: str | Path, fingerprint: Mapping[str, object], fresh: bool = False) -> None:
         """Raises what the constructor would about unfinished work beside this place, without touching it."""
-        _partial_of(absolute(Path(out))).check(fingerprint, fresh)
+        Partial.of(absolute(Path(out))).check(fingerprint, fresh)
 
     @staticmethod
     def unfinished_bytes(out: str | Path) -> int:
         """Returns the bytes of unfinished work beside this place, for which the next run needs no more room."""
-        return _partial_of(absolute(Path(out))).bytes_on_disk()
+        return Partial.of(absolute(Path(out))).bytes_on_disk()
 
     @property
     def partial(self) -> Path:
@@ -370,7 +370,3 @@ def _content(source: Path) -> Iterator[bytes]:
         raise StorageError(
             f"{source}: reading failed ({error.strerror or error}): restore it and run the same command again"
         ) from error
-
-
-def _partial_of(out: Path) -> Partial:
-    return Partial(out.with_name(f"{out.name}.partial"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from tunable_magmax.checkpoints.companions import REPORT
+from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
@@ -23,7 +24,6 @@ from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.site_model import discard_unfinished
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetReading, TargetSources
@@ -114,7 +114,7 @@ class Writer:
         for folder in sorted(self.out.glob("*.partial")) if self.out.is_dir() else []:
             name = folder.name.removesuffix(".partial")
             if NAME.fullmatch(name) and not folder.is_symlink():
-                discard_unfinished(self.out / name)
+                Partial(folder).discard()
                 removed += [] if folder.exists() else [name]
         return removed
 
@@ -180,10 +180,10 @@ class Writer:
                 )
             self._tell(Model(name, out, "done", warnings=made.warnings))
         except Stopped:
-            discard_unfinished(out)
+            Partial.of(out).discard()
             self._tell(Model(name, out, "cancelled"))
         except Exception as error:
-            discard_unfinished(out)
+            Partial.of(out).discard()
             self._tell(Model(name, out, "failed", error=error_body(error)["error"]))
 
     def _tell(self, model: Model) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
-from tunable_magmax.errors import InputError
 from tunable_magmax.files import load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
@@ -266,7 +265,7 @@ class Unfinished:
     @property
     def file(self) -> Path:
         """Where the note is; it goes away together with the directory."""
-        return self.out.with_name(f"{self.out.name}.partial") / "tailor.json"
+        return Partial.of(self.out).path / "tailor.json"
 
     @property
     def content(self) -> dict[str, Any]:
@@ -295,12 +294,3 @@ class Unfinished:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
-
-
-def discard_unfinished(out: Path) -> None:
-    """Removes the unfinished work of a model, unless another process is at it."""
-    partial = Partial(out.with_name(f"{out.name}.partial"))
-    if partial.path.is_dir():
-        with suppress(InputError, OSError):
-            partial.lock()
-            partial.remove()

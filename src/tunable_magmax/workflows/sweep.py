@@ -388,13 +388,10 @@ def _finished_report(folder: Path, name: str, reports_only: bool) -> MergeReport
 
 def _remove(folder: Path, name: str) -> None:
     """Removes a point of another sweep, unless it holds something that no merge writes."""
-    point, partial = folder / name, Partial(folder / f"{name}.partial")
+    point = folder / name
     if (point / REPORT).is_file() and all(item.is_file() or is_module_folder(item) for item in point.iterdir()):
         shutil.rmtree(point)
-    if partial.path.exists():
-        with suppress(InputError):
-            partial.lock()
-            partial.remove()
+    Partial.of(point).discard()
     (folder / f"{name}{REPORT_ONLY}").unlink(missing_ok=True)
 
 

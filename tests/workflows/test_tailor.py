@@ -40,12 +40,12 @@ from tunable_magmax.workflows.prefer import Estimation, prefer
 from tunable_magmax.workflows.scale import ScaleChoice, deal
 from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.tailor_plan import plan_tailor
 from tunable_magmax.workflows.tailoring import (
     MANY_TASKS,
     Tailoring,
     default_method,
     effective_tasks,
-    plan_tailor,
     prior_warnings,
     why_not_tsv,
     with_site_prior,

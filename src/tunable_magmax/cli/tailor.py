@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import Run
     from tunable_magmax.workflows.site_model import Tailored
-    from tunable_magmax.workflows.tailoring import Tailoring, TailorPlan
+    from tunable_magmax.workflows.tailor_plan import TailorPlan
+    from tunable_magmax.workflows.tailoring import Tailoring
 
 SHOWN = 12
 """Tasks that the table shows, those of largest weight; the others are summed up in a line."""
@@ -101,7 +102,7 @@ def tailor(
         Say what would be done. Reads headers only.
     """
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.tailoring import plan_tailor
+    from tunable_magmax.workflows.tailor_plan import plan_tailor
     from tunable_magmax.workflows.target import TargetReading, TargetSources
 
     lists = {"--weights": sources.weights, "--strengths": sources.strengths}

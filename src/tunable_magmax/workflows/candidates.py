@@ -16,6 +16,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress, show_size
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.own import OwnModels
 
@@ -60,9 +61,15 @@ class Candidate:
         return f"{self.name}, {self.scale if isinstance(self.scale, str) else f'scale {self.scale:g}'}"
 
 
+def merge_by(method: str, scale: float | str | None) -> Candidate:
+    """Returns the merge by a method at a scale, with the preference's weights if the method takes weights."""
+    name = "tunable" if method == "tunable_magmax" else method
+    return Candidate(name, method, None, scale, weighted=METHODS[method].weights != "refused")
+
+
 def tunable(scale: float | str = "matched") -> Candidate:
     """Returns the Tunable MAGMAX merge with the preference's weights, at a scale."""
-    return Candidate("tunable", "tunable_magmax", None, scale, weighted=True)
+    return merge_by("tunable_magmax", scale)
 
 
 def usual_candidates(run: Run, scales: Sequence[float | str] = ("matched",)) -> tuple[Candidate, ...]:
@@ -70,17 +77,10 @@ def usual_candidates(run: Run, scales: Sequence[float | str] = ("matched",)) -> 
 
     The last task's checkpoint is called "last". `scales` that are given twice count once.
     """
-    from tunable_magmax.merging.methods import METHODS
-
     names = ["base", *run.labels[:-1], "last"]
-    others = [
-        Candidate("average", "average", None, 1.0, weighted=True),
-        Candidate("magmax", "magmax", None, "matched"),
-        Candidate("tsv", "tsv", None, None, weighted=True),
-    ]
     return (
         *(Candidate(name, checkpoint=t) for t, name in enumerate(names)),
-        *(other for other in others if other.method in METHODS),
+        *(merge_by("average", 1.0), merge_by("magmax", "matched"), merge_by("tsv", None)),
         *map(tunable, dict.fromkeys(scales)),
     )
 

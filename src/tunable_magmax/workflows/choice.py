@@ -14,7 +14,7 @@ from tunable_magmax.evaluation.comparison import ALPHA, paired
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers
+from tunable_magmax.workflows.candidates import Candidate, Candidates, merge_by, right_answers
 from tunable_magmax.workflows.scale import deal
 
 LIKELIEST = "the likeliest task"
@@ -126,12 +126,8 @@ def rivals(default: Candidate, scale: Callable[[str], float | str]) -> list[Cand
 
     `scale` says at which scale a method is tried; the average always has 1.
     """
-    merges = [
-        Candidate("tunable", "tunable_magmax", None, scale("tunable_magmax"), weighted=True),
-        Candidate("tsv", "tsv", None, scale("tsv"), weighted=True),
-        Candidate("magmax", "magmax", None, scale("magmax")),
-        Candidate("average", "average", None, 1.0, weighted=True),
-    ]
+    merges = [merge_by(method, scale(method)) for method in ("tunable_magmax", "tsv", "magmax")]
+    merges.append(merge_by("average", 1.0))
     others = [merge for merge in merges if merge.method != default.method]
     checkpoints = [Candidate(LIKELIEST, checkpoint=0), Candidate("last", checkpoint=0), Candidate("base", checkpoint=0)]
     return [default, *others, *checkpoints]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from tunable_magmax.showing import number
 from tunable_magmax.workflows.candidates import (
     Candidate,
     Candidates,
+    merge_by,
     refuse_adapters,
     right_answers,
     tunable,
@@ -314,16 +315,17 @@ def recorded_candidate(record: Mapping[str, Any], preference: Preference, run: R
     usual = default_scale(method, record["prior"] is not None)
     by_default = merge["scale_from"] == default_words(method, record["prior"] is not None)
     if by_default and usual == "matched":
-        return _merge_by(method, "matched")
-    return _merge_by(method, None if method == "tsv" and scale == METHODS[method].default_scale else scale)
+        return _named_merge(method, "matched")
+    return _named_merge(method, None if method == "tsv" and scale == METHODS[method].default_scale else scale)
 
 
-def _merge_by(method: str, scale: float | str | None) -> Candidate:
-    name = {"tunable_magmax": "tunable"}.get(method, method)
-    usual = {"tunable": scale, "tsv": scale, "average": 1.0, "magmax": "matched"}.get(name)
-    if scale != usual:  # two models of one method need two names
-        name += f", {scale}" if isinstance(scale, str) else f", scale {scale:g}"
-    return Candidate(name, method, None, scale, weighted=METHODS[method].weights != "refused")
+def _named_merge(method: str, scale: float | str | None) -> Candidate:
+    merge = merge_by(method, scale)
+    usual = {"tunable_magmax": scale, "tsv": scale, "average": 1.0, "magmax": "matched"}.get(method)
+    if scale == usual:
+        return merge
+    # Two models of one method need two names.
+    return replace(merge, name=f"{merge.name}, {scale if isinstance(scale, str) else f'scale {scale:g}'}")
 
 
 def tailored_candidate(preference: Preference, prior: bool, tsv: bool = True) -> Candidate:
@@ -336,5 +338,5 @@ def tailored_candidate(preference: Preference, prior: bool, tsv: bool = True) ->
     """
     method = default_method(preference.weights) if tsv else "tunable_magmax"
     if method == "tsv":
-        return Candidate("tsv", "tsv", None, preference.scale, weighted=True)
+        return merge_by("tsv", preference.scale)
     return tunable(preference.scale or default_scale(method, prior))

@@ -23,10 +23,9 @@ from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.mixture import MixedShare, mixed_share, sample_weights
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, Merges, refuse_adapters, right_answers
+from tunable_magmax.workflows.candidates import Candidate, Merges, merge_by, refuse_adapters, right_answers
 from tunable_magmax.workflows.own import scoring_encoder
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
 
@@ -62,8 +61,7 @@ class Setting:
     @property
     def candidate(self) -> Candidate:
         """The merge."""
-        weighted = METHODS[self.method].weights != "refused"
-        return Candidate(self.method, self.method, None, self.scale, weighted=weighted)
+        return merge_by(self.method, self.scale)
 
     @property
     def prior(self) -> bool:

@@ -21,7 +21,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate
+from tunable_magmax.workflows.candidates import Candidate, merge_by
 from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.overshoot import (
@@ -245,9 +245,7 @@ class _Work:
 
     def _candidate(self) -> Candidate:
         """The merge as a candidate."""
-        method, scale = self.merged.method, self.merged.scale
-        name = {"tunable_magmax": "tunable"}.get(method, method)
-        return Candidate(name, method, None, scale, weighted=METHODS[method].weights != "refused")
+        return merge_by(self.merged.method, self.merged.scale)
 
     @property
     def _unmerged(self) -> bool:

@@ -60,3 +60,9 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
 
 def test_the_commands_of_the_site_are_found() -> None:
     assert sum(len(command_lines(page)) for page in PAGES) > 60
+
+
+def test_the_house_names_every_workflow() -> None:
+    table = (ROOT / "docs" / "house.md").read_text().partition("| command |")[2].partition("## ")[0]
+    modules = {path.stem for path in (ROOT / "src" / "tunable_magmax" / "workflows").glob("*.py")} - {"__init__"}
+    assert modules <= set(re.findall(r"`(\w+)`", table))

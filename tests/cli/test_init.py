@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -130,3 +132,33 @@ def test_stopped_at_any_write_the_run_is_whole_or_not_there(tmx, trained, monkey
         assert (place / "run.json").read_bytes() == wanted
         assert not list(place.rglob(".*"))
     assert moment >= 2
+
+
+def test_killed_at_any_write_the_run_is_whole_or_not_there(tmx, trained):
+    words = ["--base", "base", "--task", "out/travel", "--task", "out/bank", "--data", "travel=travel.csv"]
+    assert tmx("init", "whole", *words).code == 0
+    code = f"""
+import os, signal
+from tunable_magmax.cli.app import main
+from tunable_magmax.runs.run import Run
+original = os.replace
+for moment in range(4):
+    def killed(*names, left=iter(range(moment))):
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(*names)
+    if os.fork() == 0:
+        os.replace = killed
+        main(["init", f"run{{moment}}", *{words!r}])
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    codes = [line for line in done.stdout.splitlines() if line.lstrip("-").isdecimal()]
+    assert codes[:2] == ["-9", "-9"], done.stderr
+    for moment, _ in enumerate(codes):
+        place = trained / f"run{moment}"
+        if (place / "run.json").exists():
+            assert Run.open(place).names == ("travel", "bank")
+        assert tmx("init", place.name, *words, "--overwrite").code == 0
+        assert (place / "run.json").read_bytes() == (trained / "whole/run.json").read_bytes()
+        assert not list(place.rglob(".*"))

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
+from hub_server import ROUTES
 
 # A habit of huggingface_hub's own upload.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload:DeprecationWarning")
@@ -70,12 +76,96 @@ def test_what_does_not_belong_is_refused_all_at_once(hub, merged, tmx, tmp_path)
     result = tmx("push", merged, "org/site")
     assert result.code == 2
     assert [line.strip(" -") for line in result.err.splitlines()[1:]] == [
-        "inner/.env is no part of a model: move it elsewhere",
+        "inner/.env is no part of this model: move it elsewhere",
         "notes.txt is a link that leads out of the directory: put the file itself there",
-        "photo.jpg is no part of a model: move it elsewhere",
+        "photo.jpg is no part of this model: move it elsewhere",
         "tmx-config.yaml is missing, which tmx-report.json lists",
     ]
     assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("embeddings.bin", b"x", "no part of this model"),
+        ("training_args.bin", b"PK\3\4", "no part of this model"),
+        ("other.safetensors", b"x", "no part of this model"),
+        ("credentials.json", b"{}", "no part of this model"),
+        ("passwords.txt", b"x", "no part of this model"),
+        ("token", b"x", "no part of this model"),
+        ("modeling.py", b"x", "no part of this model"),
+        ("tokenizer.pkl", b"x", "a pickle"),
+        ("vocab.txt", b"\x80\4\x95", "a pickle"),
+        ("tokenizer.model", b"PK\3\4", "a pickle"),
+    ],
+)
+def test_files_that_happen_to_lie_there_do_not_travel(hub, merged, tmx, name, content, reason):
+    (merged / name).write_bytes(content)
+    result = tmx("push", merged, "org/site")
+    assert result.code == 2
+    assert f"{name} is {reason}" in result.err
+    assert hub.requests == []
+
+
+def test_a_model_of_pickles_is_not_pushed(hub, tmx, tmp_path):
+    (tmp_path / "model").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "model" / "pytorch_model.bin")
+    assert "pytorch_model.bin is a pickle" in tmx("push", tmp_path / "model", "org/site").err
+    assert tmx("convert", tmp_path / "model", "-o", tmp_path / "safe").code == 0
+    (tmp_path / "safe" / "tokenizer.json").write_text("{}")
+    assert tmx("push", tmp_path / "safe", "org/site").code == 0
+    assert set(hub.repos["org/site"]["main"]) == {"model.safetensors", "tokenizer.json"}
+
+
+def test_a_listing_of_strange_files_is_short(hub, merged, tmx):
+    (merged / ".git").mkdir()
+    for k in range(300):
+        (merged / ".git" / str(k)).write_text("")
+    assert tmx("push", merged, "org/site").err.splitlines()[-1] == "  - and 280 more"
+
+
+@pytest.mark.parametrize("step", ["create", "preupload", "batch", "store", "commit"])
+def test_a_hub_that_fails_half_way_keeps_what_it_had(hub, merged, tmx, monkeypatch, step):
+    hub.repos["org/site"] = {"main": {"old.txt": b"old"}}
+    fail = [
+        (m, p, (lambda s, *a: s.answer(400, {"error": "half-way"})) if h.__name__ == step else h) for m, p, h in ROUTES
+    ]
+    monkeypatch.setattr("hub_server.ROUTES", fail)
+    result = tmx("push", merged, "org/site")
+    assert result.code == 1
+    assert "could not be uploaded to org/site (" in result.err
+    assert hub.repos["org/site"]["main"] == {"old.txt": b"old"}
+    monkeypatch.setattr("hub_server.ROUTES", ROUTES)
+    assert tmx("push", merged, "org/site").code == 0
+    assert "model.safetensors" in hub.repos["org/site"]["main"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_push_that_is_stopped_changes_nothing_there(hub, merged, tmx, monkeypatch, stop):
+    hub.repos["org/site"] = {"main": {"old.txt": b"old"}}
+    sending, go_on = threading.Event(), threading.Event()
+
+    def waits(handler, body, oid):
+        sending.set()
+        go_on.wait(20)
+
+    slow = [(methods, path, waits if answer.__name__ == "store" else answer) for methods, path, answer in ROUTES]
+    monkeypatch.setattr("hub_server.ROUTES", slow)
+    command = [sys.executable, "-m", "tunable_magmax", "push", str(merged), "org/site"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as push:
+        try:
+            assert sending.wait(30)
+            push.send_signal(stop)
+            err = push.communicate(timeout=20)[1]
+        finally:
+            push.kill()
+            go_on.set()
+    assert push.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9}[stop]
+    assert "Traceback" not in err
+    assert (len(err.splitlines()) == 1) == (stop != signal.SIGKILL)
+    assert hub.repos["org/site"]["main"] == {"old.txt": b"old"}
+    monkeypatch.setattr("hub_server.ROUTES", ROUTES)
+    assert tmx("push", merged, "org/site").code == 0
 
 
 def test_unfinished_and_misnamed(hub, merged, tmx):

@@ -201,6 +201,18 @@ def test_unknown_labels_are_counted_and_named(tmp_path):
     assert len(label_samples(open_samples(tmp_path / "site.csv"), ["cat", "dog"], positions=[0])) == 1
 
 
+def test_samples_with_unknown_labels_are_left_out_if_they_are_few(tmp_path):
+    (tmp_path / "site.csv").write_text("text,label\na,cat\nb,zebra\nc,dog\nd,dgo\n")
+    samples = open_samples(tmp_path / "site.csv")
+    message = r"2 of 4 labels are no class of the head, and these samples are left out: 'zebra', 'dgo' \(did you mean"
+    with pytest.warns(UserWarning, match=message):
+        found = label_samples(samples, ["cat", "dog"], {"pets": ("cat", "dog")})
+    assert (found.positions, found.truth.tolist(), found.unknown) == ((0, 2), [0, 1], 2)
+    assert found.sample_tasks.tolist() == [0, 0]
+    with pytest.raises(InputError, match="2 of 4 labels are no class of the head: 'zebra'"):
+        label_samples(samples, ["cat", "dog"], strict=True)
+
+
 def test_tasks_that_share_classes_go_by_domain(tmp_path):
     (tmp_path / "site.csv").write_text("text,label\na,cat\nb,dog\nc,dog\n")
     samples, tasks = open_samples(tmp_path / "site.csv"), {"photo": ("cat", "dog"), "sketch": ("dog", "cat")}

@@ -15,11 +15,13 @@ import pytest
 from PIL import Image
 
 from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import uploads
 from tunable_magmax.studio.desk import Events
-from tunable_magmax.studio.guard import JSON_BYTES
+from tunable_magmax.studio.guard import JSON_BYTES, Refused
 from tunable_magmax.studio.writing import Writer
+from tunable_magmax.workflows.measuring import Setting
 
 PORT = 8123
 
@@ -239,23 +241,45 @@ def test_the_program_listens_here_only_and_ends_cleanly(image_run, site, tmp_pat
 
 
 def test_the_next_studio_removes_what_a_killed_one_left(image_run, tmp_path):
-    """A model appears by one rename. Work that another process still has a lock on is left alone."""
+    """A model appears by one rename. Only what a studio made is removed, if no process has a lock on it."""
     code = f"""
-import os, signal
+import os, signal, sys, threading
 from pathlib import Path
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.desk import Events
+from tunable_magmax.studio.writing import Writer
+from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.target import TargetSources
-def die(phase, done, total):
+events, run, out = Events(), Run.open({str(image_run.path)!r}), Path({str(tmp_path)!r})
+def die(phase):
     if phase == "merge":
         os.kill(os.getpid(), signal.SIGKILL)
-tailor({str(image_run.path)!r}, TargetSources(weights=[1, 1]), Path({str(tmp_path)!r}) / "mine", progress=die)
+events.publish = lambda name, data: die(data["phase"])
+if sys.argv[1] == "tailored":
+    tailor(run, TargetSources(weights=[1, 1]), out / "tailored", progress=lambda phase, *_: die(phase))
+writer = Writer(run, out, 0, events, threading.Lock())
+writer.write("mine", Setting(Preference.equal(2)), None)
+writer._thread.join()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.partial"]
+    for name in ("mine", "tailored"):
+        done = subprocess.run([sys.executable, "-c", code, name], timeout=120)
+        assert done.returncode == -signal.SIGKILL
+    others = {"tailored.partial", "busy.partial", "empty.partial", "locked.partial", "thesis.partial"}
+    for name in ("empty", "locked", "thesis"):
+        (tmp_path / f"{name}.partial").mkdir()
+    (tmp_path / "locked.partial" / "tmx.lock").touch()
+    (tmp_path / "thesis.partial" / "chapter.txt").write_text("years of work")
     busy = Partial(tmp_path / "busy.partial")
     busy.lock()
+    (busy.path / "studio.json").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.partial", *others}
     writer = Writer(Run.open(image_run.path), tmp_path, 0, Events(), threading.Lock())
     assert writer.models() == []
     assert writer.clean() == ["mine"]
-    assert [path.name for path in tmp_path.iterdir()] == ["busy.partial"]
+    assert {path.name for path in tmp_path.iterdir()} == others
+    with pytest.raises(Refused, match="none of the studio's work"):
+        writer.write("thesis", Setting(Preference.equal(2)), None)
+    assert (tmp_path / "thesis.partial" / "chapter.txt").read_text() == "years of work"
     busy.remove()

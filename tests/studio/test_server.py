@@ -205,6 +205,31 @@ def test_details_count_every_element(page):
     assert sum(details["counts"]) == details["elements"] == sum(layer["elements"] for layer in details["layers"])
 
 
+@pytest.mark.parametrize("strange", ["zebra", "", "...", "x" * 300])
+def test_samples_with_unknown_labels_are_left_out_of_accuracies_alone(page, image_run, tmp_path, strange):
+    folder = image_run.pairs(tmp_path / "mine", {"red": 3, "green": 2}, seed=900)
+    files = {f"{file.parent.name}/{file.name}": file.read_bytes() for file in sorted(folder.rglob("*.png"))}
+    name = page.upload({**files, f"{strange}/other.png".removeprefix("/"): image_png(image_run, "grey")})
+    page.post(f"/api/uploads/{name}/estimate", {"labels": True}, 202)
+    facts = page.wait("samples", upload=name)
+    assert (facts["samples"], facts["labelled"], facts["unknown_labels"], facts["preset"]) == (6, 5, 1, "labels")
+    shown = "zebra" if strange == "zebra" else "(no class folder)"
+    told = f"1 of 6 labels are no class of the run, so these samples are left out of accuracies: {shown!r}"
+    assert [text for text in facts["warnings"] if "labels" in text] == [told]
+    assert not any("no class of the head" in text for text in page.get("/api/state")["warnings"])
+    assert page.measure(preset="labels", data="site")["overall"]["samples"] == 5
+    rows = {row["label"]: row["predicted"] for row in page.get("/api/samples?count=100")["samples"]}
+    assert rows.pop(shown) is None
+    assert None not in rows.values()
+    page.ask("DELETE", f"/api/uploads/{name}")
+
+
+def image_png(image_run, colour):
+    content = io.BytesIO()
+    image_run.inputs(colour, 1, 77)[0].save(content, "PNG")
+    return content.getvalue()
+
+
 def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
     folder = image_run.pairs(tmp_path / "mine", {"red": 6, "green": 2}, seed=900)
     files = {f"mine/{file.parent.name}/{file.name}": file.read_bytes() for file in sorted(folder.rglob("*.png"))}

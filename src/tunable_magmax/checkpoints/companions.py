@@ -32,6 +32,20 @@ _TOOLS = (
     "processor_config.json",
 )
 _MODULES = "modules.json"
+_USUAL = (
+    *_TOOLS,
+    MODEL_CONFIG,
+    _MODULES,
+    "generation_config.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "chat_template*",
+    "*.tiktoken",
+    "LICENSE*",
+    "NOTICE*",
+    CARD,
+    ".gitattributes",
+)
 _MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
 _SMALL = 1 << 16
 _BLOCK = 1 << 20
@@ -136,6 +150,15 @@ def prepares_inputs(name: str) -> bool:
     (True, False)
     """
     return any(fnmatchcase(name, pattern) for pattern in _TOOLS)
+
+
+def is_usual(name: str) -> bool:
+    """Whether a file of a model's directory has a name that only files of models have, so that it may be published.
+
+    >>> is_usual("tokenizer.json"), is_usual("1_Pooling/config.json"), is_usual("passwords.json")
+    (True, True, False)
+    """
+    return is_companion(name) if "/" in name else any(fnmatchcase(name, pattern) for pattern in _USUAL)
 
 
 def check_companion(name: str, path: Path) -> None:

@@ -50,7 +50,7 @@ class DataAndHead:
     draw_seed: int = 0
     """Seed of that draw."""
     strict: bool = False
-    """A sample that cannot be read is an error, not a warning."""
+    """A sample that cannot be read, or whose label is unknown, is an error, not a warning."""
     level: float = 0.95
     """Level of the intervals."""
     batch: int = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 class Labelled:
     """Samples at ascending `positions`; `truth` [n] and the classes of `tasks` are indices into the head's classes.
 
-    `sample_tasks` [n]: each sample's task, -1 for none; None where no tasks are known.
+    `sample_tasks` [n]: each sample's task, -1 for none; None where no tasks are known. `unknown`: how many samples were
+    left out because their labels are no class of the head.
     """
 
     samples: Samples
@@ -39,6 +41,7 @@ class Labelled:
     truth: NDArray[np.int64]
     tasks: Mapping[str, tuple[int, ...]]
     sample_tasks: NDArray[np.int64] | None
+    unknown: int = 0
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -71,6 +74,11 @@ class Labelled:
         return self.take(sorted(rows))
 
 
+def mostly_known(known: int, total: int) -> bool:
+    """Whether so many labels are known that the others may be left out: an accuracy on fewer would mislead."""
+    return 2 * known >= total > 0
+
+
 def known_labels(
     samples: Samples, classes: Sequence[str], lists: Sequence[tuple[str, ...]] | None = None
 ) -> tuple[dict[int, int], list[str]]:
@@ -97,22 +105,28 @@ def label_samples(
     classes: Sequence[str],
     tasks: Mapping[str, Sequence[str]] | None = None,
     positions: Sequence[int] | None = None,
+    *,
+    strict: bool = False,
 ) -> Labelled:
-    """Labels all samples, or those at `positions`, in the head's `classes`; an unknown label is an error.
+    """Labels all samples, or those at `positions`, in the head's `classes`.
 
-    `tasks`: the class names of each. Where tasks share classes, a sample's task is its domain, if the samples have
-    domains that are named as the tasks are; else the tasks are left out.
+    Samples with unknown labels are left out with a warning. They are an error if they are more than half, among
+    `positions`, and with `strict`. `tasks`: the class names of each. Where tasks share classes, a sample's task is its
+    domain, if the samples have domains that are named as the tasks are; else the tasks are left out.
     """
     known, unknown = known_labels(samples, classes)
     wanted = range(len(samples)) if positions is None else sorted(positions)
     lacking = [position for position in wanted if position not in known]
     if lacking:
         shown = some_of(dict.fromkeys(unknown), show=lambda name: f"{name!r}{closest(name, classes)}")
-        raise InputError(
-            f"{samples.origin}: {len(lacking)} of {len(wanted)} labels are no class of the head: {shown}; "
-            f"it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
-            "Take these samples out, or give a head that knows them"
-        )
+        told = f"{samples.origin}: {len(lacking)} of {len(wanted)} labels are no class of the head"
+        if strict or positions is not None or not mostly_known(len(known), len(wanted)):
+            raise InputError(
+                f"{told}: {shown}; it knows {len(classes)} classes, such as {some_of(classes, show=repr)}. "
+                "Take these samples out, or give a head that knows them"
+            )
+        warnings.warn(f"{told}, and these samples are left out: {shown}", stacklevel=2)
+        wanted = sorted(known)
     groups = task_indices(tasks or {}, classes)
     truth = np.array([known[position] for position in wanted], dtype=np.int64)
     home = task_of_class(list(groups.values()), len(classes))
@@ -123,7 +137,7 @@ def label_samples(
         owner = np.array([order[domains[position]] for position in wanted], dtype=np.int64)
     elif home is not None and groups:
         owner = home[truth]
-    return Labelled(samples, tuple(wanted), truth, {} if owner is None else groups, owner)
+    return Labelled(samples, tuple(wanted), truth, {} if owner is None else groups, owner, len(lacking))
 
 
 def label_benchmark(benchmark: Benchmark, classes: Sequence[str], split: Literal["train", "test"] = "test") -> Labelled:
@@ -213,8 +227,13 @@ class Evaluator:
 
     @property
     def unreadable(self) -> int:
-        """Returns how many samples were left out."""
+        """Returns how many samples were left out because they cannot be read."""
         return self.prepared.failed
+
+    @property
+    def unknown_labels(self) -> int:
+        """Returns how many samples were left out because the head does not know their class."""
+        return self.labelled.unknown
 
     def measure(self, state: Mapping[str, Tensor] | None = None, progress: Progress | None = None) -> Accuracy:
         """Measures the accuracy with the tensors of a checkpoint; None: with the weights as they are now."""

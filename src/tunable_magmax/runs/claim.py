@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tunable_magmax.files import read_whole, write_atomic
 
 CONFIG_FILE = "config.yaml"
 # What `write_atomic` calls a file until it is complete.
-UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[a-z0-9_]{8}")
+UNFINISHED = re.compile(r"\..+\.(json|jsonl|safetensors|yaml)\.[0-9a-f]{8}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -30,6 +30,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         elif one != other:
             lines.append(f"{prefix}{key}: {one} there, {other} now")
     return lines
+
+
+def remove_unfinished(items: Iterable[Path]) -> None:
+    """Removes those files that a process which was killed had not finished."""
+    for item in list(items):
+        if UNFINISHED.fullmatch(item.name) and item.is_file():
+            item.unlink(missing_ok=True)
 
 
 def claim(path: Path, config: Mapping[str, Any], base: str) -> None:
@@ -49,9 +56,7 @@ def claim(path: Path, config: Mapping[str, Any], base: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be made ({error.strerror or error})") from error
-    for item in path.rglob(".*"):
-        if UNFINISHED.fullmatch(item.name) and item.is_file():
-            item.unlink(missing_ok=True)
+    remove_unfinished(path.rglob(".*"))
     if not file.exists():
         write_atomic(file, content)
         return

@@ -339,6 +339,7 @@ class Studio:
             self.data.pop("site", None)
             self.measuring.forget("site")
             if site.labelled:
+                warnings.filterwarnings("ignore", ".* labels are no class of the head")  # told with the samples
                 self.data["site"] = self.measuring.open_data("site", place, mixed=True, limit=self.options.samples)
         for name in ("labels", "inputs"):
             if name in self.presets and upload is not None:

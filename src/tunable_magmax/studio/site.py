@@ -12,8 +12,8 @@ from typing import Any
 
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, shortened
-from tunable_magmax.evaluation.evaluator import known_labels
+from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.evaluation.evaluator import known_labels, mostly_known
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused
@@ -31,12 +31,15 @@ NAMES = {"labels": "from labels", "inputs": "from inputs"}
 
 @dataclass(frozen=True, eq=False)
 class SiteSamples:
-    """Samples of a site. `place`: their folder or table. `labelled`: whether all labels are classes of the head."""
+    """Samples of a site. `place`: their folder or table. `labelled`: whether models are measured on their labels.
+
+    `truth`: the class of the head that a sample's label is, by position, where it is one.
+    """
 
     place: Path
     samples: Samples
     labelled: bool
-    unknown: int
+    truth: dict[int, str]
     presets: dict[str, Preset]
     chosen: str
     assigned: dict[int, Assigned]
@@ -44,7 +47,9 @@ class SiteSamples:
     upload: str | None = None
 
     def labels(self, position: int) -> str | None:
-        """Returns the label of a sample."""
+        """Returns the label of a sample, as a class of the head if it is one."""
+        if position in self.truth:
+            return self.truth[position]
         labels = self.samples.labels
         return None if labels is None else self.samples.classes[labels[position]]
 
@@ -63,7 +68,7 @@ def estimate_site(
     run = measuring.run
     samples = open_samples(place)
     known, unknown = known_labels(samples, measuring.head.classes) if samples.labels is not None else ({}, [])
-    labelled = bool(known) and not unknown
+    labelled = mostly_known(len(known), len(samples))
     sources = {"inputs": TargetSources(inputs=place), **({"labels": TargetSources(pairs=place)} if labelled else {})}
     reading = TargetReading(device=device)
     targets = {name: TargetSamples(run, source, reading, 0, progress) for name, source in sources.items()}
@@ -77,16 +82,17 @@ def estimate_site(
         file = out / f"site-{name}.json"
         found.preference.save(file)
         presets[name] = Preset(name, NAMES[name], found.preference, file)
-        warnings |= dict.fromkeys(text for text in found.warnings if "--labels" not in text)
+        told = ("--labels", "belong to no task") if unknown else ("--labels",)  # the latter are told below
+        warnings |= dict.fromkeys(text for text in found.warnings if not any(part in text for part in told))
     if not presets:
         raise next(iter(problems.values()))
     chosen = "labels" if use_labels and "labels" in presets else next(iter(presets))
     preference, target = presets[chosen].preference, targets["inputs"]
     assigned = assign(target, preference)
     if unknown:
-        warnings[f"{len(unknown)} labels are no class of the run, so no labels are used: {shortened(unknown[0])!r}"] = (
-            None
-        )
+        use = "these samples are left out of accuracies" if labelled else "no labels are used"
+        names = some_of(dict.fromkeys(unknown), show=lambda name: repr(shortened(name)))
+        warnings[f"{len(unknown)} of {len(samples)} labels are no class of the run, so {use}: {names}"] = None
     tasks = Counter(item.task for item in assigned.values())
     used, copies = len(target.rows) or len(samples), target.facts.get("copies", 0)
     facts = {
@@ -106,7 +112,8 @@ def estimate_site(
         "settled": SETTLED,
         "warnings": list(warnings),
     }
-    return SiteSamples(place, samples, labelled, len(unknown), presets, chosen, assigned, facts)
+    truth = {position: measuring.head.classes[index] for position, index in known.items()}
+    return SiteSamples(place, samples, labelled, truth, presets, chosen, assigned, facts)
 
 
 def preset_from_labels(run: Run, file: Path, out: Path) -> tuple[Preset, list[str]]:

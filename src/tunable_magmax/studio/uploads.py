@@ -1,7 +1,7 @@
 """Samples that the page sends: bounded in size and number, stored under names of our own.
 
 What a browser calls a file is never a path here. It gives two things: the kind of file, by its ending, and the label,
-by the folder that it was in; and a label names a folder only if it is a class of the run.
+by the folder that it was in; and a label names a folder here only if it is a plain name.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, StorageError, shortened
+from tunable_magmax.evaluation.evaluator import mostly_known
 from tunable_magmax.files import is_plain_name, write_atomic
 from tunable_magmax.studio.guard import Refused
 
 FILE_BYTES, TOTAL_BYTES, FILES, UPLOADS = 32 << 20, 512 << 20, 2000, 8
+NO_LABEL, LONGEST_LABEL = "(no class folder)", 200
 SUFFIXES = IMAGE_SUFFIXES | TABLE_SUFFIXES
 
 
@@ -71,23 +74,29 @@ class Upload:
         return bool(self.files) and self.files[0][0].suffix in TABLE_SUFFIXES
 
     def arrange(self, classes: Collection[str]) -> tuple[Path, bool]:
-        """Returns where the samples are, and whether they are in folders of their classes, all of which are known."""
+        """Returns where the samples are, and whether they are in folders of their labels, most of them classes."""
         if not self.files:
             raise InputError("there are no samples yet: choose pictures or a table first")
         if self.table:
             return self.files[0][0], False
-        labels = [label for _, label in self.files]
-        if not all(label in classes and is_plain_name(label or "") for label in labels):
+        labels = [label if _names_folder(label) else NO_LABEL for _, label in self.files]
+        if not mostly_known(sum(label in classes for label in labels), len(labels)):
             return self.folder, False
         moved: list[tuple[Path, str | None]] = []
-        for path, label in self.files:
-            home = self.folder / str(label) / path.name
+        for (path, _), label in zip(self.files, labels, strict=True):
+            home = self.folder / label / path.name
             if path != home:
                 home.parent.mkdir(exist_ok=True)
                 path.rename(home)
             moved.append((home, label))
         self.files = moved
         return self.folder, True
+
+
+def _names_folder(label: str | None) -> TypeGuard[str]:
+    """Whether a label can be the name of a folder of samples."""
+    plain = label is not None and is_plain_name(label) and not label.startswith(".")
+    return plain and len(str(label).encode("utf-8", "replace")) <= LONGEST_LABEL
 
 
 class Uploads:

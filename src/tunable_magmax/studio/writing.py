@@ -10,6 +10,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, cast
@@ -17,6 +18,7 @@ from typing import IO, Any, cast
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.errors import InputError, shortened
+from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.desk import Events, Stopped
@@ -34,6 +36,8 @@ TICKETS, TICKET_SECONDS = 64, 60.0
 SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "base_model": None, "overwrite": False}
 """As `tmx tailor` has them, so that the shown command finds the model complete."""
 PIECE = 1 << 20
+MARK = "studio.json"
+"""A file in the directory of unfinished work, which says that a studio writes there and the next one may remove it."""
 
 
 def checked_name(name: Any, taken: tuple[str, ...] = ()) -> str:
@@ -109,11 +113,14 @@ class Writer:
         return list(found.values())
 
     def clean(self) -> list[str]:
-        """Removes models that a killed studio left unfinished; returns their names. Those of others are left alone."""
+        """Removes models that a killed studio left unfinished; returns their names.
+
+        What other commands left, which they can continue, and folders of the user's own have no mark and stay.
+        """
         removed = []
         for folder in sorted(self.out.glob("*.partial")) if self.out.is_dir() else []:
             name = folder.name.removesuffix(".partial")
-            if NAME.fullmatch(name) and not folder.is_symlink():
+            if NAME.fullmatch(name) and not folder.is_symlink() and (folder / MARK).is_file():
                 Partial(folder).discard()
                 removed += [] if folder.exists() else [name]
         return removed
@@ -126,6 +133,9 @@ class Writer:
                 raise Refused(409, f"the model {self.writing!r} is being written: wait until it is done, or cancel it")
             if (self.out / name).exists():
                 raise Refused(409, f"there is a {name!r} already in {self.out}: choose another name")
+            partial = self.out / f"{name}.partial"
+            if partial.exists() and not (partial / MARK).is_file():
+                raise Refused(409, f"{partial} is there, which is none of the studio's work: choose another name")
             self._cancelled.clear()
             self._models[name] = Model(name, self.out / name, "writing")
             self._thread = threading.Thread(target=self._write, args=(name, setting, preset), name="writer")
@@ -156,6 +166,7 @@ class Writer:
             now = time.monotonic()
             if now - told > 0.1 or done == total:
                 told = now
+                _mark(out)
                 self._tell(replace(self._models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, preset is not None and preset.file is not None
@@ -200,6 +211,14 @@ class Writer:
         preference = replace(setting.site, scale=scale)
         preference.save(file)
         return {"file": file.name, "path": str(file), "preference": _content(preference)}
+
+
+def _mark(out: Path) -> None:
+    """Marks the unfinished work of a model as the studio's, once there is any."""
+    partial = out.with_name(f"{out.name}.partial")
+    if (partial / "fingerprint.json").is_file() and not (partial / MARK).exists():
+        with suppress(OSError):  # without it the folder stays, which does no harm
+            write_atomic(partial / MARK, b"{}")
 
 
 def _content(preference: Preference) -> Any:

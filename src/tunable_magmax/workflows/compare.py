@@ -112,7 +112,7 @@ def compare(
     opened = _open(run, preference, head, rivals)
     own = OwnModels.read(opened.run.base, opened.run.tasks, opened.run.heads) if opened.head.own else None
     evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress, own)
-    samples, unreadable = len(evaluator), evaluator.unreadable
+    samples = len(evaluator)
     biases: dict[bool, Any] = {False: None} if opened.prior is None else {True: opened.head.bias, False: None}
     fewest = least_samples(len(biases) * len(opened.candidates) - 1)
     if samples < fewest:
@@ -136,7 +136,7 @@ def compare(
         origin,
         str(opened.head_file),
         samples,
-        unreadable,
+        evaluator.unreadable,
         rows,
         opened.prior,
         scales,
@@ -144,6 +144,7 @@ def compare(
         opened.file,
         opened.model,
         opened.usual,
+        evaluator.unknown_labels,
     )
 
 

@@ -52,6 +52,7 @@ class Evaluation:
     unreadable: int = 0
     merge: MergeReport | None = None
     prior: AppliedPrior | None = None
+    unknown_labels: int = 0
 
     def __repr__(self) -> str:
         prior = "" if self.prior is None else ", with a site prior"
@@ -65,7 +66,8 @@ class Evaluation:
         """Returns everything for JSON; of the merge, what decided its numbers."""
         record: dict[str, Any] = {"model": self.model, "data": self.data, "head": self.head}
         record["prior"] = None if self.prior is None else asdict(self.prior)
-        record |= {"unreadable": self.unreadable, "accuracy": self.accuracy.to_dict()}
+        record |= {"unreadable": self.unreadable, "unknown_labels": self.unknown_labels}
+        record["accuracy"] = self.accuracy.to_dict()
         if self.merge is not None:
             kept = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
             record["merge"] = {name: getattr(self.merge, name) for name in kept}
@@ -86,6 +88,7 @@ class RunEvaluation:
     known_matrix: AccuracyMatrix | None = None
     """With the task known."""
     prior: AppliedPrior | None = None
+    unknown_labels: int = 0
 
     def __repr__(self) -> str:
         shares = [accuracy.overall.value for accuracy in self.accuracies.values()]
@@ -107,6 +110,7 @@ class RunEvaluation:
             "head": self.head,
             "prior": None if self.prior is None else asdict(self.prior),
             "unreadable": self.unreadable,
+            "unknown_labels": self.unknown_labels,
             "matrix": None if self.matrix is None else self.matrix.to_dict(),
             "known_matrix": None if self.known_matrix is None else self.known_matrix.to_dict(),
             "checkpoints": {name: accuracy.to_dict() for name, accuracy in self.accuracies.items()},
@@ -172,7 +176,8 @@ def evaluate(
             "used if no head is given",
             stacklevel=2,
         )
-    return Evaluation(name, origin, str(head_file), accuracy, evaluator.unreadable, report, applied)
+    left_out = evaluator.unreadable, evaluator.unknown_labels
+    return Evaluation(name, origin, str(head_file), accuracy, left_out[0], report, applied, left_out[1])
 
 
 def evaluate_run(
@@ -224,6 +229,7 @@ def evaluate_run(
         unknown,
         known,
         applied,
+        evaluator.unknown_labels,
     )
 
 

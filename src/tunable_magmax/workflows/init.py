@@ -69,9 +69,11 @@ def init_run(
     plan = _planned(path, base, tasks, data, head, overwrite)
     if dry_run:
         return plan
+    from tunable_magmax.runs.claim import remove_unfinished
     from tunable_magmax.runs.run import Run
     from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
+    remove_unfinished((*path.glob(".run.json.*"), *path.glob("profiles/.*.safetensors.*")))
     run = Run.begin(path, plan.base.path)
     for name, found in plan.tasks.items():
         run.enter(name, found.path)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import CARD, CONFIG, REPORT, is_companion, is_module_folder
-from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, needed_files, refusal
-from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
+from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_folder, is_usual
+from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
+from tunable_magmax.checkpoints.shards import INDEX
+from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import read_json
+from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
+from tunable_magmax.workflows.scoring import HEAD_FILES
+from tunable_magmax.workflows.site_model import PREFERENCE, RECORD
+
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
+OWN = frozenset({INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES})
+"""What commands of this package write beside weights; a report need not list it, such as a head that came later."""
+MOST_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,10 @@ def push_model(
 ) -> Pushed:
     """Uploads a model directory to `repo`, `org/name` on the Hugging Face hub, which is made if there is none.
 
-    All files go in one commit, to the branch `revision`. Unfinished outputs, links that lead out of the directory and
-    files that are not part of a model are refused. With `dry_run` nothing is sent.
+    All files go in one commit, to the branch `revision`: the weights, what the report of a merge lists, and files with
+    the names of a model's configuration and tokenizer. Everything else in the directory is refused, so that nothing
+    private is published by accident; so are pickles, which run code where they are loaded, links that lead out of the
+    directory, and unfinished outputs. With `dry_run` nothing is sent.
     """
     folder = Path(path)
     name = hub_name(f"hf://{repo.removeprefix('hf://')}")
@@ -88,38 +98,51 @@ def _files(folder: Path) -> list[str]:
     if folder.name.endswith(".partial"):
         raise InputError(f"{folder} is unfinished: run the command that makes it again, and push its output")
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
-    problems = [*_strange(folder, names), *_missing(folder)]
-    if not problems:
-        try:
-            open_checkpoint(folder).close()
-        except InputError as error:
-            problems.append(str(error))
+    listed = _listed(folder)
+    problems = [f"{name} is missing, which {REPORT} lists" for name in listed if not (folder / name).is_file()]
+    try:
+        with open_checkpoint(folder) as checkpoint:
+            weights = {file.name for file in checkpoint.files}
+    except InputError as error:
+        weights = set()
+        problems.append(str(error))
+    problems = [*_strange(folder, names, {*listed, *weights, *OWN}), *problems]
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
+        shown = problems[:MOST_LISTED]
+        more = [f"and {len(problems) - len(shown):,} more"] if len(problems) > len(shown) else []
+        lines = "\n".join(f"  - {problem}" for problem in (*shown, *more))
         raise InputError(f"{folder} cannot be pushed:\n{lines}", problems=problems)
     return names
 
 
-def _strange(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yields what is in a directory and does not belong to a model."""
-    needed = set(needed_files(names))
+def _strange(folder: Path, names: Sequence[str], own: Collection[str]) -> Iterator[str]:
+    """Yields what is in a directory and must not be published: what is no part of the model, links and pickles."""
     for name in names:
         file = folder / name
-        weights = "/" not in name and file.suffix in WEIGHT_SUFFIXES
-        own = name in needed or name in (CARD, CONFIG, REPORT, ".gitattributes") or weights
         module = "/" in name and is_module_folder(file.parent)
         if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
             yield f"{name} is a link that leads out of the directory: put the file itself there"
         elif not file.is_file():
             yield f"{name} is no file"
-        elif not (own or module or is_companion(name)):
-            yield f"{name} is no part of a model: move it elsewhere"
+        elif not (name in own or module or is_usual(name)):
+            yield f"{name} is no part of this model: move it elsewhere"
+        elif _is_pickle(file):
+            yield f"{name} is a pickle, which runs code where it is loaded: make safetensors of it with tmx convert"
 
 
-def _missing(folder: Path) -> Iterator[str]:
-    """Yields the files that a merge's report lists and that are not there."""
-    if (folder / REPORT).is_file():
-        listed = read_json(folder / REPORT).get("files")
-        for name in listed if isinstance(listed, dict) else ():
-            if not (folder / name).is_file():
-                yield f"{name} is missing, which {REPORT} lists"
+def _is_pickle(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(4)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror or error}): check its permissions") from None
+    # A zip archive is what torch.save writes; a bare pickle starts with its protocol.
+    return file.suffix.lower() in PICKLES or head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
+
+
+def _listed(folder: Path) -> list[str]:
+    """Returns the files that a merge's report lists."""
+    if not (folder / REPORT).is_file():
+        return []
+    listed = read_json(folder / REPORT).get("files")
+    return [name for name in listed if is_plain_name(name, depth=2)] if isinstance(listed, dict) else []

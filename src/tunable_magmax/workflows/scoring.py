@@ -225,7 +225,8 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         tasks = {} if run is None else run.classes
         if head.own:  # one task's own classifier knows its own classes only
             tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
-        return label_samples(data, head.classes, tasks).draw(reading.limit, reading.seed), data.origin
+        labelled = label_samples(data, head.classes, tasks, strict=reading.strict)
+        return labelled.draw(reading.limit, reading.seed), data.origin
     split = reading.split or "test"
     if split not in ("train", "test"):
         hint = closest(split, ["train", "test"])

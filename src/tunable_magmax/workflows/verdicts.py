@@ -71,6 +71,7 @@ class Comparison:
     """The directory of the tailored model, if one was given."""
     usual: str = "tunable_magmax"
     """The method that `tmx tailor` takes by default."""
+    unknown_labels: int = 0
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.by_model())} models of {self.run} on {self.data}:\n  {self.sentences()[0]})"
@@ -199,6 +200,7 @@ class Comparison:
             "head": self.head,
             "samples": self.samples,
             "unreadable": self.unreadable,
+            "unknown_labels": self.unknown_labels,
             "prior": None if self.prior is None else asdict(self.prior),
             "level": self.level,
             "tailored": self.rows.index(self.tailored),

@@ -72,7 +72,7 @@ const drawComparison = (row) => {
   studio.write(row.number, `${accuracy !== null && (own ? kind === "interpolated" : stale) ? "≈ " : ""}${studio.percent(accuracy)}`);
   row.root.classList.toggle("unknown", accuracy === null);
   if (own) return;
-  const title = line?.title ?? "";
+  const title = line ? `${line.title}${row.name === "best" ? ", the best of all tasks on these very samples, which flatters it" : ""}` : "";
   studio.write(row.text, line ? studio.lineName(line) : studio.lineNames[row.name]);
   row.text.title = title;
   const compared = kind === "measured" && line && !stale ? verdictOf(point, line) : null;

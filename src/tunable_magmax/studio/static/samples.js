@@ -56,7 +56,7 @@ const drawGroups = (facts) => {
   generation += 1;
   if (!facts) { studio.find("groups").replaceChildren(); return; }
   const groups = [];
-  if (facts.labelled && !facts.unknown_labels) {
+  if (facts.labelled && facts.labelled >= facts.unknown_labels) {
     groups.push(makeGroup("worse", "The merge is wrong, the base right", "", "No sample that the base gets right is lost."));
   }
   if (facts.outside > 0) groups.push(makeGroup("outside", "Outside every task", studio.percent(facts.outside, 0)));

@@ -188,10 +188,11 @@ class Partial:
         return journal
 
     def publish(self, moves: Sequence[tuple[Path, Path]]) -> None:
-        """Puts each source in here in the place of its target beside this directory; the last one is the commit.
+        """Puts each source in here in the place of its target beside this directory; the last one, the model, commits.
 
-        Until then, `settle`, here or in the next process, undoes all of it. The last target is there at every moment,
-        the old one or the new one, unless it is a directory and the system can't swap two of them.
+        `settle`, here or in the next process, undoes what was interrupted before, and completes it after. The model is
+        there at every moment, the old one or the new one, unless it is a directory and the system can't swap two of
+        them. What stands beside it is never the other one's: an old report goes before, and its successor comes after.
         """
         *others, (model, out) = moves
         old = [target.name for _, target in moves if target.exists()]
@@ -202,8 +203,9 @@ class Partial:
             self._replaced.mkdir()
             for source, target in others:
                 if target.name in old:
-                    _keep(target, self._replaced / target.name)
-                source.replace(target)
+                    target.rename(self._replaced / target.name)
+                elif out.name not in old:
+                    source.rename(target)
             if not model.is_dir():
                 model.replace(out)
             elif out.name not in old:
@@ -211,6 +213,7 @@ class Partial:
             elif not exchange(model, out):
                 out.rename(self._replaced / out.name)
                 model.rename(out)
+            _complete(others)
             sync_directory(self.path.parent)
         except BaseException:
             with suppress(OSError):
@@ -236,6 +239,7 @@ class Partial:
             raise InputError(f"{self._marker} is damaged ({error}): move {self.path} away and merge again") from None
         model, out = moves[-1]
         if not model.exists() or (out.exists() and out.stat().st_ino == plan.get("new")):
+            _complete(moves[:-1])
             self._clear()
             return
         for source, target in moves[:-1]:
@@ -245,7 +249,7 @@ class Partial:
             if (self._replaced / name).exists():
                 (self._replaced / name).replace(self.path.parent / name)
         if self._replaced.exists():
-            shutil.rmtree(self._replaced)  # of two names of one file, a rename leaves both
+            shutil.rmtree(self._replaced)
         self._marker.unlink()
         sync_directory(self.path.parent)
 
@@ -279,12 +283,11 @@ class Partial:
                 item.unlink()
 
 
-def _keep(path: Path, name: Path) -> None:
-    """Gives a file another name, or copies it where that can't be done."""
-    try:
-        os.link(path, name)
-    except OSError:
-        shutil.copy2(path, name)
+def _complete(moves: Sequence[tuple[Path, Path]]) -> None:
+    """Makes the moves that were not made yet."""
+    for source, target in moves:
+        if source.exists():
+            source.replace(target)
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:

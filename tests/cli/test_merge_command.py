@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -294,6 +295,26 @@ def test_an_existing_output_is_kept_unless_asked(tmx, sequence, tmp_path):
     assert (out / "model.safetensors").read_bytes() == first
     assert tmx("merge", *sequence.arguments, "--seed", 1, "--overwrite", "-o", out).code == 0
     assert (out / "model.safetensors").read_bytes() != first
+
+
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_a_finished_merge_is_not_made_again(tmx, sequence, tmp_path, name):
+    out, command = tmp_path / name, ("merge", *sequence.arguments, "-o", tmp_path / name)
+    first, written = tmx(*command), out.stat().st_mtime_ns
+    again = tmx(*command)
+    assert (again.code, again.out) == (0, first.out)
+    complete = f"{out} is complete, made from the same inputs with the same options; overwrite (--overwrite) makes it"
+    assert again.err.startswith(f"note: {complete} again\n")
+    assert out.stat().st_mtime_ns == written
+    planned = tmx(*command, "--dry-run")
+    assert (planned.code, complete in planned.out) == (0, True)
+    if name == "out":
+        (out / "README.md").unlink()
+        assert_refused(tmx(*command), "already exists")
+        assert tmx(*command, "--overwrite").code == 0
+    assert_refused(tmx(*command, "--digest-inputs"), "already exists")
+    os.utime(sequence.tasks[0])
+    assert_refused(tmx(*command), "already exists")
 
 
 def test_an_input_is_never_replaced(tmx, sequence):
@@ -625,7 +646,7 @@ def test_exit_codes_and_streams_of_the_process(sequence, tmp_path):
     good = run_process("merge", *sequence.arguments, "-o", tmp_path / "out", "--json")
     assert (good.returncode, good.stderr) == (0, "")
     assert json.loads(good.stdout)["tasks"] == 3
-    bad = run_process("merge", *sequence.arguments, "-o", tmp_path / "out")
+    bad = run_process("merge", *sequence.arguments, "--seed", 1, "-o", tmp_path / "out")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.startswith("error: ")
 

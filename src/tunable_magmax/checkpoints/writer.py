@@ -149,6 +149,11 @@ class Output:
         Partial.of(absolute(Path(out))).check(fingerprint, fresh)
 
     @staticmethod
+    def has_unfinished(out: str | Path) -> bool:
+        """Says whether there is unfinished work beside this place, or what a commit that was killed left there."""
+        return Partial.of(absolute(Path(out))).path.exists()
+
+    @staticmethod
     def unfinished_bytes(out: str | Path) -> int:
         """Returns the bytes of unfinished work beside this place, for which the next run needs no more room."""
         return Partial.of(absolute(Path(out))).bytes_on_disk()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.tailor_plan import TailorPlan
     from tunable_magmax.workflows.tailoring import Tailoring
 
+COMPLETE = "{out} is complete, made from the same inputs with the same options; --overwrite makes it again"
 SHOWN = 12
 """Tasks that the table shows, those of largest weight; the others are summed up in a line."""
 
@@ -112,7 +113,7 @@ def tailor(
     run, options, read = Run.open(run_dir), _options(tailoring, how), TargetReading(**vars(reading))
     preference = None if tailoring.preference is None else _read_preference(tailoring.preference, run)
     if dry_run:
-        return _show_plan(plan_tailor(run, known, out, options, read, preference), as_json)
+        return _show_plan(plan_tailor(run, known, out, options, read, preference), out, as_json)
     if out is None:
         raise InputError("where should the model go? Give -o OUT, a directory")
     from tunable_magmax.workflows.tailor import tailor as make
@@ -169,7 +170,7 @@ def _summary(made: Tailored, told: Sequence[str]) -> Iterator[str]:
     record, preference = made.record, made.preference
     found, merge = record["preference"], record["merge"]
     if made.complete:
-        yield f"{made.out} is complete, made from the same inputs with the same options; --overwrite makes it again"
+        yield COMPLETE.format(out=made.out)
     samples = f", from {number(found['samples'], 'sample')}" if isinstance(found["samples"], int) else ""
     yield f"{weights_words(found['method'])}{samples}{weights_error(found)}"
     order = sorted(range(len(made.labels)), key=lambda t: (-preference.weights[t], t))[:SHOWN]
@@ -217,7 +218,7 @@ def _tried(choice: Mapping[str, Any]) -> Iterator[str]:
     yield from table(rows)
 
 
-def _show_plan(plan: TailorPlan, as_json: bool) -> int:
+def _show_plan(plan: TailorPlan, out: Path | None, as_json: bool) -> int:
     if as_json:
         show(json.dumps(plan.to_dict(), indent=1) + "\n")
         return 2 if plan.problems else 0
@@ -233,6 +234,8 @@ def _show_plan(plan: TailorPlan, as_json: bool) -> int:
             f"writes       {show_size(merge.bytes_to_write)} in {number(merge.shards, 'file')}, and small files"
         )
         lines.append(f"memory       {show_size(merge.peak_memory)} beyond the interpreter and the encoder")
+    if plan.complete:
+        lines.append(f"note: {COMPLETE.format(out=out)}")
     show("".join(f"{line}\n" for line in lines))
     for problem in plan.problems:
         tell(f"problem: {problem}\n")

@@ -27,4 +27,4 @@ class Additions:
     """
 
     make: Callable[[Path, MergeReport], AddedFiles]
-    fingerprint: Mapping[str, Any] | None = None
+    fingerprint: Mapping[str, Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +18,10 @@ from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
+from tunable_magmax.engines.log import Log, finished_report
 from tunable_magmax.engines.order import doubtful_order
 from tunable_magmax.engines.outputs import (
     Job,
-    Log,
     check_space,
     expected_shards,
     output_companions,
@@ -43,6 +45,8 @@ from tunable_magmax.merging.resources import (
 )
 from tunable_magmax.merging.stream import Merge
 from tunable_magmax.version import __version__
+
+COMPLETE = "{out} is complete, made from the same inputs with the same options; overwrite (--overwrite) makes it again"
 
 
 class Engine(Protocol):
@@ -149,6 +153,13 @@ def merge_checkpoints(
         if shard is not None:
             check_companions(inputs)
         fingerprint = fingerprint_of(inputs, options, settings, target)
+        known_by = finished_by(fingerprint, inputs, settings)
+        if not Output.has_unfinished(target):
+            if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
+                if notify is not None:
+                    notify(COMPLETE.format(out=out))
+                return finished
+            Output.check(target, overwrite)
         # Checked here, so that too few resources do not cost the finished shards of an earlier run.
         spilled = runs_on.check(inputs, options, bound)
         shards = expected_shards(inputs.layout, options.out_dtype, shard)
@@ -158,7 +169,6 @@ def merge_checkpoints(
                 notify(note)
         with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
             job = Job(inputs, options, output, shard, bound, progress)
-            known_by = None if additions is None else additions.fingerprint
             log = Log(log_file, target, started, known_by)
             report = write_output(job, settings, lambda: runs_on.merge(job), log)
     if not report.elements:
@@ -252,6 +262,16 @@ def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, o
         **({} if inputs.heads is None else {"labels": inputs.heads.describe()}),
         "inputs": inputs.identity(),
     }
+
+
+def finished_by(fingerprint: Mapping[str, Any], inputs: Inputs, settings: OutputSettings) -> Mapping[str, Any]:
+    """Returns what a finished merge is recognised by: also the files that go along, and whether inputs are digested."""
+    if settings.additions is not None:
+        return settings.additions.fingerprint
+    beside = [(path.resolve(), path.stat()) for _, path, _ in output_companions(inputs)]
+    files = [[str(path), status.st_size, status.st_mtime_ns] for path, status in beside]
+    whole = json.dumps([fingerprint, files, settings.digest_inputs])
+    return {"merge": hashlib.sha256(whole.encode()).hexdigest()}
 
 
 def _plain(value: Any) -> Any:

@@ -1,15 +1,10 @@
-"""Writes the files of a merge: weights, report, configuration, model card, the base's own files, and a log."""
+"""Writes the files of a merge: weights, report, configuration, model card, and the base's own files."""
 
 from __future__ import annotations
 
-import json
-import platform
 import shutil
-import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,13 +31,12 @@ from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.card import base_name, effective_config, front_matter, heads_section, hub_models, model_card
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import Progress, append_line, read_json, show_size
+from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.version import __version__
 
 COPY_BLOCK = 1 << 20
 
@@ -280,38 +274,3 @@ def _written_types(report: MergeReport, inputs: Inputs) -> list[str]:
         elements[tensor.infos[0].dtype if merged is None else merged.dtype] += tensor.size
     elements.update({info.dtype: info.numel for info in layout.copied if info.is_float})
     return [dtype for dtype, _ in elements.most_common() if dtype in FLOATS]
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The log beside an output: time, host and paths of its merges, a JSON object a line.
-
-    They are not in the output itself, because equal merges must give equal outputs.
-    """
-
-    path: Path
-    out: Path
-    started: float
-    fingerprint: Mapping[str, Any] | None = None
-    """By what a sweep recognises a finished point, and tailoring a finished model."""
-
-    def write(self, inputs: Inputs, report: MergeReport) -> None:
-        """Appends a line for the merge that made `report`."""
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
-            "seconds": round(time.time() - self.started, 3),
-            "host": socket.gethostname(),
-            "versions": {
-                "tunable-magmax": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "base": str(inputs.paths[0].resolve()),
-            "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
-            "out": str(self.out.resolve()),
-            "files": dict(report.files),
-            **({} if self.fingerprint is None else {"fingerprint": self.fingerprint}),
-        }
-        # The weights are complete, so a full disk must not make it look as if they were not.
-        with suppress(OSError):
-            append_line(self.path, json.dumps(entry))

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.engines.log import log_entries, report_place
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import parse_json, read_whole
+from tunable_magmax.files import read_whole
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.runs.recipe import Recipe
-
-
-def report_place(path: Path) -> Path:
-    """Returns where a merge's report is: in the directory, or beside a single file."""
-    return path / REPORT if path.is_dir() else path.with_name(f"{path.name.removesuffix('.safetensors')}.report.json")
 
 
 def read_report(path: str | Path) -> MergeReport:
@@ -55,16 +47,3 @@ def logged_inputs(path: str | Path) -> Recipe | None:
         return None
     base, *tasks = (Path(report.hub[role]) for role in ("base", *(f"task {t}" for t in range(1, report.tasks + 1))))
     return Recipe(base, tuple(tasks))
-
-
-def log_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the entries of the log beside a merge, the newest first; a line cut short by a kill is left out."""
-    try:
-        lines = path.with_name(f"{path.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in reversed(lines):
-        with suppress(ValueError):
-            entry = parse_json(line, odd_names=True)
-            if isinstance(entry, dict):
-                yield entry

@@ -15,7 +15,8 @@ from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_of, measure_speeds
 from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
-from tunable_magmax.engines.local import fingerprint_of
+from tunable_magmax.engines.local import COMPLETE, fingerprint_of, finished_by
+from tunable_magmax.engines.log import finished_report
 from tunable_magmax.engines.outputs import check_space, existing_folder, expected_shards
 from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
 from tunable_magmax.errors import InputError
@@ -114,13 +115,17 @@ def plan_merge(
         with previewed([base, *tasks]) as (places, downloads), Inputs(places[0], places[1:], read) as inputs:
             if downloads and estimate:
                 raise InputError(f"the time is measured on the files themselves, but {'; '.join(downloads)}")
+            complete: tuple[str, ...] = ()
             if target is not None:
-                problems += _problems(inputs.refuse_as_output, target)
                 fingerprint = fingerprint_of(inputs, read, settings, target)
+                known_by = finished_by(fingerprint, inputs, settings)
+                if not settings.overwrite and finished_report(target, known_by) is not None:
+                    problems, complete = [], (COMPLETE.format(out=out),)
+                problems += _problems(inputs.refuse_as_output, target)
                 problems += _problems(Output.check_unfinished, target, fingerprint, settings.fresh)
             plan, load, memory = _planned(inputs, read, resources, settings, target)
             problems += plan.problems
-            names, notes = settings.task_names(len(tasks)), (*plan.notes, *downloads)
+            names, notes = settings.task_names(len(tasks)), (*complete, *plan.notes, *downloads)
             plan = replace(plan, problems=tuple(problems), names=names, notes=notes)
             if not estimate or problems:
                 return plan

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.files import load_json, read_json, write_atomic
@@ -19,7 +18,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
-from tunable_magmax.workflows.merge_records import log_entries, read_report
+from tunable_magmax.workflows.merge_records import read_report
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 if TYPE_CHECKING:
@@ -188,17 +187,6 @@ def _identity(path: Source) -> str:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def is_complete(out: Path, wanted: Mapping[str, Any]) -> bool:
-    """Says whether a directory holds the model of this fingerprint, by the log beside it, whose files are all there."""
-    try:
-        report = load_json(out / REPORT)
-        entry = next(entry for entry in log_entries(out) if entry.get("files") == report["files"])
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        return False
-    same: bool = entry.get("fingerprint") == json.loads(json.dumps(wanted))
-    return same and all((out / name).is_file() for name in report["files"])
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,7 +19,8 @@ from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.local import check_companions, completed, fingerprint_of, write_output
-from tunable_magmax.engines.outputs import Job, Log, expected_shards, space_problem, write_weights
+from tunable_magmax.engines.log import Log
+from tunable_magmax.engines.outputs import Job, expected_shards, space_problem, write_weights
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import LoadedVectors, tensors_to_load
 from tunable_magmax.errors import InputError

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import named_heads
+from tunable_magmax.engines.log import finished_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
@@ -45,7 +46,6 @@ from tunable_magmax.workflows.site_model import (
     Unfinished,
     card_section,
     fingerprint,
-    is_complete,
     prior_record,
     read_finished,
     record_bytes,
@@ -115,7 +115,7 @@ def tailor(
     check_sources(sources, preference)
     known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
     overwrite = bool(tailoring.output.get("overwrite", False))
-    if not overwrite and is_complete(place, known_by):
+    if not overwrite and finished_report(place, known_by) is not None:
         return read_finished(place, run.labels)
     check_place(place, overwrite)
     check_adapters(run, sources, tailoring)
@@ -334,7 +334,7 @@ class _Work:
         if self.head.own and self.head.bias is not None:
             options["class_bias"] = dict(zip(self.head.classes, map(float, self.head.bias), strict=True))
         recipe = Recipe(run.base, run.tasks, options, run.names)
-        unfinished, told = Unfinished(out, additions.fingerprint or {}, options), list[str]()
+        unfinished, told = Unfinished(out, additions.fingerprint, options), list[str]()
         notify = notify or (lambda note: None)
 
         def progress(phase: str, done: int, total: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from tunable_magmax.data.features import holds_features
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.engines.inputs import named_heads
+from tunable_magmax.engines.log import finished_report
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
@@ -35,7 +36,10 @@ from tunable_magmax.workflows.target import TargetReading, TargetSamples, Target
 
 @dataclass(frozen=True)
 class TailorPlan:
-    """What tailoring would do, from headers alone. `merge` is the plan of the merge; `problems` prevent it."""
+    """What tailoring would do, from headers alone. `merge` is the plan of the merge; `problems` prevent it.
+
+    `complete`: the model is there already, made from the same inputs with the same options.
+    """
 
     preference: str
     samples: int | None
@@ -45,6 +49,7 @@ class TailorPlan:
     head: str | None
     classes: int | None
     merge: MergePlan
+    complete: bool
     problems: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,8 +79,15 @@ def plan_tailor(
     target = TargetSamples(run, sources, reading, tailoring.estimation.seed)
     attempt(check_sources, sources, preference)
     attempt(check_adapters, run, sources, tailoring)
+    kept = {key: value for key, value in tailoring.output.items() if key not in ("engine", "device", "workers")}
+    complete = False
     if out is not None:
-        attempt(check_place, out, bool(tailoring.output.get("overwrite", False)))
+        known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
+        complete = not kept.get("overwrite", False) and finished_report(out, known_by) is not None
+        kept["overwrite"] = kept.get("overwrite", False) or complete
+        attempt(check_place, out, kept["overwrite"])
+        # Unfinished work of the same tailoring is continued, or replaced; its weights are not known yet.
+        kept["fresh"] = kept.get("fresh", False) or Unfinished(out, known_by).is_there()
     head = attempt(require_head, target, True)
     samples = attempt(_count_samples, target)
     how = attempt(_estimator, target, tailoring, preference) or "not known"
@@ -85,11 +97,6 @@ def plan_tailor(
     method, rule = _method_rule(tailoring, sources, weights, no_tsv)
     informed = _gets_prior(run, tailoring, preference)
     options = _merge_options(tailoring, preference, weights, "tunable_magmax" if method == "auto" else method, informed)
-    kept = {key: value for key, value in tailoring.output.items() if key not in ("engine", "device", "workers")}
-    if out is not None:
-        # Unfinished work of the same tailoring is continued, or replaced; its weights are not known yet.
-        known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
-        kept["fresh"] = kept.get("fresh", False) or Unfinished(out, known_by).is_there()
     merge = plan_merge(run.base, run.tasks, out, heads=run.heads, **options, **kept)
     problems += [problem for problem in merge.problems if problem not in problems]
     return TailorPlan(
@@ -101,6 +108,7 @@ def plan_tailor(
         head=head and ("of the tasks themselves" if head.own else str(target.head_file)),
         classes=None if head is None else len(head.classes),
         merge=merge,
+        complete=complete,
         problems=tuple(problems),
     )
 

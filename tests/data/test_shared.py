@@ -46,5 +46,5 @@ def test_the_small_clip_and_its_head_are_better_than_chance():
     samples = open_samples(SHARED / "data" / "cifar100", split="test")
     chosen = list(range(80))
     predicted = classifier.probabilities(list(samples.load(chosen))).argmax(axis=1)
-    # 15.7 % of all test images; eight or more of 80 by luck alone has a chance below 1e-5.
+    # 15.7% of all test images; eight or more of 80 by luck alone has a chance below 1e-5.
     assert (predicted == np.array([samples.labels[k] for k in chosen])).sum() >= 8

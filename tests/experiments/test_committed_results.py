@@ -42,7 +42,7 @@ def test_readmes_table_is_the_records(measured: dict[str, dict[str, list[Measure
     recommended = summary["recommended"]
     expected = []
     for setting, rows in measured.items():
-        shares = [f"{100 * summary[setting][row]['mean']:.1f} %" for row in ("magmax@best", recommended)]
+        shares = [f"{100 * summary[setting][row]['mean']:.1f}%" for row in ("magmax@best", recommended)]
         leads = [paired(rows[recommended], rows.get(row, ())) for row in ("magmax@best+prior:auto", "joint")]
         cells = ["–" if lead is None else Cell(100 * lead.mean, signed=True).shown for lead in leads]
         expected.append([setting, *shares, *cells])

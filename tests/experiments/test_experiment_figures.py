@@ -37,7 +37,7 @@ def test_every_kind_is_there(drawings: dict[str, Drawing]) -> None:
 
 def test_alternative_texts_say_what_is_seen(drawings: dict[str, Drawing]) -> None:
     alpha = drawings["alpha-mini-clip-cifar100-0.5"].alt
-    assert "mini-clip/cifar100-5: first task 40.8 % at alpha 0 and 70.8 % at alpha 2 (MAGMAX 55.8 %)" in alpha
+    assert "mini-clip/cifar100-5: first task 40.8% at alpha 0 and 70.8% at alpha 2 (MAGMAX 55.8%)" in alpha
     assert "alpha 0.5: first task 32.3, last task 516" in drawings["preference-vectors-mini-clip-cifar100-5"].alt
     leads = drawings["leads"].alt
     assert "surely behind: zero-shot, sequential@0.5, random_mix@0.5, tunable:mmd@matched" in leads

@@ -115,7 +115,7 @@ def test_words_say_who_leads_and_who_loses() -> None:
     assert "`tunable:label@matched` has the highest mean accuracy" in text
     assert re.search(r"Ahead of `magmax@best`: `tunable:label@matched` \(\+[67]\.\d points", text)
     assert re.search(r"Behind `magmax@best`: `tunable:mmd@matched` \(−[78]\.\d points", text)
-    assert re.search(r"`tunable:auto@matched` keeps 8\d % of the lead that labels give", text)
+    assert re.search(r"`tunable:auto@matched` keeps 8\d% of the lead that labels give", text)
     assert "`tunable:search@matched`" in text
     assert "in 15 of 75 pairs only" in text
     assert "alpha steers" in text
@@ -134,7 +134,7 @@ def test_the_headline_names_the_best_row_and_the_recommended_one() -> None:
     rows = ("magmax@best", "tunable:label@matched", "tunable:auto@matched")
     records = [row_record(row, seed) for row in rows for seed in (3, 4, 5)]
     (line,) = headlines(results_of(records))
-    number = r"\d\d\.\d %"
+    number = r"\d\d\.\d%"
     lead = r"\(\+\d\.\d points, \+\d\.\d to \+\d\.\d\)"
     assert re.fullmatch(
         rf"mini-clip/cifar100-20: best tunable:label@matched {number} {lead}; "

@@ -168,7 +168,7 @@ def test_bad_input(tasks: Any, labels: Any, options: dict[str, Any], message: st
 def test_a_task_that_no_sample_shows_may_still_be_there() -> None:
     found = Preference.from_labels([{0: 1}, {1: 1}], [0] * 10)
     assert found.weights == (1.0, 0.0)
-    missed = 1 - 0.05 ** (1 / 10)  # a share that ten samples miss with a chance of 5 %
+    missed = 1 - 0.05 ** (1 / 10)  # a share that ten samples miss with a chance of 5%
     assert found.intervals == ((pytest.approx(1 - missed), 1.0), (0.0, pytest.approx(missed)))
     many = Preference.from_labels([{0: 1}, {1: 1}], [0] * 1000).intervals
     assert many is not None

@@ -145,7 +145,7 @@ def test_a_resized_crop_keeps_nine_tenths_and_the_range():
         numbers = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed))
         found = augment(ramp, numbers, "resized-crop", 2)
         assert 0 <= float(found.min()) <= float(found.max()) <= 255
-        # The narrowest window: 90 % of the area, as tall as the image.
+        # The narrowest window: 90% of the area, as tall as the image.
         assert float(found.max() - found.min()) > 255 * (0.9 * 3 / 4) ** 0.5 - 8
 
 

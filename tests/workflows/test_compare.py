@@ -225,14 +225,14 @@ def first(count, samples=100):
         (
             first(90),
             {"base": first(10), "tsv": first(89)},
-            ["The tailored model is the best here: 90.0 %, clearly better than 1 of the 2 others."],
+            ["The tailored model is the best here: 90.0%, clearly better than 1 of the 2 others."],
         ),
         (
             first(90),
             {"birds": first(90)},
             [
-                "The tailored model is the best here: 90.0 %, though not clearly better than any other.",
-                "`task birds` alone cannot be told apart from it on these 100 samples (90.0 % against 90.0 %); it "
+                "The tailored model is the best here: 90.0%, though not clearly better than any other.",
+                "`task birds` alone cannot be told apart from it on these 100 samples (90.0% against 90.0%); it "
                 "needs no merge.",
             ],
         ),
@@ -240,7 +240,7 @@ def first(count, samples=100):
             first(50),
             {"base": first(80), "birds": first(10)},
             [
-                "`base` is clearly better than the tailored model: 80.0 % against 50.0 %.",
+                "`base` is clearly better than the tailored model: 80.0% against 50.0%.",
                 "So this site needs no tailored merge.",
             ],
         ),
@@ -248,16 +248,16 @@ def first(count, samples=100):
             first(50),
             {"base": first(70), "tsv": first(80)},
             [
-                "`tsv` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx tailor run --preference "
+                "`tsv` is clearly better than the tailored model: 80.0% against 50.0%; `tmx tailor run --preference "
                 "FILE --method tsv --scale 1 --prior none -o OUT` makes it.",
-                "`base` alone is, too: 70.0 % against 50.0 %; this site needs no tailored merge.",
+                "`base` alone is, too: 70.0% against 50.0%; this site needs no tailored merge.",
             ],
         ),
         (
             first(50),
             {"half": first(80)},
             [
-                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0 % against 50.0 %; `tmx tailor "
+                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0% against 50.0%; `tmx tailor "
                 "run --preference FILE --scale 0.5 --prior none -o OUT` makes it."
             ],
         ),
@@ -265,8 +265,8 @@ def first(count, samples=100):
             first(90),
             {"base": first(88)},
             [
-                "The tailored model is the best here: 90.0 %, though not clearly better than any other.",
-                "`base` alone cannot be told apart from it on these 100 samples (88.0 % against 90.0 %); about 391 "
+                "The tailored model is the best here: 90.0%, though not clearly better than any other.",
+                "`base` alone cannot be told apart from it on these 100 samples (88.0% against 90.0%); about 391 "
                 "would tell, if the difference is real; it needs no merge.",
             ],
         ),
@@ -274,7 +274,7 @@ def first(count, samples=100):
             first(88),
             {"base": first(90)},
             [
-                "`base` has the most right answers (90.0 % against 88.0 %), but 100 samples cannot tell it from the "
+                "`base` has the most right answers (90.0% against 88.0%), but 100 samples cannot tell it from the "
                 "tailored model; about 391 would tell, if the difference is real.",
                 "It needs no merge.",
             ],
@@ -288,7 +288,7 @@ def first(count, samples=100):
             first(88),
             {"tsv": first(90), "base": first(3)},
             [
-                "`tsv` has the most right answers (90.0 % against 88.0 %), but 100 samples cannot tell it from the "
+                "`tsv` has the most right answers (90.0% against 88.0%), but 100 samples cannot tell it from the "
                 "tailored model; about 473 would tell, if the difference is real.",
                 "The tailored model is clearly better than 1 of the 2 others.",
             ],

@@ -66,14 +66,14 @@ def _alpha_panel(setting: str, records: Sequence[Record]) -> tuple[Panel, str]:
         curves.append(Curve(f"Tunable MAGMAX, {side} task", _percents(tunable), k))
         low, high = min(tunable), max(tunable)
         text = (
-            f"{side} task {100 * tunable[low].mean:.1f} % at alpha {low:g} and {100 * tunable[high].mean:.1f} % at "
+            f"{side} task {100 * tunable[low].mean:.1f}% at alpha {low:g} and {100 * tunable[high].mean:.1f}% at "
             f"alpha {high:g}"
         )
         rival = _points([record for record in records if record["method"] == "magmax"], "alpha", side)
         if rival:
             mean = next(iter(rival.values())).mean
             levels[f"MAGMAX, {side} task"] = 100 * mean
-            text += f" (MAGMAX {100 * mean:.1f} %)"
+            text += f" (MAGMAX {100 * mean:.1f}%)"
         texts.append(text)
     alphas = sorted({point["alpha"] or 0.0 for record in records for point in record["points"]})
     ticks = {alpha: f"{alpha:g}" for alpha in alphas} if len(alphas) < 10 else None
@@ -212,8 +212,8 @@ def _lines(
             lines.append(Curve(label, _percents(placed), style, rival=label in rivals))
             low, high = min(points), max(points)
             texts.append(
-                f"{row} in {panel} from {100 * points[low].mean:.1f} % at {low:g} to "
-                f"{100 * points[high].mean:.1f} % at {high:g}"
+                f"{row} in {panel} from {100 * points[low].mean:.1f}% at {low:g} to "
+                f"{100 * points[high].mean:.1f}% at {high:g}"
             )
         panels.append(Panel(panel if len(shown) > 1 else "", x_label, lines, ticks=ticks))
     figure = draw_curves(panels, wide=5.6 if len(shown) == 1 else 3.9, height=3.6, share="all")

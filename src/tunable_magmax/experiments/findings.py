@@ -50,8 +50,8 @@ def headlines(results: Results) -> list[str]:
         texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
-            texts.append(f"{what} {row} {100 * shares[row]:.1f} %{f' ({_points(lead)})' if lead else ''}")
-        lines.append(f"{setting}: {'; '.join(texts)}; {reference} {100 * shares[reference]:.1f} %")
+            texts.append(f"{what} {row} {100 * shares[row]:.1f}%{f' ({_points(lead)})' if lead else ''}")
+        lines.append(f"{setting}: {'; '.join(texts)}; {reference} {100 * shares[reference]:.1f}%")
     return lines
 
 
@@ -93,7 +93,7 @@ def _setting(by_row: dict[str, list[Measured]]) -> list[str]:
     if not shares:
         return []
     leader = max(shares, key=lambda row: shares[row])
-    sentences = [f"`{leader}` has the highest mean accuracy, {100 * shares[leader]:.1f} %."]
+    sentences = [f"`{leader}` has the highest mean accuracy, {100 * shares[leader]:.1f}%."]
     reference = _reference(by_row)
     if reference is None:
         return sentences
@@ -145,7 +145,7 @@ def _unlabelled(by_row: Mapping[str, list[Measured]], reference: str) -> list[st
     sentences = []
     if ours is not None and theirs is not None:
         if theirs.mean > 0:
-            kept = f"keeps {100 * ours.mean / theirs.mean:.0f} % of the lead that labels give"
+            kept = f"keeps {100 * ours.mean / theirs.mean:.0f}% of the lead that labels give"
             sentences.append(f"From unlabelled inputs, `{AUTO}` {kept}.")
         else:
             sentences.append(f"Labels give no lead over `{reference}` that unlabelled inputs could keep.")
@@ -198,7 +198,7 @@ def _alpha(results: Results, setting: str) -> list[str]:
             for side in ("first", "last")
         }
         steers = ends["first"][1] > ends["first"][0] and ends["last"][1] < ends["last"][0]
-        texts = _listed([f"the {side} task goes from {low:.1f} to {high:.1f} %" for side, (low, high) in ends.items()])
+        texts = _listed([f"the {side} task goes from {low:.1f} to {high:.1f}%" for side, (low, high) in ends.items()])
         sentences.append(
             f"At scale {scale}, alpha {'steers' if steers else 'does not steer as it should'}: from {alphas[0]:g} to "
             f"{alphas[-1]:g}, {texts}."

@@ -297,7 +297,7 @@ def estimation_table(results: Results, setting: str, family: str) -> Table:
                 Cell(text=", ".join(f"{name} {count}" for name, count in choices.most_common())),
             )
         )
-    columns = ("preference", "error", "error, largest", "random", "random, largest", "at most 10 %?", "what auto chose")
+    columns = ("preference", "error", "error, largest", "random", "random, largest", "at most 10%?", "what auto chose")
     width = len(columns) if any(line[-1].text for line in lines) else len(columns) - 1
     return Table(
         f"estimation-{slug(setting)}{_tail(family)}",
@@ -307,7 +307,7 @@ def estimation_table(results: Results, setting: str, family: str) -> Table:
         (
             "Error: half the L1 distance between weights and true mixture, the share of weight on wrong tasks.",
             "Random: share of the merged elements that the lottery assigned because no task with budget left had them "
-            "as candidates. The paper reports at most 10 %.",
+            "as candidates. The paper reports at most 10%.",
         ),
     )
 
@@ -327,9 +327,9 @@ def ownership_table(results: Results) -> Table:
     return Table(
         "magmax-ownership",
         "What MAGMAX takes from the last task (% of the elements)",
-        ("setting", "last task", "first task", "equal share", "more than 40 %?"),
+        ("setting", "last task", "first task", "equal share", "more than 40%?"),
         tuple(lines),
-        ("More than 40 % is what the paper quotes for the last task.",),
+        ("More than 40% is what the paper quotes for the last task.",),
     )
 
 

@@ -30,7 +30,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
             _draw(axes, row, place + shift, (MINE if own else WITH) if strong else WITHOUT, strong, comparison.level)
     _label(axes, list(models), mine.candidate)
     count = number(comparison.samples, "sample")
-    axes.set_xlabel(f"accuracy (%) on {count}, lines: {100 * comparison.level:g} % intervals", fontsize=9)
+    axes.set_xlabel(f"accuracy (%) on {count}, lines: {100 * comparison.level:g}% intervals", fontsize=9)
     if first:
         _explain(figure)
     axes.set_title(plain(f"{_tail(comparison.run)} on {_tail(comparison.data)}"), loc="left", fontsize=10)

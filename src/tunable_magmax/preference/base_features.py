@@ -192,7 +192,7 @@ def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentrati
 
 
 def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
-    """Returns the share of target samples that are farther from every class than 95 % of the tasks' own held-out rows.
+    """Returns the share of target samples that are farther from every class than 95% of the tasks' own held-out rows.
 
     About 0.05 for a target that is a mixture of the tasks.
     """
@@ -200,7 +200,7 @@ def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
 
 
 def farthest(fitted: TaskProbe, weights: Floats) -> float:
-    """Returns the distance within which 95 % of the tasks' own held-out rows lie; tasks count by their weights."""
+    """Returns the distance within which 95% of the tasks' own held-out rows lie; tasks count by their weights."""
     own = fitted.probe.held_out_distances
     importance = (weights / np.bincount(fitted.members, minlength=fitted.tasks))[fitted.members]
     order = np.argsort(own, kind="stable")

@@ -88,7 +88,7 @@ def doubt(error: float, samples: int | None = None) -> float:
     """Returns how much of a preference is spread evenly, given its expected half-L1 error and its samples.
 
     It is the eps of a prior, and how far estimated weights are tempered. A share of 1 / (2 n + 2) is what n samples
-    miss with a chance of about 60 %.
+    miss with a chance of about 60%.
 
     >>> [round(doubt(error), 3) for error in (0.0, 0.1, 0.4, 1.0)], doubt(0.0, samples=4)
     ([0.002, 0.01, 0.16, 0.9], 0.1)

@@ -250,7 +250,7 @@ def augment(pixels: Tensor, numbers: Tensor, kind: Augmentation, pad: int) -> Te
     """Changes images `pixels` [b, 3, h, w] (uint8) at random, by one row of `numbers` [b, 4] in [0, 1) for each.
 
     `crop`: a window of the image padded with `pad` black pixels on each side; `flip`: left to right, half of the time;
-    `resized-crop`: a window of 90 to 100 % of the area, of varying shape, resized to the whole.
+    `resized-crop`: a window of 90 to 100% of the area, of varying shape, resized to the whole.
     """
     if kind == "none":
         return pixels

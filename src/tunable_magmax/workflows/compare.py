@@ -106,7 +106,7 @@ def compare(
     then this is the model to compare with. `data` and `head` are as for `evaluate`.
 
     >>> compare("run", "site.json", "site/test").sentences()  # doctest: +SKIP
-    ['The tailored model is the best here: 71.2 %, clearly better than 9 of the 15 others.']
+    ['The tailored model is the best here: 71.2%, clearly better than 9 of the 15 others.']
     """
     reading = reading or Reading()
     opened = _open(run, preference, head, rivals)

@@ -37,7 +37,7 @@ REMEDY = "try --scale 0.5, or give --pairs to choose by labels"
 class Agreement:
     """On how many of the site's samples the tailored model, and the base, predict what the probe does.
 
-    `overshoots`: whether the tailored model does so clearly less often, by an exact sign test at 5 %.
+    `overshoots`: whether the tailored model does so clearly less often, by an exact sign test at 5%.
     """
 
     samples: int

@@ -215,7 +215,7 @@ def choose_scale(
 
 
 def clearly_better(one: Any, other: Any) -> bool:
-    """Whether one model gets more of the same samples right than another, by a one-sided exact sign test at 5 %.
+    """Whether one model gets more of the same samples right than another, by a one-sided exact sign test at 5%.
 
     >>> clearly_better([True] * 5, [False] * 5), clearly_better([True] * 4, [False] * 4)
     (True, False)

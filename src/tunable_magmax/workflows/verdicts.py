@@ -245,7 +245,7 @@ def compared_rows(
 
 
 def _percent(row: Row) -> str:
-    return f"{100 * row.share.value:.1f} %"
+    return f"{100 * row.share.value:.1f}%"
 
 
 def _against(row: Row, other: Row) -> str:

@@ -40,11 +40,9 @@ studio.write = (target, text) => {
 
 studio.find = (id) => document.getElementById(id);
 
-const NO_BREAK = "\u202f";
-
-/** 0.5649 -> "56.5 %". */
+/** 0.5649 -> "56.5%". */
 studio.percent = (share, digits = 1) =>
-  share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)}${NO_BREAK}%`;
+  share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)}%`;
 
 /** 0.07 -> "+7.0", in points of percent; a true minus sign. */
 studio.points = (difference) => {

@@ -174,7 +174,7 @@ const describe = (row, task, own) => {
   }
   const others = LINES.filter((name) => own[name] !== undefined && own[name] !== null)
     .map((name) => `${studio.lineNames[name]} ${studio.percent(own[name], 0)}`);
-  const text = `${task.right} of ${studio.count(task.samples, "sample")} right, 95 % interval ${studio.range(task.interval)}`;
+  const text = `${task.right} of ${studio.count(task.samples, "sample")} right, 95% interval ${studio.range(task.interval)}`;
   studio.attributes(row.bar.root, { "aria-label": [`accuracy ${studio.percent(task.accuracy, 0)}`, text, ...others].join(", ") });
   row.accuracy.title = text;
 };

@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from tunable_magmax.data.benchmark import DATA_SETS, BenchmarkOptions, DataSet, open_benchmark
+from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.data_sets import DATA_SETS, DataSet
 from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.data.tables import text_samples
 from tunable_magmax.errors import InputError

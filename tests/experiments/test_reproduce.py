@@ -134,7 +134,7 @@ def test_tables_figures_page_and_summary_are_there(done):
 def test_a_second_call_measures_nothing(done, monkeypatch):
     root, experiment, _ = done
     assert missing_jobs(experiment, results_folder(experiment, root / "results")) == []
-    monkeypatch.setattr("tunable_magmax.experiments.jobs.train_sequence", None)  # calling it would fail
+    monkeypatch.setattr("tunable_magmax.experiments.seed_work.train_sequence", None)  # calling it would fail
     reproduce_all(experiment, root / "results", root / "work", JobOptions("cpu"))
 
 

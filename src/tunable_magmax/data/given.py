@@ -52,17 +52,17 @@ Source: TypeAlias = Path | GivenSamples
 """Where samples come from."""
 
 
-def given_inputs(value: Given, kind: Kind | None = None) -> Source:
+def given_inputs(value: Given) -> Source:
     """Returns inputs as samples; a text or path alone is the path of a file or folder.
 
-    Texts that are paths of image files are images. `kind`: what they are, if that is known.
+    Texts that are paths of image files are images.
 
     >>> given_inputs(["where is my card?", "what do I owe?"]).name
     '2 texts in memory'
     >>> given_inputs("site/images")
     PosixPath('site/images')
     """
-    return _as_path(value) or given_samples(_listed(value, "inputs"), kind)
+    return _as_path(value) or given_samples(_listed(value, "inputs"))
 
 
 def given_labels(value: Given) -> Source:
@@ -80,7 +80,7 @@ def given_labels(value: Given) -> Source:
     return GivenSamples(origin, "text", len(names), _loader(names, "text"), classes, labels, items=tuple(names))
 
 
-def given_pairs(value: Given, kind: Kind | None = None) -> Source:
+def given_pairs(value: Given) -> Source:
     """Returns pairs of an input and its label as labelled samples.
 
     >>> pairs = given_pairs(zip(["hello", "bye"], ["greeting", "parting"]))
@@ -97,7 +97,7 @@ def given_pairs(value: Given, kind: Kind | None = None) -> Source:
                 f"pair {position} is a {type(pair).__name__}: a pair is a tuple of an input and its label, and "
                 "zip(inputs, labels) makes them"
             )
-    return given_samples([pair[0] for pair in pairs], kind, [pair[1] for pair in pairs])
+    return given_samples([pair[0] for pair in pairs], labels=[pair[1] for pair in pairs])
 
 
 def given_samples(items: Sequence[Any], kind: Kind | None = None, labels: Sequence[Any] | None = None) -> GivenSamples:

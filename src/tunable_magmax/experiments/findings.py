@@ -19,6 +19,7 @@ from tunable_magmax.experiments.results import (
 from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_parts
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES, RIVALS
+from tunable_magmax.showing import number
 
 
 def findings(results: Results) -> dict[str, list[str]]:
@@ -114,7 +115,7 @@ def _with_prior(by_row: Mapping[str, list[Measured]]) -> list[str]:
     for rival in RIVALS:
         lead = paired(own, by_row.get(rival, ()))
         if lead is not None:
-            over = f", {lead.seeds} seed{'s' * (lead.seeds > 1)}"
+            over = f", {number(lead.seeds, 'seed')}"
             sentences.append(f"`{RECOMMENDED}` minus `{rival}`: {_points(lead)}{over}: {lead.verdict}.")
     return sentences
 

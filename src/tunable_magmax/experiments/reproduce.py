@@ -19,10 +19,11 @@ from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.findings import headlines
-from tunable_magmax.experiments.jobs import SeedWork, missing_jobs, records_of
+from tunable_magmax.experiments.jobs import missing_jobs
 from tunable_magmax.experiments.records import RECORDS, Record, append_record, read_records
 from tunable_magmax.experiments.report import render
 from tunable_magmax.experiments.results import load_results, write_summary
+from tunable_magmax.experiments.seed_work import SeedWork, records_of
 from tunable_magmax.files import Progress
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 from tunable_magmax.runs.run import Run

@@ -26,6 +26,7 @@ from tunable_magmax.experiments.results import (
 )
 from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_order, row_parts
 from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
+from tunable_magmax.showing import number
 
 REFERENCES = ("magmax@best", "magmax@0.5")
 PARTIAL = "†"
@@ -96,7 +97,7 @@ def _accuracy_note(measured: Sequence[Measured]) -> str:
     seeds = {one.seed for one in measured}
     variants = Counter(mixture for mixture, _ in {(one.mixture, one.environment) for one in measured})
     fewest, most = min(variants.values()), max(variants.values())
-    each = f"{most} variant{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} variants"
+    each = number(most, "variant") if fewest == most else f"{fewest} to {most} variants"
     over = f"±standard deviation (n − 1) over {len(seeds)} seeds"
     if len(seeds) == 1:
         over = "one seed, so no deviation is given"
@@ -231,7 +232,7 @@ def tailor_table(results: Results) -> Table:
         if not own or not any(leads):
             continue
         seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
-        marks = [f" ({lead.seeds} seed{'s' * (lead.seeds > 1)})" if lead else "" for lead in leads]
+        marks = [f" ({number(lead.seeds, 'seed')})" if lead else "" for lead in leads]
         cells = [replace(points(lead), suffix=mark) for lead, mark in zip(leads, marks, strict=True)]
         lines.append((Cell(text=setting), percent(averaged(own)), *cells))
     return Table(

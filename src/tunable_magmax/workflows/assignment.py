@@ -54,21 +54,21 @@ def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]
     return assigned
 
 
-def samples_needed(target: TargetSamples, preference: Preference, settled: float = SETTLED) -> int | None:
-    """Returns about how many samples would bring the expected error down to `settled`.
+def samples_needed(target: TargetSamples, preference: Preference) -> int | None:
+    """Returns about how many samples would bring the expected error down to `SETTLED`.
 
     None if it is there already, or if more samples would not do it. The error is taken for a + b / sqrt(n), by its
     value for the samples at hand and for four times as many.
     """
     samples = preference.provenance.get("samples")
-    if not isinstance(samples, int) or samples < 1 or preference.expected_error <= settled:
+    if not isinstance(samples, int) or samples < 1 or preference.expected_error <= SETTLED:
         return None
     if preference.method == "probe" and target.can_probe:
         weights = np.asarray(preference.weights)
         few, many = (expected_error(target.probe, weights, n, CONCENTRATION) for n in (samples, 4 * samples))
     else:
         few, many = (_with_samples(preference, n) for n in (samples, 4 * samples))
-    return needed_by(few, many, samples, settled)
+    return needed_by(few, many, samples, SETTLED)
 
 
 def needed_by(few: float, many: float, samples: int, settled: float) -> int | None:

@@ -217,13 +217,13 @@ class Comparison:
         }
 
 
-def least_samples(comparisons: int, alpha: float = ALPHA) -> int:
+def least_samples(comparisons: int) -> int:
     """Returns how many samples a sign test needs before any difference can be clear among so many comparisons.
 
     >>> least_samples(1), least_samples(20)
     (6, 10)
     """
-    return 1 + math.ceil(math.log2(max(1, comparisons) / alpha))
+    return 1 + math.ceil(math.log2(max(1, comparisons) / ALPHA))
 
 
 def compared_rows(

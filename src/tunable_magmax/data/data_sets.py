@@ -1,0 +1,105 @@
+"""The data sets that run.yaml can name, and how each is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tunable_magmax.data.cifar100 import open_cifar100
+from tunable_magmax.data.class_names import ClassNames, read_class_names
+from tunable_magmax.data.glyphs import open_glyphs
+from tunable_magmax.data.imagenet_r import open_imagenet_r
+from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.source import open_clinc150, open_images, open_texts
+from tunable_magmax.data.splits import DataOptions, Split, require_labels
+from tunable_magmax.errors import InputError, closest, some_of
+
+EVERY_KEY = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
+"""The keys of a `benchmark` section that every data set takes."""
+FILES = ("data", "per_class")
+"""Those that every data set in files takes too."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A line of the table: how a data set is opened, what it holds, and which keys it takes.
+
+    `own_keys`: the keys that this data set takes beside `EVERY_KEY`, `data` among them if it lies in files, and
+    `domain_column` if it may have domains. `numbers`: options of its own, whole numbers with their defaults.
+    `prompts`: the name of the templates that suit its class names (`models/prompts.py`), or templates.
+    """
+
+    open: Callable[[DataOptions], Split]
+    kind: Kind
+    own_keys: tuple[str, ...] = ()
+    prompts: str | tuple[str, ...] | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Returns all keys that this data set takes."""
+        return (*EVERY_KEY, *self.own_keys, *self.numbers)
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "cifar100": DataSet(open_cifar100, "image", FILES, prompts="cifar100"),
+    "imagenet-r": DataSet(open_imagenet_r, "image", (*FILES, "test_share", "class_names"), prompts="imagenet-r"),
+    "clinc150": DataSet(open_clinc150, "text", FILES, prompts="clinc150"),
+    "images": DataSet(open_images, "image", (*FILES, "test_share", "class_names", "label_column", "domain_column")),
+    "texts": DataSet(
+        open_texts, "text", (*FILES, "test_share", "class_names", "text_column", "label_column", "domain_column")
+    ),
+    "glyphs": DataSet(open_glyphs, "image", numbers={"classes": 40, "train": 100, "test": 50, "seed": 0}),
+}
+
+
+def open_split(options: DataOptions) -> Split:
+    """Opens the data set that the options name; training and test samples have the same classes."""
+    if options.data is not None and not options.data.exists():
+        raise InputError(f"benchmark {options.name}: {options.data} does not exist; 'data' says where the data lies")
+    data_set = DATA_SETS[options.name]
+    split = data_set.open(options)
+    train, test = split.train, split.test
+    for samples in (train, test):
+        if samples.kind != data_set.kind:
+            raise InputError(
+                f"{samples.origin} holds {samples.kind}s, but the benchmark {options.name} is of {data_set.kind}s; "
+                "choose another name or other data"
+            )
+        require_labels(samples, options)
+    if test.classes != train.classes:
+        place = {name: k for k, name in enumerate(train.classes)}
+        test = _relabelled(test, train.classes, place, train.origin, "add training samples")
+    if options.class_names is not None and not split.renamed:
+        names = read_class_names(options.class_names)
+        train, test = (_renamed(samples, names, options) for samples in (train, test))
+    return replace(split, train=train, test=test)
+
+
+def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Samples:
+    """Renames classes as the file `class_names` says, which has a name for each label, or a list of classes."""
+    if isinstance(names, Mapping):
+        lacking = [name for name in samples.classes if name not in names]
+        if lacking:
+            shown = some_of(lacking, show=repr)
+            raise InputError(f"{options.class_names}: no name for {len(lacking)} labels of {samples.origin}: {shown}")
+        return replace(samples, classes=tuple(names[name] for name in samples.classes))
+    place = {name: k for k, name in enumerate(names)}
+    if not any(name in place for name in samples.classes) and all(name.isdigit() for name in samples.classes):
+        place = {str(k): k for k in range(len(names))}
+    return _relabelled(samples, names, place, str(options.class_names), "the list")
+
+
+def _relabelled(
+    samples: Samples, classes: tuple[str, ...], place: Mapping[str, int], origin: str, instead: str
+) -> Samples:
+    """Makes labels indices into `classes`, those of `origin`. `place` maps old class names to new indices."""
+    strange = sorted({samples.classes[label] for label in samples.labels or ()} - set(place))
+    if strange:
+        shown = some_of(strange, show=lambda name: f"{name!r}{closest(name, classes)}")
+        raise InputError(
+            f"{samples.origin}: {len(strange)} labels are outside the {len(classes)} classes of {origin}: {shown}; "
+            f"correct them, or {instead}"
+        )
+    labels = tuple(place[samples.classes[label]] for label in samples.labels or ())
+    return replace(samples, classes=classes, labels=labels)

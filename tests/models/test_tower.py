@@ -193,8 +193,7 @@ def test_a_directory_is_there_entirely_or_not_at_all(tmp_path, monkeypatch):
         with pytest.raises(StorageError, match=r"out: could not be written \(No space left on device\)"):
             save_encoder(encoder, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vit"]
-    save_encoder(encoder, out, companions=False)
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
-    assert np.array_equal(embeddings(load_encoder(out, "cpu", assets=tmp_path / "vit")), embeddings(encoder))
+    save_encoder(encoder, out)
+    assert np.array_equal(embeddings(load_encoder(out, "cpu")), embeddings(encoder))
     with pytest.raises(InputError, match="exists already: choose another place"):
         save_encoder(encoder, out)

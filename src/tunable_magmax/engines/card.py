@@ -118,7 +118,7 @@ def front_matter(models: Sequence[str], library: str | None, architectures: Any)
 
 def model_card(report: MergeReport, base: str, config: str) -> str:
     """Returns the model card behind its front matter."""
-    rows = "".join(f"| {_cell(task)} | {share} |\n" for task, share in _shares(report))
+    rows = "".join(f"| {card_cell(task)} | {share} |\n" for task, share in _shares(report))
     return (
         f"\n# A merge of {report.tasks} task checkpoints into {base}\n\n"
         f"Made with tunable-magmax, method `{report.method}`.\n\n"
@@ -145,11 +145,11 @@ def heads_section(heads: Heads | None) -> str:
     """Returns what the model card says of heads that base and tasks do not share."""
     if heads is None:
         return ""
-    lines = "".join(f"- {_cell(note)}\n" for note in heads.notes)
-    named = f"Labels: {', '.join(map(_cell, heads.labels))}.\n" if heads.labels else ""
+    lines = "".join(f"- {card_cell(note)}\n" for note in heads.notes)
+    named = f"Labels: {', '.join(map(card_cell, heads.labels))}.\n" if heads.labels else ""
     return f"\n## Heads\n\n{lines}\n{named}"
 
 
-def _cell(text: str) -> str:
-    """Escapes text so that it neither ends a table's cell nor starts markup."""
+def card_cell(text: str) -> str:
+    """Escapes a text of a model card, so that it neither ends a table's cell nor starts markup."""
     return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunable_magmax.checkpoints.writer import is_one_file
 from tunable_magmax.engines.additions import Additions
@@ -13,9 +13,6 @@ from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
 from tunable_magmax.merging.methods import METHODS
-
-if TYPE_CHECKING:
-    pass
 
 ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30

@@ -28,6 +28,16 @@ ACCURACY_DEFINITIONS = {
 }
 
 
+def wilson_interval(right: float, samples: float, level: float) -> tuple[float, float]:
+    """Returns Wilson's score interval of a share. The numbers may be fractions, where samples count by weights."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    centre = (right + z * z / 2) / (samples + z * z)
+    half = z / (samples + z * z) * math.sqrt(right * (samples - right) / samples + z * z / 4)
+    low = 0.0 if right == 0 else max(0.0, centre - half)
+    high = 1.0 if right == samples else min(1.0, centre + half)
+    return low, high
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """The share of samples that are right: `right` of `samples`.
@@ -46,14 +56,7 @@ class Share:
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Returns Wilson's score interval, which suits few samples and shares near 0 and 1; (0, 1) without samples."""
-        if not self.samples:
-            return 0.0, 1.0
-        z, n = NormalDist().inv_cdf((1 + level) / 2), self.samples
-        centre = (self.right + z * z / 2) / (n + z * z)
-        half = z / (n + z * z) * math.sqrt(self.right * (n - self.right) / n + z * z / 4)
-        low = 0.0 if self.right == 0 else max(0.0, centre - half)
-        high = 1.0 if self.right == n else min(1.0, centre + half)
-        return low, high
+        return wilson_interval(self.right, self.samples, level) if self.samples else (0.0, 1.0)
 
     def words(self, level: float = LEVEL) -> str:
         """Returns the share, its interval and the number of samples.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import LEVEL
+from tunable_magmax.evaluation.accuracy import LEVEL, wilson_interval
 from tunable_magmax.evaluation.comparison import ALPHA, POWER, paired
 
 FLIPS = 9999
@@ -38,12 +38,7 @@ class MixedShare:
         >>> [round(end, 3) for end in MixedShare(0.75, 4).interval()]
         [0.301, 0.954]
         """
-        z, n = NormalDist().inv_cdf((1 + level) / 2), self.samples
-        centre = (self.value * n + z * z / 2) / (n + z * z)
-        half = z / (n + z * z) * math.sqrt(n * self.value * (1 - self.value) + z * z / 4)
-        low = 0.0 if self.value == 0 else max(0.0, centre - half)
-        high = 1.0 if self.value == 1 else min(1.0, centre + half)
-        return low, high
+        return wilson_interval(self.value * self.samples, self.samples, level)
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ def mixed_share(right: Bools, weights: Floats) -> MixedShare:
     return MixedShare(value, float(1 / np.square(weights).sum()))
 
 
-def mixed_pair(first: Bools, second: Bools, weights: Floats, seed: int = 0) -> MixedPair:
+def mixed_pair(first: Bools, second: Bools, weights: Floats) -> MixedPair:
     """Compares two models on the same samples of a mix.
 
     Where all samples that count do so alike, this is the exact sign test. Else signs of the differences are drawn, with
@@ -112,12 +107,12 @@ def mixed_pair(first: Bools, second: Bools, weights: Floats, seed: int = 0) -> M
     difference, samples = float(steps.sum()), round(1 / float(np.square(own).sum()))
     if not len(steps):
         return MixedPair(0, 0, samples, 0.0, 1.0, None)
-    extreme = int((np.abs(_flipped(np.abs(steps), seed)) >= abs(difference) * (1 - 1e-9)).sum())
+    extreme = int((np.abs(_flipped(np.abs(steps))) >= abs(difference) * (1 - 1e-9)).sum())
     needed = _needed(samples, difference, float(np.square(steps).sum()))
     return MixedPair(pair.won, pair.lost, samples, difference, (1 + extreme) / (1 + FLIPS), needed)
 
 
-def _flipped(sizes: Floats, seed: int) -> Floats:
+def _flipped(sizes: Floats) -> Floats:
     """Returns sums of steps with random signs, `FLIPS` of them.
 
     Steps are as large as one another within a task, so the number of its positive ones is all that has to be drawn.
@@ -125,14 +120,14 @@ def _flipped(sizes: Floats, seed: int) -> Floats:
     each, counts = np.unique(sizes, return_counts=True)
     sums = np.zeros(FLIPS)
     for place, (size, count) in enumerate(zip(each.tolist(), counts.tolist(), strict=True)):
-        sums += size * _signs(seed, place, count)
+        sums += size * _signs(place, count)
     return sums
 
 
 @lru_cache(256)
-def _signs(seed: int, place: int, count: int) -> NDArray[np.int32]:
+def _signs(place: int, count: int) -> NDArray[np.int32]:
     """Returns sums of `count` random signs; kept, since the points of a drag hardly differ in their counts."""
-    positive = np.random.default_rng([seed, place]).binomial(count, 0.5, FLIPS)
+    positive = np.random.default_rng([0, place]).binomial(count, 0.5, FLIPS)
     return (2 * positive - count).astype(np.int32)
 
 

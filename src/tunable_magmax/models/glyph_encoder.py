@@ -86,10 +86,10 @@ def glyph_base(
     return folder
 
 
-def glyph_head(encoder: Encoder, classes: Sequence[str], logit_scale: float = HEAD_SCALE) -> Head:
+def glyph_head(encoder: Encoder, classes: Sequence[str]) -> Head:
     """Makes the frozen head: for each class the mean embedding of its clean pictures in all fonts."""
     pictures = [picture for fonts in clean_glyphs(classes) for picture in fonts]
-    return mean_head(encoder.embed(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, logit_scale)
+    return mean_head(encoder.embed(pictures), np.repeat(np.arange(len(classes)), len(FONTS)), classes, HEAD_SCALE)
 
 
 @contextmanager

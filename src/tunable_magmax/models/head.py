@@ -238,16 +238,14 @@ def own_head(classes: Sequence[str]) -> Head:
     return Head.of(np.eye(len(classes)), classes, 1.0, own=True)
 
 
-def name_head(
-    encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str], logit_scale: float = SCALE
-) -> Head:
+def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:
     """Makes a head for texts: the class names, embedded by the sentence encoder itself."""
     if encoder.tokenizer is None or encoder.is_whole:
         raise InputError(
             f"{encoder.path} ({encoder.family}) is no sentence encoder, so it cannot embed class names for a head of "
             "texts; for images, use the text tower of a whole CLIP or SigLIP, a head file, or class means"
         )
-    return Head.of(_name_rows(encoder, classes, templates), classes, logit_scale)
+    return Head.of(_name_rows(encoder, classes, templates), classes, SCALE)
 
 
 def mean_head(features: Any, labels: Any, classes: Sequence[str], logit_scale: float = SCALE) -> Head:

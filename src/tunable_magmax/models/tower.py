@@ -83,10 +83,10 @@ def trainable(encoder: Encoder, freeze: Sequence[str] = ()) -> list[tuple[str, n
     return chosen
 
 
-def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True) -> None:
+def save_encoder(encoder: Encoder, path: str | Path) -> None:
     """Writes an encoder as a directory that transformers and `load_encoder` read: completely or not at all.
 
-    config.json and model.safetensors in float32; with `companions`, also what prepares its inputs.
+    config.json, model.safetensors in float32, and what prepares its inputs.
     """
     out = Path(path)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -100,8 +100,7 @@ def save_encoder(encoder: Encoder, path: str | Path, *, companions: bool = True)
         with quiet():
             # transformers' own way, which gives tensors back the names that they were loaded with.
             module.save_pretrained(folder, max_shard_size="1000GB")
-            if companions:
-                put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, folder)
+            put_companions(encoder.homes, encoder.image_processor, encoder.tokenizer, folder)
 
     write_folder(out, fill)
 

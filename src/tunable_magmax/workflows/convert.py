@@ -20,13 +20,13 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY
-from tunable_magmax.checkpoints.writer import Output, is_one_file
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.outputs import check_space
+from tunable_magmax.engines.settings import OutputSettings
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.files import Progress, parse_size
+from tunable_magmax.files import Progress
 from tunable_magmax.version import __version__
 
-DEFAULT_SHARD_SIZE = 5_000_000_000
 _BLOCK = 1 << 20
 
 
@@ -74,9 +74,9 @@ def convert_checkpoint(
     >>> load_file(folder / "new.safetensors")
     {'w': tensor([0., 1., 2.])}
     """
-    limit = DEFAULT_SHARD_SIZE if shard_size is None else parse_size(shard_size, "shard size")
-    source, target = located(source), Path(out)
-    single = is_one_file(target)
+    target = Path(out)
+    limit = OutputSettings(shard_size).shard_bytes(target)
+    single, source = limit is None, located(source)
     with open_checkpoint(source) as checkpoint:
         if checkpoint.would_be_replaced_by(target):
             raise InputError(
@@ -92,12 +92,12 @@ def convert_checkpoint(
             (replace(checkpoint.tensors[name], name=new) for new, name in stored.items()),
             key=lambda info: (-BITS[info.dtype], info.name),
         )
-        shards = plan_shards(tensors, None if single else limit, aliases=tied)
+        shards = plan_shards(tensors, limit, aliases=tied)
         stats = [(file, file.stat()) for file in checkpoint.files]
         fingerprint = {
             "version": __version__,
             "convert": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats],
-            "shard_size": 0 if single else limit,
+            "shard_size": limit or 0,
             "strip_prefix": strip_prefix,
         }
         companions = [] if single else list(companion_files(source))

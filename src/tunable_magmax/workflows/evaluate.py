@@ -130,11 +130,11 @@ def evaluate(
     """Measures the accuracy of a checkpoint, of a merge in memory, or of a `Recipe` to merge there, on labelled data.
 
     Embeddings are L2-normalised and compared with the rows of the frozen head, over all its classes; its bias or a
-    preference's `prior` is added. The head is
-    `head`, or that of `run`, or lies beside the model, or is that of the run whose checkpoints these are (or were
-    merged, by the merge's log). So are the tasks' classes. Of models with classifiers of their own, a checkpoint of
-    `run` is measured with the rows of all tasks' labels. `data`: samples, a benchmark, or the path of either (a
-    benchmark's is a YAML with its section); by default the test data of the run's benchmark.
+    preference's `prior` is added. The head is `head`, or that of `run`, or lies beside the model, or is that of the run
+    whose checkpoints these are (or were merged, by the merge's log). So are the tasks' classes. Of models with
+    classifiers of their own, a checkpoint of `run` is measured with the rows of all tasks' labels. `data`: samples, a
+    benchmark, or the path of either (a benchmark's is a YAML with its section); by default the test data of the run's
+    benchmark.
 
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84

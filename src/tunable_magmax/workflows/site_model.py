@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
+from tunable_magmax.engines.card import card_cell
 from tunable_magmax.files import load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.prior import SitePrior
@@ -123,12 +124,12 @@ def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Seque
     ends = preference.intervals or [None] * len(labels)
     for label, weight, pair in zip(labels, preference.weights, ends, strict=True):
         shown = "" if pair is None else f"{pair[0]:.3f} to {pair[1]:.3f}"
-        yield f"| {_cell(label)} | {weight:.4f} | {shown} |"
+        yield f"| {card_cell(label)} | {weight:.4f} | {shown} |"
     yield ""
     if prior is None:
         yield "The head has no site prior: all classes count alike."
     else:
-        likely = ", ".join(f"{_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
+        likely = ", ".join(f"{card_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
         where = "the bias of the classifier" if record.get("own_head") else "the head's logits"
         yield f"Site prior, added to {where}: {likely}; {prior['eps']:.1%} of it is spread over all classes."
     yield f"Merged by `{merge['method']}` ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})."
@@ -149,10 +150,6 @@ def evidence_lines(record: Mapping[str, Any]) -> Iterator[str]:
     for part in ("choice", "scale_by_pairs", "check"):
         if record[part] is not None and not record[part].get("overshoots"):
             yield from (record[part][key] for key in ("sentence", "simpler") if record[part].get(key))
-
-
-def _cell(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\|<[*`" else letter for letter in text)
 
 
 # -- a model that is complete -----------------------------------------------------------------------------------------

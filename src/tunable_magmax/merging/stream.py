@@ -3,8 +3,8 @@
 Walk 1 surveys: which tensors changed, is everything finite, who is a candidate where. Then the method decides. Where
 the scale is `matched`, a second walk measures the merged vector (and keeps it if memory allows); methods that have
 nothing to decide are measured in walk 1. The last walk renders; a matrix that the method merges whole is made before
-its ranges are rendered. While some threads work on chunks, others read the next
-ones. Nothing here depends on where values come from (`Vectors`) or where results go.
+its ranges are rendered. While some threads work on chunks, others read the next ones. Nothing here depends on where
+values come from (`Vectors`) or where results go.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Classifier
 from tunable_magmax.preference.arrays import choose_rows
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.preference.profile import ROWS, Profile
 
 EMBED_BATCH = 64
 
@@ -25,7 +25,7 @@ def make_profile(
     *,
     classifier: Classifier | None = None,
     base: Encoder | None = None,
-    rows: int = 500,
+    rows: int = ROWS,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Profile:

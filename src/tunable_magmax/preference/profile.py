@@ -19,6 +19,7 @@ from tunable_magmax.preference.arrays import as_numpy, feature_matrix
 
 VERSION = 2
 ROWS = 500
+"""How many embeddings a profile keeps by default."""
 # One metadata key: safetensors does not fix the order of several, and equal profiles must be equal bytes.
 METADATA = "tunable_magmax_profile"
 TENSORS = ("features", "label_counts", "predicted", "posterior", "base_features", "row_labels")

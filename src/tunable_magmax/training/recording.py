@@ -14,6 +14,7 @@ from typing import Any
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import locked, write_folder
+from tunable_magmax.preference.profile import ROWS
 from tunable_magmax.runs.run import BASE, Run, is_run
 from tunable_magmax.training.task_data import task_samples
 
@@ -48,7 +49,7 @@ def record_task(
     base: Any = None,
     tokenizer: Any = None,
     replace: bool = False,
-    rows: int = 500,
+    rows: int = ROWS,
     seed: int = 0,
 ) -> Path:
     """Records a model that was just trained on a task, with a profile of the task's data; returns its checkpoint.
@@ -86,7 +87,7 @@ def record_task(
 
 
 def callback(
-    run: RunPath, task: str, data: Any = None, *, replace: bool = False, rows: int = 500, seed: int = 0
+    run: RunPath, task: str, data: Any = None, *, replace: bool = False, rows: int = ROWS, seed: int = 0
 ) -> Any:
     """Returns a `transformers.TrainerCallback` that records the task when its training ends, and before it the base.
 

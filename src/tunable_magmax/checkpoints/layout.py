@@ -20,12 +20,11 @@ from tunable_magmax.checkpoints.mismatches import (
     list_mismatches,
     partner,
 )
-from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor
+from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor, widest
 from tunable_magmax.errors import InputError, closest, some_of
 
 LARGE_BUFFERS = 1 << 16
 """Bytes of integers that a small model may hold beside its weights: masks, positions and the like."""
-_RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
 @dataclass(frozen=True)  # without slots, for what is worked out once and asked for with every chunk
@@ -52,8 +51,7 @@ class Mergeable:
     @cached_property
     def widest(self) -> str:
         """The narrowest type that holds every input exactly: the output's, unless one is asked for."""
-        kinds = {info.dtype for info in self.infos}
-        return "F32" if kinds == {"F16", "BF16"} else max(kinds, key=_RANK.__getitem__)
+        return widest(self.infos)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.heads import BASE, CHOICES, DROP, LAST, MERGED, STACK, HeadedModel, Heads
 from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
-from tunable_magmax.checkpoints.tensors import TensorInfo
+from tunable_magmax.checkpoints.tensors import TensorInfo, widest
 from tunable_magmax.checkpoints.views import View
 from tunable_magmax.errors import InputError, some_of
 
@@ -24,7 +24,6 @@ _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _USUAL = re.compile(r"(^|\.)(\w*classifier|out_proj|score|logits_proj|head|fc)\.weight$")
 _UNUSED = ("mask_token",)
 """Parameters that only pre-training needs, inside modules that classifiers have too."""
-_RANK = {"F64": 3, "F32": 2, "F16": 1, "BF16": 1}
 
 
 def match_heads(
@@ -221,7 +220,7 @@ def _with_heads(
                 f"{name!r} has different shapes in the tasks, and is no layer with a row for each label: choose the "
                 "head of one task with --heads NAME or --heads last, or none with --heads drop"
             )
-        made[name] = TensorInfo(name, _widest(infos), shape)
+        made[name] = TensorInfo(name, widest(infos), shape)
     wanted = {name for task in tasks for name in task.names}
     left_out = [name for name in base.names if name not in wanted and base.info(name).is_float]
     kept = {name: own for name, own in base.names.items() if name not in made and name not in left_out}
@@ -325,8 +324,3 @@ def _number(labels: Sequence[str]) -> str:
 
 def _is_bare(model: HeadedModel, prefix: str) -> bool:
     return not any(_modern(own) == name for name, own in model.names.items() if name.startswith(prefix))
-
-
-def _widest(infos: Iterable[TensorInfo]) -> str:
-    kinds = {info.dtype for info in infos}
-    return "F32" if kinds == {"F16", "BF16"} else max(kinds, key=_RANK.__getitem__)

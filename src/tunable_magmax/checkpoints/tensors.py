@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -75,6 +75,16 @@ MOST_DIMENSIONS = 64
 """A tensor of more is no weight of a model; numpy allows as many."""
 LONGEST_NAME = 4096
 """Characters of a tensor's name."""
+
+
+def widest(infos: Iterable[TensorInfo]) -> str:
+    """Returns the narrowest type that holds every value of some floating-point tensors exactly.
+
+    >>> widest([TensorInfo("w", "F16", (2,)), TensorInfo("w", "BF16", (2,))])
+    'F32'
+    """
+    kinds = {info.dtype for info in infos}
+    return "F32" if kinds == {"F16", "BF16"} else max(kinds, key=BITS.__getitem__)
 
 
 def names_by_tensor(aliases: Mapping[str, str]) -> dict[str, list[str]]:

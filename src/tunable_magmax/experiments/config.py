@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 
@@ -24,7 +24,7 @@ OF_PARTS = ("name", "setting", "about", "parts", "kinds", "only")
 
 Item = TypeVar("Item")
 Kind: TypeAlias = Literal["sequence", "scale", "row", "alpha", "meta-size"]
-KINDS: tuple[Kind, ...] = ("sequence", "scale", "row", "alpha", "meta-size")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def _must_be(words: str) -> WrapValidator:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.merging.reading import does_not_fit
+from tunable_magmax.merging.reading import does_not_fit, working_dtype
 from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.merging.state_dicts import StateDict, signature_of
 
@@ -53,7 +53,7 @@ class RunningMagmax:
         fresh: dict[str, Tensor] = {}
         for tensor in layout.mergeable:
             before, after = (source[info.name] for source, info in zip((self._base, task), tensor.infos, strict=True))
-            working = torch.float64 if tensor.working == "F64" else torch.float32
+            working = working_dtype(tensor)
             difference = after.to(working) - before.to(working)
             if not bool(difference.isfinite().all()):
                 if bool(((after == before) | (after.isnan() & before.isnan())).all()):

@@ -7,7 +7,7 @@ own sample is known, so the target's histogram is, up to sampling, a mixture of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -104,7 +104,7 @@ def log_likelihood(emissions: Floats, counts: Floats, weights: Floats) -> Floats
 
 
 ShiftMethod: TypeAlias = Literal["shift", "em", "least_squares", "pseudo"]
-SHIFT_METHODS = ("shift", "em", "least_squares", "pseudo")
+SHIFT_METHODS: tuple[ShiftMethod, ...] = get_args(ShiftMethod)
 SOLVERS: dict[str, Callable[[Floats, Floats], Floats]] = {"em": likeliest, "least_squares": closest_mixture}
 # Half a sample per class (Jeffreys); on five simulated settings EM's half-L1 error was 0.006 to 0.021 below 0.01's.
 SMOOTHING = 0.5

@@ -317,6 +317,15 @@ def test_a_finished_merge_is_not_made_again(tmx, sequence, tmp_path, name):
     assert_refused(tmx(*command), "already exists")
 
 
+def test_a_tailored_model_stands_for_its_preference(tmx, sequence, tmp_path):
+    (tmp_path / "model").mkdir()
+    command = ("merge", *sequence.arguments, "--preference", tmp_path / "model", "-o", tmp_path / "out")
+    assert_refused(tmx(*command), "model is a directory without preference.json: give the file that `tmx prefer`")
+    Preference.from_weights([1, 0, 0]).save(tmp_path / "model" / "preference.json")
+    assert tmx(*command).code == 0
+    assert MergeReport.from_json((tmp_path / "out" / "tmx-report.json").read_text()).counts[1:] == (0, 0)
+
+
 def test_an_input_is_never_replaced(tmx, sequence):
     before = sequence.tasks[1].read_bytes()
     assert_refused(tmx("merge", *sequence.arguments, "--overwrite", "-o", sequence.tasks[1]), "would replace task 2")

@@ -160,7 +160,7 @@ def test_the_directory_of_a_tailored_model(image_run, site, tmp_path, options, c
 
 
 def test_a_task_that_pairs_chose_is_its_checkpoint(image_run):
-    merge = {"method": "tunable_magmax", "scale": 1.0, "scale_from": "1: second as it is", "seed": 0}
+    merge = {"method": "tunable_magmax", "scale": 1.0, "scale_from": "second as it is", "seed": 0}
     record = {"merge": merge, "prior": {}, "choice": {"chosen": "the likeliest task"}}
     run = Run.open(image_run.path)
     assert recorded_candidate(record, Preference((3, 1)), run) == Candidate("first", checkpoint=1)

@@ -239,7 +239,7 @@ def test_a_line_of_the_log_that_was_cut_short_is_skipped(probed, tmp_path):
     out, sources = tmp_path / "out", TargetSources(alpha=0.0)
     found = made(probed, sources, out)
     assert found.preference.weights == (0.0, 1.0)
-    assert found.record["merge"]["why"] == "1 task in effect, at most 3.2"
+    assert found.record["merge"]["why"] == "only one task matters"
     with open(tmp_path / "out.log", "a") as log:
         log.write('{"time": "2026-0')
     assert made(probed, sources, out).complete
@@ -411,7 +411,10 @@ def test_where_tsv_does_not_fit_the_other_method_is_taken(probed, site, tmp_path
     monkeypatch.setattr(tailoring_, "why_not_tsv", lambda run, output: "tsv needs much")
     found = made(probed, TargetSources(equal=True), tmp_path / "out")
     assert found.record["merge"]["method"] == "tunable_magmax"
-    assert found.record["merge"]["why"] == "2 tasks in effect, more than 3.2, but tsv needs much"
+    assert (
+        found.record["merge"]["why"]
+        == "many tasks matter: the weights amount to 2 equal ones, more than 3.2, but tsv needs much"
+    )
     by_pairs = made(probed, site[1], tmp_path / "pairs")
     assert "tsv" not in [model["name"] for model in by_pairs.record["choice"]["tried"]]
 
@@ -763,7 +766,7 @@ def test_a_plan_says_what_would_be_done_and_every_problem(probed, site, tmp_path
     run = Run.open(probed.path)
     plan = plan_tailor(run, site[0], tmp_path / "out", Tailoring(), CPU)
     assert (plan.preference, plan.samples, plan.problems) == ("probe", 24, ())
-    assert plan.method.startswith("tunable_magmax, or tsv if more than")
+    assert plan.method.startswith("tunable_magmax, or tsv if many tasks matter")
     assert plan.merge.bytes_to_write > 0
     assert plan_tailor(run, TargetSources(equal=True), None, Tailoring(), CPU).method == "tunable_magmax"
     assert plan_tailor(run, site[1], None, Tailoring(), CPU).method.startswith("chosen by cross-validation")

@@ -290,7 +290,7 @@ def _summary(result: Preferred) -> Iterator[str]:
     if "scale_by_pairs" in preference.provenance:
         yield _scale_line(preference.provenance["scale_by_pairs"])
     if preference.tempering:
-        yield f"the weights were moved towards equal ones by {preference.tempering:g} (--temper 0 leaves them)"
+        yield f"the weights were moved towards equal ones by {preference.tempering:.2g} (--temper 0 leaves them)"
     if preference.prior is not None:
         yield prior_line(preference.prior)
     if result.elements is not None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.shift import ShiftMethod
 
 VERSION = 2
+FILE = "preference.json"
+"""Its name in the directory of a tailored model."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,15 @@ class Preference(WeightEstimate):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Preference:
-        """Reads a preference file of this version or an older one."""
+        """Reads a preference file of this version or an older one, or the one in a directory that `tailor` made."""
         file = Path(path)
+        if file.is_dir():
+            if not (file / FILE).is_file():
+                raise InputError(
+                    f"{file} is a directory without {FILE}: give the file that `tmx prefer` writes, or the directory "
+                    "of a model that `tmx tailor` made"
+                )
+            file = file / FILE
         try:
             text = read_whole(file).decode()
         except FileNotFoundError:

@@ -39,7 +39,7 @@ from tunable_magmax.workflows.scoring import (
     open_head,
     open_labelled,
 )
-from tunable_magmax.workflows.site_model import PREFERENCE, RECORD
+from tunable_magmax.workflows.site_model import RECORD
 from tunable_magmax.workflows.tailoring import (
     default_method,
     default_scale,
@@ -200,8 +200,6 @@ def _open(
 ) -> _Opened:
     trained = run if isinstance(run, Run) else Run.open(run)
     model, record = _tailored_model(preference)
-    if model is not None:
-        preference = model / PREFERENCE
     file = "the preference" if isinstance(preference, Preference) else str(preference)
     chosen = preference if isinstance(preference, Preference) else Preference.load(preference)
     require_tasks(chosen, trained.names, file)
@@ -273,11 +271,6 @@ def _tailored_model(preference: Preference | str | Path) -> tuple[Path | None, d
     if isinstance(preference, Preference) or not Path(preference).is_dir():
         return None, None
     folder = Path(preference)
-    if not (folder / PREFERENCE).is_file():
-        raise InputError(
-            f"{folder} is a directory without {PREFERENCE}: give the file that `tmx prefer` writes, or the directory "
-            "of a model that `tmx tailor` made"
-        )
     if not (folder / RECORD).is_file():
         return folder, None
     try:

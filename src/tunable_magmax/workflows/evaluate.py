@@ -241,7 +241,8 @@ def measured_by_training(run: str | Path) -> AccuracyMatrix:
         data = " --data DATA" if opened.benchmark is None else ""
         raise InputError(
             f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all{data}` "
-            f"evaluates every checkpoint; --preference FILE, --weights or --method in place of --checkpoint a merge"
+            "evaluates every checkpoint; with --preference FILE, --weights or --method in place of --checkpoint, it "
+            "evaluates a merge"
         )
     try:
         return AccuracyMatrix.from_dict(metrics)

@@ -84,18 +84,14 @@ def missed_warning(tasks: Sequence[TaskCalls]) -> str | None:
     """Returns a warning of the tasks that a model misses; None if there are none.
 
     >>> missed_warning([TaskCalls("bank", 1, 50, 0.3), TaskCalls("music", 49, 50, 0.7)]).partition(";")[0]
-    "the model takes 1 of 50 inputs for 'bank', to which the weights give 30%"
+    "the model hardly predicts labels of tasks that matter here: of 50 inputs 'bank' gets 1 (its weight is 30%)"
     """
     missed = [task for task in tasks if task.missed]
     if not missed:
         return None
-    shown = some_of(
-        missed,
-        show=lambda task: (
-            f"{task.calls} of {task.inputs} inputs for {task.task!r}, to which the weights give {task.weight:.0%}"
-        ),
-    )
-    return f"the model takes {shown}; {LABELS_TELL}"
+    shown = some_of(missed, show=lambda task: f"{task.task!r} gets {task.calls} (its weight is {task.weight:.0%})")
+    inputs = missed[0].inputs
+    return f"the model hardly predicts labels of tasks that matter here: of {inputs} inputs {shown}; {LABELS_TELL}"
 
 
 def can_embed(target: TargetSamples) -> bool:

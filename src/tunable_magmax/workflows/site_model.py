@@ -15,7 +15,7 @@ from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.engines.card import card_cell
 from tunable_magmax.files import load_json, read_json, write_atomic
-from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
@@ -25,7 +25,7 @@ from tunable_magmax.workflows.target import TargetReading, TargetSources
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
-HEAD, PREFERENCE, RECORD = "head.safetensors", "preference.json", "tmx-tailor.json"
+HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 1
 OPINIONS = ("weights", "alpha", "equal")
 """Methods of preferences that no sample was asked about."""

@@ -52,7 +52,6 @@ from tunable_magmax.workflows.site_model import (
     without_paths,
 )
 from tunable_magmax.workflows.tailoring import (
-    MANY_TASKS,
     Tailoring,
     check_adapters,
     check_place,
@@ -60,11 +59,11 @@ from tunable_magmax.workflows.tailoring import (
     default_method,
     default_scale,
     default_words,
-    effective_tasks,
     options_of,
     prior_warnings,
     read_scale,
     require_head,
+    why_default,
     why_not_tsv,
     with_site_prior,
 )
@@ -198,9 +197,7 @@ class _Work:
         tailoring, weights = self.tailoring, self.preference.weights
         auto = tailoring.method == "auto"
         method = default_method(weights) if auto else tailoring.method
-        count = f"{effective_tasks(weights):.3g}"
-        tasks = f"{count} {'task' if count == '1' else 'tasks'} in effect, "
-        tasks += f"{'more than' if method == 'tsv' else 'at most'} {MANY_TASKS:g}"
+        tasks = why_default(method, weights)
         no_tsv = why_not_tsv(self.target.run, tailoring.output) if auto else None
         if auto and method == "tsv" and no_tsv is not None:
             method, tasks = "tunable_magmax", f"{tasks}, but {no_tsv}"
@@ -277,10 +274,10 @@ class _Work:
         if name == LIKELIEST:
             best = weights.index(max(weights))
             alone = tuple(float(t == best) for t in range(len(weights)))
-            return MergeChoice("tunable_magmax", alone, 1.0, why, f"1: {self.target.run.labels[best]} as it is")
+            return MergeChoice("tunable_magmax", alone, 1.0, why, f"{self.target.run.labels[best]} as it is")
         if name in UNMERGED:
             scale = 1.0 if name == "last" else 0.0
-            return MergeChoice("last_task", None, scale, why, f"{scale:g}: the checkpoint as it is")
+            return MergeChoice("last_task", None, scale, why, "the checkpoint as it is")
         if name == "average":
             return MergeChoice("average", weights, 1.0, why, AS_TRIED)
         return self._usual({"tunable": "tunable_magmax"}.get(name, name), why)

@@ -164,7 +164,8 @@ def _method_rule(
     method = tailoring.method
     if method == "auto" and weights is not None:
         method = default_method(weights)
-    rule = f"tunable_magmax, or tsv if more than {MANY_TASKS:g} tasks matter in effect" if method == "auto" else method
+    many = f"tsv if many tasks matter (their weights amount to more than {MANY_TASKS:g} equal ones)"
+    rule = f"tunable_magmax, or {many}" if method == "auto" else method
     if no_tsv is not None and method in ("auto", "tsv"):
         method, rule = "tunable_magmax", f"tunable_magmax ({no_tsv})"
     if sources.pairs is not None and tailoring.method == "auto" and tailoring.choose == "auto":

@@ -51,6 +51,23 @@ def default_method(weights: Sequence[float]) -> str:
     return "tsv" if effective_tasks(weights) > MANY_TASKS else "tunable_magmax"
 
 
+def why_default(method: str, weights: Sequence[float]) -> str:
+    """Returns why a method is the default one for weights.
+
+    >>> why_default("tunable_magmax", [0.5, 0.5])
+    'few tasks matter: the weights amount to 2 equal ones, and tsv is for more than 3.2'
+    >>> why_default("tsv", [1] * 10)
+    'many tasks matter: the weights amount to 10 equal ones, more than 3.2'
+    """
+    count = f"{effective_tasks(weights):.3g}"
+    if count == "1":
+        return "only one task matters"
+    amount = f"the weights amount to {count} equal ones"
+    if method == "tsv":
+        return f"many tasks matter: {amount}, more than {MANY_TASKS:g}"
+    return f"few tasks matter: {amount}, and tsv is for more than {MANY_TASKS:g}"
+
+
 def why_not_tsv(run: Run, output: Mapping[str, Any]) -> str | None:
     """Returns why tsv, which merges matrices whole, cannot make a model of a run with these settings; None if it can.
 

@@ -13,7 +13,7 @@ import torch
 from models import tiny
 from safetensors.torch import save_file
 
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 
@@ -35,6 +35,11 @@ class LabelledRun:
         fillers = ["my", "good", "my good", "good good my"]
         return [f"{fillers[(seed + k) % 4]} {WORDS[name]}" for k in range(count)]
 
+    def mean_embedding(self, encoder: Encoder, name: str) -> np.ndarray:
+        """Where a class lies: the mean direction of some inputs of it."""
+        embedded = encoder.embed(self.inputs(name, 8, 0))
+        return (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
+
     def pairs(self, where: Path, counts: dict[str, int], seed: int = 500) -> Path:
         """A folder of class folders, or a table."""
         if self.kind == "vit":
@@ -51,6 +56,16 @@ class LabelledRun:
         return path
 
 
+def enter(path: Path, rows: dict[str, np.ndarray], logit_scale: float) -> Run:
+    """Writes run.json and a head of these rows, by class, beside checkpoints that are there; profiles are to follow."""
+    tasks = [{"name": task, "checkpoint": task} for task in TASKS]
+    (path / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
+    weight = torch.from_numpy(np.stack([row / np.linalg.norm(row) for row in rows.values()]))
+    metadata = {"classes": json.dumps(list(rows)), "logit_scale": str(logit_scale)}
+    save_file({"weight": weight}, path / "head.safetensors", metadata)
+    return Run.open(path)
+
+
 def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
     """Each head row is the mean embedding of its class under the task that holds it: there, the head is right."""
     from tunable_magmax.data.source import open_samples
@@ -63,13 +78,8 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
         tiny.changed(copy.deepcopy(base), 0.3, seed=t).save_pretrained(path / task)
         encoder = load_encoder(path / task, "cpu", assets=path / "base")
         for name in classes:
-            embedded = encoder.embed(run.inputs(name, 8, 0))
-            rows[name] = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
-    tasks = [{"name": task, "checkpoint": task} for task in TASKS]
-    (path / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
-    weight = torch.from_numpy(np.stack([row / np.linalg.norm(row) for row in rows.values()]))
-    save_file({"weight": weight}, path / "head.safetensors", {"classes": json.dumps(list(rows)), "logit_scale": "50"})
-    trained = Run.open(path)
+            rows[name] = run.mean_embedding(encoder, name)
+    trained = enter(path, rows, logit_scale=50)
     profiles = {}
     for t, (task, classes) in enumerate(TASKS.items()):
         if profiled:

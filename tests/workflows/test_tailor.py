@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 import adapters
-from labelled_run import TASKS, LabelledRun
+from labelled_run import TASKS, LabelledRun, enter
 from models import tiny
 from safetensors.torch import load_file, save_file
 
@@ -69,13 +69,8 @@ def probed(tmp_path_factory):
     for t, (task, classes) in enumerate(TASKS.items(), 1):
         tiny.changed(copy.deepcopy(base), 1e-4, seed=t).save_pretrained(path / task)
         for name in classes:
-            embedded = encoder.embed(run.inputs(name, 8, 0))
-            rows[name] = (embedded / np.linalg.norm(embedded, axis=1, keepdims=True)).mean(axis=0)
-    tasks = [{"name": task, "checkpoint": task} for task in TASKS]
-    (path / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks}))
-    weight = torch.from_numpy(np.stack([row / np.linalg.norm(row) for row in rows.values()]))
-    save_file({"weight": weight}, path / "head.safetensors", {"classes": json.dumps(list(rows)), "logit_scale": "500"})
-    trained, profiles = Run.open(path), {}
+            rows[name] = run.mean_embedding(encoder, name)
+    trained, profiles = enter(path, rows, logit_scale=500), {}
     for t, (task, classes) in enumerate(TASKS.items()):
         samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 12), seed=0))
         profiles[t] = trained.profile_path(task)

@@ -1,4 +1,4 @@
-"""`compare`: which model of a run is best for a site, measured on labelled samples of it."""
+"""What `tmx compare` does: says which model of a run is best for a site, by labelled samples of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes any readable checkpoint as safetensors: streamed, with tied tensors, and only the tensors of a pickle."""
+"""What `tmx convert` does: writes any readable checkpoint as safetensors, streamed; of a pickle only the tensors."""
 
 from __future__ import annotations
 

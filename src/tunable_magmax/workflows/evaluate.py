@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint, a merge that is not written anywhere, or the checkpoints of a run."""
+"""What `tmx eval` does: measures a checkpoint, a merge that is not written anywhere, or the checkpoints of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make_head`: a head file for an encoder, from class names or from labelled samples."""
+"""What `tmx head` does: makes a head file for an encoder, from class names or from labelled samples."""
 
 from __future__ import annotations
 

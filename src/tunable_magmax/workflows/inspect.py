@@ -1,4 +1,4 @@
-"""Describes what a checkpoint holds, and what each task gave to a merge: from headers and the report alone."""
+"""What `tmx inspect` does: describes a checkpoint, and what each task gave to a merge; reads headers and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a merge would do, from headers alone (`merge --dry-run`), and how long it would take (`plan --estimate`)."""
+"""What `tmx plan` and `--dry-run` do: say from headers alone what a merge would do, and how long it would take."""
 
 from __future__ import annotations
 

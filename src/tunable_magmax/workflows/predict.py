@@ -1,4 +1,4 @@
-"""`predict`: classifies files, folders and tables with a model and its head, a batch at a time."""
+"""What `tmx predict` does: classifies files, folders and tables with a model and its head, a batch at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prefer`: from everything that a user has of the target to one preference, and the budget that it means."""
+"""What `tmx prefer` does: makes one preference of all that a user has of the target, and the budget that it means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges one sequence for many preferences, each into a checkpoint of its own; the inputs are read into memory once."""
+"""What `tmx sweep` does: merges one sequence for many preferences; the inputs are read into memory once."""
 
 from __future__ import annotations
 

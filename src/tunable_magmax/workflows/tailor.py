@@ -1,4 +1,4 @@
-"""`tailor`: from what is known of a site to the model it needs, with its head, preference and evidence."""
+"""What `tmx tailor` does: makes the model that a site needs from what is known of it, with the evidence for it."""
 
 from __future__ import annotations
 

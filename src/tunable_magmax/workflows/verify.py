@@ -1,4 +1,4 @@
-"""Checks that a merged checkpoint is what its report says: from the files alone, or by merging the inputs again."""
+"""What `tmx verify` does: checks that a merged checkpoint is what its report says, also by merging the inputs again."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -135,3 +136,18 @@ def test_what_should_not_happen_is_json_too(tmx, monkeypatch, tmp_path):
     result = tmx("convert", tmp_path, "-o", tmp_path / "out", "--json")
     assert json.loads(result.out)["error"]["kind"] == "ZeroDivisionError"
     assert (result.code, "ZeroDivisionError: oh" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_descriptions_of_options_are_aligned(tmx, command):
+    """Lines of docstrings that are broken, or indented, in the source do not show."""
+    begins = None
+    for line in tmx(command, "--help").out.splitlines():
+        if found := re.match(r"│ (?:\*  |   )?[^\s*].*?  +(?=[^\s│])", line):
+            begins = found.end()
+        elif begins is not None and (found := re.match(r"│ {6,}(?=[^\s│])", line)):
+            assert found.end() == begins, line
+
+
+def test_no_default_is_empty(tmx):
+    assert not [command for command in COMMANDS if "[default: ]" in tmx(command, "--help").out]

@@ -11,6 +11,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from tunable_magmax.cli.help import UnwrappedHelp
 from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
 from tunable_magmax.cli.terminal import each_warning_once, hush, open_closed_streams, show, tell, unprintable
 from tunable_magmax.errors import StorageError, TmxError
@@ -42,8 +43,8 @@ COMMANDS = (
 
 
 def _shown_default(default: Any) -> Any:
-    """Returns a default worth showing: that of a flag is clear, and None is explained in the help text."""
-    return None if default is None or isinstance(default, bool) else default
+    """Returns a default worth showing: that of a flag is clear, and None or "" are explained in the help text."""
+    return None if default in (None, "") or isinstance(default, bool) else default
 
 
 app = App(
@@ -55,6 +56,7 @@ app = App(
         f"Docs: {DOCS}"
     ),
     help_format="plaintext",
+    help_formatter=UnwrappedHelp(),
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative=(), show_default=_shown_default),
 )

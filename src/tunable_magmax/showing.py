@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,31 @@ def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5)
     largest = sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:limit]
     more = f" and {len(shares) - limit:,} more" if len(shares) > limit else ""
     return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
+
+
+_BOTH = re.compile(r"\b((\w+)(?:='\w+')?) \(--([\w-]+)(?: \w+)?\)")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (auto|none|equal|[0-9.]*[0-9])\b)?")
+
+
+def python_words(text: str) -> str:
+    """Returns a message that names options of the command line with the arguments of a function instead.
+
+    Commands in backticks stay as they are.
+
+    >>> python_words("give --inputs or --prior none; pass overwrite (--overwrite), or run `tmx prefer --labels FILE`")
+    "give inputs= or prior='none'; pass overwrite, or run `tmx prefer --labels FILE`"
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        name, value = found[1].replace("-", "_"), found[2] or ""
+        return f"{name}={repr(value) if value.isalpha() else value}"
+
+    def both(found: re.Match[str]) -> str:
+        return found[1] if found[2] == found[3].replace("-", "_") else found[0]
+
+    parts = text.split("`")  # every other one is a command, or a name
+    parts[::2] = [_OPTION.sub(argument, _BOTH.sub(both, part)) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:

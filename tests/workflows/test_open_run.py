@@ -87,6 +87,16 @@ def test_what_cannot_be_samples_is_refused(text_run, given, says):
         tmx.open_run(text_run.path).prefer(**given)
 
 
+def test_errors_name_arguments_not_options(text_run):
+    run = tmx.open_run(text_run.path)
+    with pytest.raises(tmx.InputError, match="Give labels=, inputs= or pairs=, or weights=, alpha= or equal= if"):
+        run.prefer()
+    with pytest.raises(
+        tmx.InputError, match=r"no estimator is called 'prob' \(did you mean 'probe'\?\); known: auto, "
+    ):
+        run.prefer(labels=["red"], method="prob")
+
+
 def test_weights_may_be_by_name(text_run):
     run = tmx.open_run(text_run.path)
     assert run.prefer(weights={"second": 1}).weights == (0, 1)

@@ -50,7 +50,9 @@ def in_order(values: Any, names: Sequence[str] | None, what: str = "weights") ->
         raise InputError(f"{what} are given by name, but several tasks are called {some_of(twice, show=repr)}")
     for name in values:
         if name not in names:
-            raise InputError(f"{what}: no task is called {name!r}{closest(str(name), names)}; {some_of(names)} are")
+            raise InputError(
+                f"{what}: no task is called {name!r}{closest(str(name), names)}; the tasks are {some_of(names)}"
+            )
     if not values:
         raise InputError(f"{what} are an empty mapping: name at least one of {some_of(names)}")
     return [values.get(name, 0) for name in names]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.config import divide
@@ -20,7 +21,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
-from tunable_magmax.showing import number
+from tunable_magmax.showing import number, python_words
 from tunable_magmax.workflows.compare import Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
 from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
@@ -58,6 +59,23 @@ Chosen: TypeAlias = Preference | Place
 """A preference, or its file."""
 Weights: TypeAlias = Sequence[float] | Mapping[str, float]
 """A number for each task, in training order; or by name, 0 for tasks that are not named."""
+
+
+_Taken = ParamSpec("_Taken")
+_Made = TypeVar("_Made")
+
+
+def _in_python(method: Callable[_Taken, _Made]) -> Callable[_Taken, _Made]:
+    """Makes the errors of a method name its arguments, where those of the commands name options."""
+
+    @wraps(method)
+    def called(*arguments: _Taken.args, **options: _Taken.kwargs) -> _Made:
+        try:
+            return method(*arguments, **options)
+        except InputError as error:
+            raise InputError(python_words(str(error)), problems=error.problems) from error
+
+    return called
 
 
 def open_run(path: Place) -> Run:
@@ -140,6 +158,7 @@ class Run:
 
     # -- preferences -----------------------------------------------------------------------------------------------
 
+    @_in_python
     def prefer(
         self,
         *,
@@ -173,7 +192,7 @@ class Run:
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
         found = prefer(self._run, sources, Estimation(**estimation), TargetReading(**reading), progress=progress)
         for text in found.warnings:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(python_words(text), stacklevel=3)
         return found.preference
 
     def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> TargetSources:
@@ -189,6 +208,7 @@ class Run:
     @overload
     def merge(self, preference: Chosen | None = None, *, out: Place, **options: Any) -> MergeReport: ...
 
+    @_in_python
     def merge(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> Any:
         """Merges the tasks as `tmx merge` does: into `out`, which gives the report; without `out` in memory.
 
@@ -248,6 +268,7 @@ class Run:
         """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
         return sweep_checkpoints(self.base, self.tasks, Path(out), points, **options)
 
+    @_in_python
     def tailor(
         self,
         out: Place,
@@ -300,11 +321,12 @@ class Run:
             progress=progress,
         )
         for text in made.warnings:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(python_words(text), stacklevel=3)
         return made
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
+    @_in_python
     def compare(
         self,
         preference: Chosen,
@@ -328,6 +350,7 @@ class Run:
             self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
         )
 
+    @_in_python
     def evaluate(
         self,
         model: Chosen | Merged,
@@ -370,6 +393,7 @@ class Run:
             progress=progress,
         )
 
+    @_in_python
     def evaluate_all(
         self,
         data: Any = None,
@@ -386,6 +410,7 @@ class Run:
             self.path, _data(data), reading=Reading(**divide("evaluate_all", reading, Reading)[0]), **options
         )
 
+    @_in_python
     def profile(
         self,
         data: Place | None = None,

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, TmxError, some_of
+from tunable_magmax.errors import InputError, TmxError, closest, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.features import Bandwidth
@@ -64,6 +64,12 @@ class Estimation:
     search_scale: tuple[float, float] | None = None
     study: Path | None = None
     choose_scale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in (known := get_args(PreferenceMethod)):
+            raise InputError(
+                f"no estimator is called {self.method!r}{closest(str(self.method), known)}; known: {', '.join(known)}"
+            )
 
     @property
     def resampling(self) -> Resampling:

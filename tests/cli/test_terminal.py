@@ -80,6 +80,14 @@ def test_where_stderr_is_no_terminal_long_work_is_told_in_a_few_lines(capsys, mo
     assert capsys.readouterr() == ("", "merging: 50% after 0 s\n")
 
 
+def test_where_there_is_no_terminal_the_variable_columns_says_how_wide_it_is(monkeypatch) -> None:
+    monkeypatch.setattr("sys.__stdout__", None)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert terminal.screen_width() == terminal.PIPED_WIDTH
+    monkeypatch.setenv("COLUMNS", "80")
+    assert terminal.screen_width() == 80
+
+
 def test_json_of_odd_names_is_still_json(hostile: Path, tmx) -> None:
     shown = tmx("inspect", hostile / "base.safetensors", "--json")
     assert harmless(shown.out)

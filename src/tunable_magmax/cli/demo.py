@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import note, progress_bars, show
+from tunable_magmax.cli.terminal import note, progress_bars, screen_width, show
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.demo import Demonstration, Scores
@@ -119,5 +119,5 @@ def _story(story: Demonstration, out: Path) -> str:
         f"compare {out}/run --preference {out}/mine --data {site}/test",
         f"studio {out}/run --inputs {site}/inputs --data {site}/test",
     )
-    text = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
+    text = "\n".join(textwrap.fill(sentence, min(WIDTH, screen_width())) for sentence in sentences)
     return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

@@ -128,8 +128,8 @@ def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list
 
 
 def screen_width() -> int:
-    """Returns the columns of the terminal, or a fixed number where there is none."""
-    return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns if sys.stdout.isatty() else PIPED_WIDTH
+    """Returns the columns that the variable COLUMNS says, or those of the terminal, or a number where there is none."""
+    return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
 
 PHASES = {

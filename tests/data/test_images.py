@@ -14,7 +14,7 @@ from models import tiny
 from PIL import Image
 
 from tunable_magmax.data import images, parquet
-from tunable_magmax.data.images import in_order
+from tunable_magmax.data.images import in_order, read_picture
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
 
@@ -147,3 +147,18 @@ def test_pictures_are_turned_as_the_camera_says():
         found = images.read_picture(encoded(image, kind, exif=told, **more), "x")
         assert found.size == (2, 4)
         assert found.getpixel((1, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
+    Image.fromarray(np.array([[0, 0x4000], [0x8000, 0xFFFF]], np.uint16)).save(tmp_path / f"x.{kind}")
+    picture = read_picture(tmp_path / f"x.{kind}", "x")
+    assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]
+
+
+@pytest.mark.parametrize(("mode", "value", "read"), [("I", 70000, False), ("F", 0.5, False), ("I", 200, True)])
+def test_values_of_no_known_range_are_told(tmp_path, mode, value, read):
+    Image.new(mode, (2, 2), value).save(tmp_path / "x.tiff")
+    picture = read_picture(tmp_path / "x.tiff", "x")
+    assert isinstance(picture, Unreadable) != read
+    assert read or "expected 0 to 255: save it with 8 bits a channel" in picture.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 
@@ -92,7 +93,7 @@ def test_tables_of_texts(tmp_path, name, content):
 
 def test_columns_by_name(tmp_path):
     path = written(tmp_path / "a.csv", "phrase,topic\nhello,greeting\n")
-    with pytest.raises(InputError, match="no column of texts among phrase, topic"):
+    with pytest.raises(InputError, match="no column of texts among 'phrase', 'topic'"):
         open_samples(path)
     samples = open_samples(path, text_column="phrase", label_column="topic")
     assert samples.classes == ("greeting",)
@@ -213,3 +214,59 @@ def test_indices_count_in_the_list_that_all_profiles_share(tmp_path):
     assert by_name(["1"], [("0", "1"), ("2",)], [()], tmp_path) == ["1"]
     with pytest.raises(InputError, match="an index could mean several; give class names"):
         by_name(["1"], [one, other], [()], tmp_path)
+
+
+# -- tables as people have them ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "\ufefftext,label\r\npay\u2028now,bill\r\nhello\x85you\x0c,card\r\n"),
+        ("a.csv", "text;label\npay\u2028now;bill\nhello\x85you\x0c;card\n"),
+        ("a.csv", "text\tlabel\npay\u2028now\tbill\nhello\x85you\x0c\tcard\n"),
+        ("a.csv", " Text , LABEL\npay\u2028now, bill \nhello\x85you\x0c,card,\n"),
+        ("a.jsonl", '{"text": "pay\u2028now", "label": "bill"}\n\n{"text": "hello\x85you\\f", "label": "card"}\n'),
+    ],
+)
+def test_tables_of_other_programs(tmp_path, name, content):
+    samples = open_samples(written(tmp_path / name, content))
+    assert [*samples.load([0, 1])] == ["pay\u2028now", "hello\x85you\x0c"]
+    assert (samples.classes, samples.labels) == (("bill", "card"), (0, 1))
+
+
+def test_a_cell_of_megabytes(tmp_path):
+    text = "hello " * 200_000
+    limit = csv.field_size_limit()
+    samples = open_samples(written(tmp_path / "a.csv", f'text,label\n"{text}",greeting\n'))
+    assert ([*samples.load([0])], csv.field_size_limit()) == ([text], limit)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("text,label\nok,card\nhello, you,card\n", "line 3 has 3 cells, and the first line names 2 columns"),
+        ("text\nhello, you\n", "line 2 has 2 cells, and the first line names 1 columns"),
+        ("text,label,text\na,card,b\n", "several columns are called 'text'"),
+        ("hello\nbye\n", "no column of texts among 'hello' in its first line: call it 'text'"),
+        ("text,label\n  ,card\n", "sample 1 has no 'text'"),
+    ],
+)
+def test_a_table_that_would_be_misread_is_refused(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        open_samples(written(tmp_path / "a.csv", content))
+
+
+def test_a_list_of_labels_without_a_header_loses_none_in_silence(tmp_path):
+    with pytest.raises(InputError, match="its first line is 'card', which is a label as well"):
+        open_labels(written(tmp_path / "a.csv", "card\nbill\ncard\n"))
+
+
+@pytest.mark.parametrize("labels", [["\N{SUPERSCRIPT TWO}", "\N{SUPERSCRIPT THREE}"], ["1" * 5000, "2" * 5000]])
+def test_odd_numbers_are_names(tmp_path, labels):
+    content = "text,label\n" + "".join(f"a,{label}\n" for label in labels)
+    samples = open_samples(written(tmp_path / "a.csv", content))
+    assert samples.classes == tuple(sorted(labels))
+    assert by_name(labels, [("cat", "dog")], [()], "a.csv") == labels
+    with pytest.raises(InputError, match="has no class"):
+        samples.positions_of(["9" * 5000])

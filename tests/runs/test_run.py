@@ -53,7 +53,11 @@ def test_profiles_are_registered_and_other_keys_kept(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     run = Run.open(write(folder, {**PLAIN, "more": "is kept"}))
-    assert run.profile_path("birds & bees") == folder / "profiles" / "birds___bees.safetensors"
+    assert run.profile_path("birds") == folder / "profiles" / "birds.safetensors"
+    names = ["birds & bees", "birds___bees", "\u65e5\u672c", "\u4e2d\u56fd", "x" * 300, "x" * 301, "../up", "a\nb"]
+    assert len({run.profile_path(name).name for name in names}) == len(names)
+    assert all(run.profile_path(name).parent == folder / "profiles" for name in names)
+    assert max(len(run.profile_path(name).name) for name in names) < 200
     with pytest.raises(InputError, match=r"a test needs the tasks' profiles; missing: 'cats', 'dogs'\. Make them"):
         run.require_profiles("a test")
     for task in ("cats", "dogs"):

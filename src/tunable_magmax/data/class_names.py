@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.samples import Samples, is_index
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import parse_json
 
@@ -32,7 +32,7 @@ def read_class_names(path: Path) -> ClassNames:
         except ValueError as error:
             raise InputError(f"{path}: not JSON ({error})") from None
     else:
-        lines = [line.strip() for line in content.splitlines() if line.strip()]
+        lines = [line.strip() for line in content.split("\n") if line.strip()]
         entries = _pairs(lines) or lines
     names = list(entries.values()) if isinstance(entries, dict) else entries
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
@@ -74,7 +74,7 @@ def by_name(
     ['dog', 'cat']
     """
     known = {name for names in lists for name in names}
-    if any(label in known for label in labels) or not all(label.isdecimal() for label in labels):
+    if any(label in known for label in labels) or not all(map(is_index, labels)):
         return list(labels)
     shared = [names[0] for names in (lists, fallback) if len(set(names)) == 1 and names[0]]
     if not shared:

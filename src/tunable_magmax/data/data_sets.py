@@ -9,7 +9,7 @@ from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
 from tunable_magmax.data.glyphs import open_glyphs
 from tunable_magmax.data.imagenet_r import open_imagenet_r
-from tunable_magmax.data.samples import Kind, Samples
+from tunable_magmax.data.samples import Kind, Samples, is_index
 from tunable_magmax.data.source import open_clinc150, open_images, open_texts
 from tunable_magmax.data.splits import DataOptions, Split, require_labels
 from tunable_magmax.errors import InputError, closest, some_of
@@ -85,7 +85,7 @@ def _renamed(samples: Samples, names: ClassNames, options: DataOptions) -> Sampl
             raise InputError(f"{options.class_names}: no name for {len(lacking)} labels of {samples.origin}: {shown}")
         return replace(samples, classes=tuple(names[name] for name in samples.classes))
     place = {name: k for k, name in enumerate(names)}
-    if not any(name in place for name in samples.classes) and all(name.isdigit() for name in samples.classes):
+    if not any(name in place for name in samples.classes) and all(map(is_index, samples.classes)):
         place = {str(k): k for k in range(len(names))}
     return _relabelled(samples, names, place, str(options.class_names), "the list")
 

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 
@@ -142,14 +144,25 @@ def read_picture(source: Path | bytes, name: str) -> Any:
             # What the camera says of a PNG is known only when the whole file is read.
             if image.getexif().get(_ORIENTATION, 1) == 1:
                 # Not the open file's own image, which is closed on the way out.
-                return image.convert("RGB")
+                return _rgb(image, module)
             from PIL import ImageOps
 
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _rgb(ImageOps.exif_transpose(image), module)
     except module.UnidentifiedImageError:
         return Unreadable(name, "not an image")
     except (OSError, ValueError, SyntaxError, EOFError, module.DecompressionBombError) as error:
         return Unreadable(name, str(error).split("\n")[0] or type(error).__name__)
+
+
+def _rgb(image: Any, module: Any) -> Any:
+    """Converts an image to RGB; of one with more than 8 bits a channel, Pillow itself would make all white."""
+    if image.mode.startswith("I;16"):
+        return module.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        low, high = image.getextrema()
+        if low < 0 or high > 255 or (image.mode == "F" and high <= 1):
+            raise ValueError(f"its values are {low:g} to {high:g}, expected 0 to 255: save it with 8 bits a channel")
+    return image.convert("RGB")
 
 
 def _opened(module: Any, source: Path | bytes) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from tunable_magmax.errors import InputError, closest, some_of
 
 Kind: TypeAlias = Literal["image", "text"]
+MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Samples:
     def _index(self, name: str) -> int:
         if name in self.classes:
             return self.classes.index(name)
-        if name.isdigit() and int(name) < len(self.classes):
+        if is_index(name) and int(name) < len(self.classes):
             return int(name)
         raise InputError(
             f"{self.origin} has no class {name!r}{closest(name, self.classes)}; "
@@ -93,6 +94,15 @@ class Samples:
                 where, inputs = [], []
         if inputs:
             yield where, inputs
+
+
+def is_index(label: str) -> bool:
+    """Whether a label is a number that can count classes.
+
+    >>> is_index("12"), is_index("\N{SUPERSCRIPT TWO}"), is_index("1" * 5000)
+    (True, False, False)
+    """
+    return label.isdecimal() and len(label) <= MOST_DIGITS
 
 
 def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int, strict: bool = False) -> None:

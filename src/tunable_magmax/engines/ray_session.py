@@ -115,7 +115,7 @@ def refuse_address_form(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if not host or "://" in host or not port.isdigit():
+    if not host or "://" in host or not port.isdecimal():
         raise InputError(f"the Ray address is {address!r}, expected HOST:PORT. {_REMEDY}")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import InputError, shortened, some_of
 from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling, conclude, histogram_replicates
@@ -63,8 +63,8 @@ def label_estimate(
     known = counts.target.sum()
     if not known and on_zero == "error":
         raise InputError(
-            f"all {record['unknown']} labels belong to no task: they are {some_of(counts.unknown, show=repr)}, and the "
-            f"tasks' classes are {some_of(counts.classes, show=repr)}; give labels in the tasks' own class names or "
+            f"all {record['unknown']} labels belong to no task: they are {_some(counts.unknown)}, and the "
+            f"tasks' classes are {_some(counts.classes)}; give labels in the tasks' own class names or "
             "indices, or ask for equal weights with on_zero='equal' (--on-zero equal)"
         )
     warn_unknown(counts)
@@ -82,9 +82,13 @@ def warn_unknown(counts: ClassCounts) -> None:
     """Warns of labels that belong to no task."""
     unknown = sum(counts.unknown.values())
     if unknown:
-        names = some_of(counts.unknown, show=repr)
+        names = _some(counts.unknown)
         total = round(counts.target.sum()) + unknown
         warnings.warn(f"{unknown} ({names}) of {total} labels belong to no task and were left out", stacklevel=4)
+
+
+def _some(names: Iterable[Class]) -> str:
+    return some_of(names, show=lambda name: shortened(repr(name)))
 
 
 def class_shares(task_counts: Floats, smoothing: float = 0.0) -> Floats:

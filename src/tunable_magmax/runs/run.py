@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,7 @@ BASE = "base"
 SETUP = "training.json"
 METRICS = "metrics.json"
 PROFILES = "profiles"
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,11 @@ class Run:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def profile_path(self, task: str) -> Path:
-        """Returns where the run keeps the profile of a task."""
-        return self.path / PROFILES / f"{re.sub(r'[^A-Za-z0-9._-]', '_', task)}.safetensors"
+        """Returns where the run keeps the profile of a task: a file of its own, whatever the task's name."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
+        if name != task:  # others may become the same
+            name += f"-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+        return self.path / PROFILES / f"{name}.safetensors"
 
     def register_profiles(
         self, profiles: Mapping[int, Path], head: Path | None = None, checkpoint: Path | None = None

@@ -120,7 +120,7 @@ async def read_body(request: Any, most: int, what: str) -> bytes:
     """Reads a request's body, refused by its declared length, or as soon as it is longer than `most` bytes."""
     too_large = Refused(413, f"{what} is larger than {most:,} bytes, the most that the studio takes")
     declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > most:
+    if not declared.isdecimal() or int(declared) > most:
         raise too_large
     parts, total = [], 0
     async for part in request.stream():

@@ -155,6 +155,6 @@ def _rows_of(path: Path) -> Callable[[int], str]:
     """Returns what to call the rows of a table: of a text a line, or an object a line, by the number of the line."""
     if path.suffix.lower() not in (".txt", ".jsonl", ".ndjson"):
         return lambda position: f"{path}:{position + 1}"
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
     return lambda position: f"{path}:{numbers[position]}"

@@ -22,7 +22,7 @@ from tunable_magmax.data.features import (
     read_task_features,
 )
 from tunable_magmax.data.given import Source
-from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
@@ -154,7 +154,7 @@ class TargetSamples:
         both = sorted(labels & tasks & classes)
         if both:
             warnings.warn(f"{some_of(both)}: both a class and a task; the labels are taken as classes", stacklevel=2)
-        return bool(labels & tasks) and not labels & classes and not all(label.isdecimal() for label in labels)
+        return bool(labels & tasks) and not labels & classes and not all(map(is_index, labels))
 
     @cached_property
     def _read_labels(self) -> Sequence[str]:

@@ -140,6 +140,8 @@ def remedy(error: OSError) -> str:
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free space"
+    if error.errno == errno.ENAMETOOLONG:
+        return "choose a shorter name"
     return "make it writable" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "fix that"
 
 

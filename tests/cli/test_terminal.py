@@ -191,3 +191,29 @@ def test_memory_that_the_system_refuses(hostile: Path, tmx, monkeypatch: pytest.
     assert refused.code == 1
     assert refused.err.startswith("error: the system refused memory (8.00 PiB more were wanted)")
     assert "--memory" in json.loads(refused.out)["error"]["message"]
+
+
+# -- disks and folders -------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_too_long_is_said_plainly(sequence, tmx, tmp_path):
+    result = tmx("merge", *sequence.arguments, "-o", tmp_path / ("x" * 250), "--json")
+    assert result.code == 1
+    assert "File name too long: choose a shorter name and run it again" in result.err
+    assert json.loads(result.out)["error"]["kind"] == "StorageError"
+    assert "should not happen" not in result.err
+
+
+def test_a_folder_that_is_gone_is_said_plainly(tmx, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = tmx("inspect", tmp_path)
+    assert (result.code, "is gone: change to another" in result.err) == (2, True)
+
+
+def test_without_numbas_compiler_the_same_model_comes_out(sequence, tmx, tmp_path, monkeypatch):
+    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "one.safetensors").code == 0
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert tmx("merge", *sequence.arguments, "-o", tmp_path / "two.safetensors").code == 0
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -14,9 +15,15 @@ from cyclopts import App, CycloptsError, Parameter
 from tunable_magmax.cli.help import UnwrappedHelp
 from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
 from tunable_magmax.cli.terminal import each_warning_once, hush, open_closed_streams, show, tell, unprintable
-from tunable_magmax.errors import StorageError, TmxError
+from tunable_magmax.errors import InputError, StorageError, TmxError
+from tunable_magmax.files import remedy
 from tunable_magmax.version import __version__
 
+THEIR_DISK = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.EMFILE, errno.ENFILE),
+)
+"""What goes wrong with a disk or its rights, wherever it happens, is no fault of the program."""
 DOCS = "https://tunable-magmax.github.io/tunable-magmax"
 # Each is a function of the same name in a module of that name.
 COMMANDS = (
@@ -74,6 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _require_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError:  # libraries would end the process without a word of their own
+        raise InputError("the folder that this shell is in is gone: change to another with cd") from None
+
+
 def _run(tokens: Sequence[str], debug: bool) -> int:
     command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
@@ -91,6 +105,7 @@ def _run(tokens: Sequence[str], debug: bool) -> int:
         return code
 
     try:
+        _require_folder()
         if not command:
             list(app.subapps)  # imports all commands: the help of the program shows the first lines of theirs
         with each_warning_once():
@@ -112,6 +127,8 @@ def _run(tokens: Sequence[str], debug: bool) -> int:
         if isinstance(error, OSError) and error.filename is None and error.errno in (errno.EBADF, errno.ENOSPC):
             hush()  # the help, which others print
             return fail("StorageError", unprintable(error), 1)
+        if isinstance(error, OSError) and error.filename is not None and error.errno in THEIR_DISK:
+            return fail("StorageError", f"{error.filename}: {error.strerror}: {remedy(error)} and run it again", 1)
         kind, refused = type(error).__name__, memory_message(error)
         if refused is not None:
             return fail("MemoryError", refused, 1)

@@ -73,7 +73,11 @@ class MemoryPlan:
 
 def kernels_for(device: torch.device) -> Kernels:
     """Returns the fastest kernels for tensors on `device`."""
-    if device.type == "cpu":  # imported when needed: numba takes long to import, and a machine with a GPU may lack it
+    # Without its compiler, numba can't run the loops.
+    compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+    if (
+        device.type == "cpu" and compiles
+    ):  # imported when needed: numba takes long to import, and a machine with a GPU may lack it
         from tunable_magmax.merging.kernels.native import NativeKernels
 
         return NativeKernels()

@@ -68,7 +68,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    for line in text.splitlines():
+    for line in text.split("\n"):
         with suppress(ValueError, KeyError, TypeError):  # cut short by a kill
             record = parse_json(line)
             unpacked(record)

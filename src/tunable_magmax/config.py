@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, bulleted, closest
 from tunable_magmax.files import DEEPEST, MOST_DIGITS, TOO_DEEP, parse_json, read_whole, refuse_half_characters
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -124,7 +124,7 @@ def _long_enough(error: Mapping[str, Any]) -> bool:
 def refuse(problems: Sequence[str], where: str) -> None:
     """Raises one `InputError` with all problems, if there are any."""
     if problems:
-        raise InputError(f"{where}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise InputError(f"{where}:\n{bulleted(problems)}")
 
 
 def schema_of(kind: type[Any]) -> dict[str, Any]:

@@ -80,6 +80,16 @@ def some_of(items: Iterable[Any], limit: int = 5, joint: str = ", ", show: Calla
     return joint.join(map(show, items[:limit])) + more
 
 
+def bulleted(lines: Iterable[str]) -> str:
+    """Returns lines as a list, an item each.
+
+    >>> print(bulleted(["no name", "no size"]))
+      - no name
+      - no size
+    """
+    return "\n".join(f"  - {line}" for line in lines)
+
+
 def one_line(text: str) -> str:
     """Returns a text with single spaces in place of line ends and other white space.
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from itertools import chain
@@ -123,6 +123,12 @@ def refuse_link(path: Path) -> None:
     """Raises an `InputError` for a symbolic link where something is to be written: it could lead anywhere."""
     if path.is_symlink():
         raise InputError(f"{path} is a symbolic link, but is to be written: remove the link, or choose another output")
+
+
+def identities(files: Iterable[Path]) -> list[list[Any]]:
+    """Returns path, size and time of each file, by which work on the same files is recognised."""
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return [[str(path), status.st_size, status.st_mtime_ns] for path, status in stats]
 
 
 def append_line(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunable_magmax.checkpoints.tensors import Signature
-from tunable_magmax.errors import closest, some_of
+from tunable_magmax.errors import bulleted, closest, some_of
 from tunable_magmax.showing import number
 
 HINTS = 12
@@ -240,7 +240,7 @@ def describe_mismatches(
     if any(len(names) > SHOWN for names in listed):
         advice.append("--json lists all of them (`problems` of the error in Python).")
     title = f"these checkpoints can't be merged, {number(count, 'problem')}:"
-    return "\n".join([title, *(f"  - {line}" for line in lines), *advice])
+    return "\n".join([title, bulleted(lines), *advice])
 
 
 def _different(base: str, labels: Sequence[str], difference: Foreign) -> str:

@@ -22,7 +22,7 @@ from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, closest, some_of
-from tunable_magmax.files import read_json, show_size
+from tunable_magmax.files import identities, read_json, show_size
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors
@@ -209,8 +209,7 @@ class Inputs:
 
     def identity(self) -> list[Any]:
         """Returns paths, sizes and times of the files, by which interrupted work is recognised."""
-        stats = [(file, file.stat()) for checkpoint in self.checkpoints for file in checkpoint.files]
-        return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+        return identities(file for checkpoint in self.checkpoints for file in checkpoint.files)
 
     def digests(self) -> dict[str, str]:
         """Returns the SHA-256 of every input file, by role and name; the files are read once."""

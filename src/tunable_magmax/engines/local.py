@@ -31,7 +31,7 @@ from tunable_magmax.engines.outputs import (
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError, StorageError
-from tunable_magmax.files import Progress, refuse_link
+from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
@@ -268,8 +268,7 @@ def finished_by(fingerprint: Mapping[str, Any], inputs: Inputs, settings: Output
     """Returns what a finished merge is recognised by: also the files that go along, and whether inputs are digested."""
     if settings.additions is not None:
         return settings.additions.fingerprint
-    beside = [(path.resolve(), path.stat()) for _, path, _ in output_companions(inputs)]
-    files = [[str(path), status.st_size, status.st_mtime_ns] for path, status in beside]
+    files = identities(path for _, path, _ in output_companions(inputs))
     whole = json.dumps([fingerprint, files, settings.digest_inputs])
     return {"merge": hashlib.sha256(whole.encode()).hexdigest()}
 

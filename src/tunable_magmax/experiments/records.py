@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tunable_magmax.errors import InputError, StorageError, closest
+from tunable_magmax.errors import InputError, StorageError, bulleted, closest
 from tunable_magmax.files import parse_json
 from tunable_magmax.runs.run import is_run
 
@@ -72,8 +72,9 @@ def read_records(path: str | Path) -> list[Record]:
         if not own:
             kept[record_key(record)] = record
     if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise InputError(f"{path}:\n{listed}\nRemove these lines; what they recorded will be measured again.")
+        raise InputError(
+            f"{path}:\n{bulleted(problems)}\nRemove these lines; what they recorded will be measured again."
+        )
     return list(kept.values())
 
 

@@ -15,7 +15,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE, FileOrder
 from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.settings import check_jobs
-from tunable_magmax.errors import ClusterError, InputError
+from tunable_magmax.errors import ClusterError, InputError, bulleted
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import PAPER
 from tunable_magmax.experiments.findings import headlines
@@ -79,8 +79,7 @@ def reproduce_all(experiment: Experiment, out: Path, work: Path, options: JobOpt
     if options.engine == "local":  # nodes of a cluster may see what this one does not
         missing = look_for_supplies(experiment, out, work).missing
         if missing:
-            listed = "\n".join(f"  - {text}" for text in missing)
-            raise InputError(f"{experiment.name} needs what is not there:\n{listed}")
+            raise InputError(f"{experiment.name} needs what is not there:\n{bulleted(missing)}")
     for part in parts:
         reproduce(part, results_folder(part, out), work / part.setting, options)
     place = results_folder(experiment, out)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError, one_line
+from tunable_magmax.errors import InputError, bulleted, one_line
 from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import Options
 from tunable_magmax.showing import data_frame, number, shown_shares
@@ -73,9 +73,8 @@ class Survey:
                 if too_far:
                     problems.append(f"{label}: {name!r} is so far from the base that the difference overflows")
         if problems:
-            lines = "\n".join(f"  - {problem}" for problem in problems)
             raise InputError(
-                f"values that can't be merged:\n{lines}\n"
+                f"values that can't be merged:\n{bulleted(problems)}\n"
                 "Mend these checkpoints, or leave the tensors out with exclude patterns."
             )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.config import parse_yaml
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.files import read_whole, write_atomic
 
 CONFIG_FILE = "config.yaml"
@@ -70,5 +70,5 @@ def claim(path: Path, config: Mapping[str, Any], base: str) -> None:
     elif changed:
         raise InputError(
             f"{path} is a run of another configuration; choose another directory with -o, or undo this:\n"
-            + "\n".join(f"  - {line}" for line in changed)
+            f"{bulleted(changed)}"
         )

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tunable_magmax.checkpoints.hub import located, pinned, place_of
 from tunable_magmax.config import LENIENT, check
-from tunable_magmax.errors import InputError, StorageError, some_of
+from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
 from tunable_magmax.files import load_json, locked, write_atomic, write_json
 from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.claim import claim, differences
@@ -323,7 +323,7 @@ class Run:
         if changed:
             raise InputError(
                 f"{file}: the run was begun with other data; put it back, or choose another directory with -o:\n"
-                + "\n".join(f"  - {line}" for line in changed)
+                f"{bulleted(changed)}"
             )
 
     def read_metrics(self) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.outputs import check_space
 from tunable_magmax.engines.settings import OutputSettings
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, identities
 from tunable_magmax.version import __version__
 
 _BLOCK = 1 << 20
@@ -93,10 +93,9 @@ def convert_checkpoint(
             key=lambda info: (-BITS[info.dtype], info.name),
         )
         shards = plan_shards(tensors, limit, aliases=tied)
-        stats = [(file, file.stat()) for file in checkpoint.files]
         fingerprint = {
             "version": __version__,
-            "convert": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+            "convert": identities(checkpoint.files),
             "shard_size": limit or 0,
             "strip_prefix": strip_prefix,
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, bulleted, closest
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import folder_name, split_name
 
@@ -136,7 +136,7 @@ def _planned(
     if head is not None:
         problems += _head_problem(head)
     if problems:
-        listed = problems[0] if len(problems) == 1 else "\n".join(["no run was made:", *(f"  - {p}" for p in problems)])
+        listed = problems[0] if len(problems) == 1 else f"no run was made:\n{bulleted(problems)}"
         raise InputError(listed, problems=problems if len(problems) > 1 else ())
     assert start is not None
     return RunPlan(path, start, found, {name: given[name] for name in found if name in given}, head)

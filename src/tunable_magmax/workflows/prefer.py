@@ -161,8 +161,7 @@ def _count_elements(run: Run) -> int:
 
 def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
     sources = target.sources
-    files = {name: getattr(sources, name) for name in ("labels", "inputs", "predictions", "pairs")}
-    samples = [name for name, file in files.items() if file is not None]
+    samples = sources.samples
     preferences = list(opinions(sources, target.run))
     if not preferences and not samples:
         raise InputError(
@@ -190,9 +189,8 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
 def opinions(sources: TargetSources, run: Run) -> Iterator[Preference]:
     """Yields the preference that is given by hand, if one is."""
     tasks = len(run.tasks)
-    names = [name for name in sources.named() if name in ("weights", "alpha", "equal")]
-    if len(names) > 1:
-        raise InputError(f"--{' and --'.join(names)} say the same thing in different ways: give one of them")
+    if len(sources.opinions) > 1:
+        raise InputError(f"--{' and --'.join(sources.opinions)} say the same thing in different ways: give one of them")
     if sources.weights is not None:
         weights = in_order(sources.weights, run.labels)
         if len(weights) != tasks:
@@ -272,12 +270,10 @@ def _tempered(preference: Preference, target: TargetSamples, estimation: Estimat
 
     By default as far as they are in doubt, which for a good estimate is next to nothing.
     """
-    sources = target.sources
-    estimated = any(getattr(sources, name) is not None for name in ("labels", "inputs", "predictions", "pairs"))
     if estimation.temper == "auto":
         amount = preference.provenance.get("shrinkage", 0.0)
         return replace(preference, tempering=float(amount) if isinstance(amount, (int, float)) else None)
-    if not estimated or estimation.method == "search":
+    if not target.sources.samples or estimation.method == "search":
         return preference
     return preference.tempered(preference.doubt if estimation.temper is None else estimation.temper)
 

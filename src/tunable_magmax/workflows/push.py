@@ -11,7 +11,7 @@ from tunable_magmax.checkpoints.companions import CONFIG, REPORT, is_module_fold
 from tunable_magmax.checkpoints.hub import bars_on_terminals, hub_name, refusal
 from tunable_magmax.checkpoints.shards import INDEX
 from tunable_magmax.checkpoints.source import open_checkpoint
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
 from tunable_magmax.workflows.scoring import HEAD_FILES
@@ -110,8 +110,7 @@ def _files(folder: Path) -> list[str]:
     if problems:
         shown = problems[:MOST_LISTED]
         more = [f"and {len(problems) - len(shown):,} more"] if len(problems) > len(shown) else []
-        lines = "\n".join(f"  - {problem}" for problem in (*shown, *more))
-        raise InputError(f"{folder} cannot be pushed:\n{lines}", problems=problems)
+        raise InputError(f"{folder} cannot be pushed:\n{bulleted([*shown, *more])}", problems=problems)
     return names
 
 

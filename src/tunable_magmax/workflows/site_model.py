@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.engines.card import card_cell
-from tunable_magmax.files import load_json, read_json, write_atomic
+from tunable_magmax.files import identities, load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
 from tunable_magmax.workflows.merge_records import read_report
-from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.target import OPINIONS, TargetReading, TargetSources
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 1
-OPINIONS = ("weights", "alpha", "equal")
-"""Methods of preferences that no sample was asked about."""
 LIKELY = 10
 """How many of the likeliest classes a record and a card name."""
 
@@ -173,13 +171,8 @@ def fingerprint(run: Run, sources: TargetSources, reading: TargetReading, option
 def _identity(path: Source) -> str:
     if isinstance(path, GivenSamples):
         return path.digest()
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    entries = []
-    for file in files:
-        if file.is_file():
-            status = file.stat()
-            entries.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
-    return _digest([str(path.resolve()), entries])
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return _digest([str(path.resolve()), identities(file for file in files if file.is_file())])
 
 
 def _digest(content: Any) -> str:

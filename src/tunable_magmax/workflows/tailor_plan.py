@@ -130,9 +130,9 @@ def _estimator(target: TargetSamples, tailoring: Tailoring, preference: Preferen
     sources, method = target.sources, tailoring.estimation.method
     if preference is not None:
         return f"given, by {preference.method}"
-    if opinion := [name for name in sources.named() if name in ("weights", "alpha", "equal")]:
-        return f"given as {opinion[0]}"
-    if all(value is None for value in (sources.labels, sources.inputs, sources.predictions, sources.pairs)):
+    if sources.opinions:
+        return f"given as {sources.opinions[0]}"
+    if not sources.samples:
         raise InputError(
             "what is known of the site? Give --inputs, --labels or --pairs, --preference FILE, or --weights, --alpha "
             "or --equal if there are no samples of it"

@@ -18,8 +18,7 @@ from tunable_magmax.preference.prior import read_eps
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import refuse_adapters
 from tunable_magmax.workflows.prefer import Estimation, class_tables
-from tunable_magmax.workflows.site_model import OPINIONS
-from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
+from tunable_magmax.workflows.target import OPINIONS, TargetReading, TargetSamples, TargetSources
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Head

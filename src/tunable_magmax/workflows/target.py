@@ -39,6 +39,11 @@ COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
 
 
+SAMPLES = ("labels", "inputs", "predictions", "pairs")
+OPINIONS = ("weights", "alpha", "equal")
+"""What may be said of a target without a sample of it; preferences have methods of these names, too."""
+
+
 @dataclass(frozen=True)
 class TargetSources:
     """What is known of a target: samples, in files or in memory, or an opinion. `weights`: for each task, or by name.
@@ -54,6 +59,16 @@ class TargetSources:
     predictions: Source | None = None
     pairs: Source | None = None
     strengths: Sequence[float] | None = None
+
+    @property
+    def samples(self) -> list[str]:
+        """The names of the samples that were given."""
+        return [name for name in SAMPLES if getattr(self, name) is not None]
+
+    @property
+    def opinions(self) -> list[str]:
+        """The names of what was given by hand."""
+        return [name for name in self.named() if name in OPINIONS]
 
     def named(self) -> dict[str, Any]:
         """Returns what was given, by name.

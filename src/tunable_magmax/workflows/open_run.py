@@ -107,7 +107,8 @@ class Run:
         parts = [f"{number(count, 'task')}: {some_of(self.names)}"]
         parts += [f"{len({*chain(*self.classes.values())})} classes"] if self.classes else []
         parts += ["profiles" if profiled == count else f"{profiled} of {count} profiles"]
-        return f"Run({str(self.path)!r}: {'; '.join([*parts, 'no head' if self.head is None else 'a head'])})"
+        parts += [] if self.head is None else ["a head"]  # tasks may have classifiers of their own
+        return f"Run({str(self.path)!r}: {'; '.join(parts)})"
 
     # -- what it consists of ---------------------------------------------------------------------------------------
 

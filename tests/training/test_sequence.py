@@ -354,10 +354,10 @@ def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
     config, run = made
     out = tmp_path / "run"
     out.mkdir()
-    (out / ".config.yaml.ab12cd_9").write_text("mod")  # killed at its very first write
+    (out / ".config.yaml.ab12cd09").write_text("mod")  # killed at its very first write
     stopped(config, out)
-    (out / ".snapshot.safetensors.abcdefgh").write_bytes(b"half")
-    (out / "profiles" / ".task-02.safetensors.abcdefg1").write_bytes(b"half")
+    (out / ".snapshot.safetensors.abcdef00").write_bytes(b"half")
+    (out / "profiles" / ".task-02.safetensors.abcdef01").write_bytes(b"half")
     train(config, out)
     assert toy.differing(out, run.path) == []
 

@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import tunable_magmax
 from tunable_magmax import merge_checkpoints
+from tunable_magmax.checkpoints.hidden_layer import LAYERS
 from tunable_magmax.errors import InputError
+from tunable_magmax.workflows.own import OwnModels
 from tunable_magmax.workflows.plan import plan_merge
 from tunable_magmax.workflows.verify import verify_checkpoint
 
@@ -87,16 +89,11 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     assert model.config.id2label == dict(enumerate([*LABELS[0], *LABELS[1]]))
     assert model.config.num_labels == 5
     last = "classifier.out_proj" if kind == "roberta" else "classifier"
-    for part in ("weight", "bias"):
+    for part in ("bias",) if kind in LAYERS and kind != "bert" else ("weight", "bias"):  # else, units are shared
         rows = [tensors(task)[f"{last}.{part}"] for task in tasks]
         assert torch.equal(tensors(out)[f"{last}.{part}"], torch.cat(rows))
     assert report.heads["rule"] == "stack"
     assert report.heads["labels"] == [*LABELS[0], *LABELS[1]]
-    between = {"distilbert": "pre_classifier.weight", "roberta": "classifier.dense.weight"}.get(kind)
-    if between is not None:
-        mean = 0.75 * tensors(tasks[0])[between].double() + 0.25 * tensors(tasks[1])[between].double()
-        assert torch.equal(tensors(out)[between], mean.float())
-        assert "nothing in common" in report.warnings[-1]
     # The encoder is what a merge of the bare models gives.
     prefix = model.base_model_prefix + "."
     bare = {name: value for name, value in tensors(base).items() if f"{prefix}{name}" in tensors(tasks[0])}
@@ -105,6 +102,88 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     for name, value in expected.items():
         assert torch.equal(tensors(out)[f"{prefix}{name}"], value), name
     assert verify_checkpoint(out, base, tasks).ok
+
+
+@pytest.mark.parametrize("kind", sorted(LAYERS))
+def test_layers_that_have_nothing_in_common_share_their_units(tmp_path, kind):
+    """Where hidden layers are nearly linear, every label has the logits that its own task's layer gives."""
+    name, _ = LAYERS[kind]
+    base, tasks = hidden_run(tmp_path, kind)
+    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
+    assert "gives a part of its units" in report.warnings[-1]
+    assert report.heads["divided"] == [f"{name}.weight", f"{name}.bias"]
+    assert report.heads["mean"] == []
+    merged = loaded(tmp_path / "out").eval()
+    encoder = {n: v for n, v in merged.state_dict().items() if not n.startswith((name, "classifier."))}
+    own = []
+    for task in tasks:
+        model = loaded(task).eval()
+        model.load_state_dict(encoder, strict=False)
+        own.append(logits(model))
+    expected = torch.cat(own, dim=1)
+    assert (logits(merged) - expected).abs().max() < 0.02 * expected.std(dim=0).mean()
+    in_memory = OwnModels.read(base, tasks).with_heads({}, [3, 1])
+    assert in_memory.keys() >= set(report.heads["divided"])
+    for made, value in in_memory.items():
+        assert torch.equal(tensors(tmp_path / "out")[made], value), made
+
+
+def test_layers_that_are_too_small_to_be_shared_are_means(make, tmp_path):
+    base, tasks = make("distilbert")  # 4 units for each task, of which one needs 6 for its labels
+    report = merge_checkpoints(base, tasks, tmp_path / "out")
+    first, second, merged = map(tensors, (*tasks, tmp_path / "out"))
+    name = "pre_classifier.weight"
+    assert torch.equal(merged[name], ((first[name].double() + second[name].double()) / 2).float())
+    rows = torch.cat([first["classifier.weight"], second["classifier.weight"]])
+    assert torch.equal(merged["classifier.weight"], rows)
+    assert "their mean by weight costs accuracy" in report.warnings[-1]
+
+
+def test_layers_with_a_common_beginning_are_means(tmp_path):
+    base, tasks = hidden_run(tmp_path, "distilbert")
+    first, second = map(tensors, tasks)
+    second["pre_classifier.weight"] = first["pre_classifier.weight"] * 2
+    save_file(second, tasks[1] / "model.safetensors", {"format": "pt"})
+    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 1])
+    merged = tensors(tmp_path / "out")
+    assert torch.equal(merged["pre_classifier.weight"], first["pre_classifier.weight"] * 1.5)
+    assert torch.equal(
+        merged["classifier.weight"], torch.cat([first["classifier.weight"], second["classifier.weight"]])
+    )
+    assert "divided" not in report.heads
+    assert not any("nothing in common" in text for text in report.warnings)
+
+
+def hidden_run(folder: Path, kind: str) -> tuple[Path, list[Path]]:
+    """A language model and two classifiers, each with a hidden layer of its own that is nearly linear."""
+    name, activation = LAYERS[kind]
+    sizes = {**DISTIL, "dim": 32} if kind == "distilbert" else {**SIZES, "hidden_size": 32}
+    pooler = {"pooler_hidden_size": 32}
+    extra = {"longformer": {"attention_window": 4}, "electra": {"embedding_size": 32}}
+    extra |= {"deberta": pooler, "deberta-v2": pooler}
+    options = {"vocab_size": 16, "max_position_embeddings": 24, **sizes, **extra.get(kind, {})}
+    torch.manual_seed(0)
+    bare = transformers.AutoConfig.for_model(kind, **options)
+    transformers.AutoModelForMaskedLM.from_config(bare).save_pretrained(folder / "base")
+    for t, labels in enumerate(LABELS, 1):
+        named = {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
+        config = transformers.AutoConfig.for_model(kind, **options, **named)
+        model = transformers.AutoModelForSequenceClassification.from_config(config)
+        layer = model.get_submodule(name)
+        with torch.no_grad():
+            if activation == "tanh":
+                layer.weight /= 10
+                layer.bias.normal_(std=0.001)
+            else:
+                layer.bias.normal_(20, 1)
+        model.save_pretrained(folder / f"task{t}")
+    return folder / "base", [folder / f"task{t}" for t in (1, 2)]
+
+
+def logits(model) -> torch.Tensor:
+    ids = torch.randint(3, 16, (6, 8), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model(input_ids=ids).logits.double()
 
 
 def test_the_head_of_one_task_or_of_none(make, tmp_path):

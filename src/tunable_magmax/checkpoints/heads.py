@@ -1,4 +1,4 @@
-"""What becomes of the heads of merged models: a classifier over all labels, layers that are means of the tasks' own.
+"""What becomes of the heads of merged models: a classifier over all labels, and layers made of the tasks' own.
 
 Tensors of heads are made of the tasks' own, because the base has none to measure a step from (docs/heads.md).
 """
@@ -6,10 +6,11 @@ Tensors of heads are made of the tasks' own, because the base has none to measur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.hidden_layer import HiddenLayer, SharedLayer, ShareUnits, TaskLayer
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.views import Make, View, read_tensor
@@ -70,6 +71,10 @@ class Heads:
     """What the labels of each task's own classifier are called in this one; None: it has none."""
     _tasks: tuple[HeadedModel, ...]
     _class_bias: Mapping[str, float] | None
+    hidden: HiddenLayer | None = None
+    """The layer whose units tasks can share; None: there is none, or it is not known what it does."""
+    _share_units: ShareUnits | None = None
+    _kept: list[tuple[tuple[float, ...], SharedLayer | None]] = field(default_factory=list, init=False)
 
     @property
     def takes_prior(self) -> bool:
@@ -83,7 +88,14 @@ class Heads:
         def made(name: str) -> Tensor:
             dtype = torch_dtype(self.views[0].tensors[name].dtype)
             assert dtype is not None
-            values = (self._stacked if name in self.classifier else self._mean)(name, weights, dtype)
+            hidden, layer = self.hidden, self._shared(weights) if self.hidden is not None else None
+            if hidden is not None and layer is not None and name in (hidden.weight, hidden.bias):
+                values = layer.weight if name == hidden.weight else layer.bias
+            elif name in self.classifier:
+                rows = None if hidden is None or layer is None or name != hidden.rows else layer.rows
+                values = self._stacked(name, weights, dtype, rows)
+            else:
+                values = self._mean(name, weights, dtype)
             if self._class_bias and name in self.classifier and name.endswith(".bias"):
                 prior = [self._class_bias.get(label, 0.0) for label in self.labels or ()]
                 values = values.double() + values.new_tensor(prior, dtype=torch.float64)
@@ -118,17 +130,43 @@ class Heads:
         holders = self._holders(name)
         return _weighted([self._read(t, name) for t in holders], [weights[t] for t in holders], dtype)
 
-    def _stacked(self, name: str, weights: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """Returns a row for each label: of the task that has it, or the mean of several tasks' by weight."""
+    def _stacked(
+        self, name: str, weights: Sequence[float], dtype: torch.dtype, rows_of: Sequence[Tensor] | None
+    ) -> Tensor:
+        """Returns a row for each label: of the task that has it, or the mean of several tasks' by weight.
+
+        `rows_of`: the rows of each task that has this tensor, if they are not those of its checkpoint.
+        """
         import torch
 
-        tensors = {t: self._read(t, name) for t in self._holders(name)}
+        holders = self._holders(name)
+        tensors = dict(zip(holders, rows_of or [self._read(t, name) for t in holders], strict=True))
         places = {t: {label: row for row, label in enumerate(self.task_labels[t] or ())} for t in tensors}
         rows = []
         for label in self.labels or ():
             having = [t for t in tensors if label in places[t]]
             rows.append(_weighted([tensors[t][places[t][label]] for t in having], [weights[t] for t in having], dtype))
         return torch.stack(rows)
+
+    def _shared(self, weights: Sequence[float]) -> SharedLayer | None:
+        """Returns the layer whose units the tasks share; None if its mean by weight is as good, or it can't be made.
+
+        The last one is kept: a merge asks for its tensors, then for what to say of it.
+        """
+        last = self._kept[-1] if self._kept else None
+        if last is None or last[0] != tuple(weights):
+            last = (tuple(weights), self._make_shared(weights))
+            self._kept[:] = [last]
+        return last[1]
+
+    def _make_shared(self, weights: Sequence[float]) -> SharedLayer | None:
+        hidden = self.hidden
+        if hidden is None or self._share_units is None or self.rule != STACK or not self._apart(hidden.weight, weights):
+            return None
+        holders = self._holders(hidden.weight)
+        names = (hidden.weight, hidden.bias, hidden.rows)
+        layers = [TaskLayer(*(self._read(t, name) for name in names)) for t in holders]
+        return self._share_units(layers, [weights[t] for t in holders], hidden.activation)
 
     def _read(self, task: int, name: str) -> Tensor:
         import torch
@@ -146,11 +184,17 @@ class Heads:
         apart = [name for name in matrices if self._apart(name, weights)]
         if not apart:
             return []
+        what = f"{some_of(apart, show=repr)} of the tasks have nothing in common: each task began with random numbers"
+        chains = "tasks that are trained one after the other, each from the last one's whole checkpoint, have layers"
+        if self._shared(weights) is not None:
+            return [
+                f"{what} of its own. So each gives a part of its units, which costs some accuracy, more the more tasks "
+                f"there are (docs/heads.md). Measure the result (`tmx eval`); {chains} that need not be divided"
+            ]
         return [
-            f"{some_of(apart, show=repr)} of the tasks have nothing in common: each task began with random numbers of "
-            "its own, and their mean by weight costs accuracy, more so the more tasks there are. Measure the result "
-            "(`tmx eval`); heads of one task (--heads NAME) stay as they were trained, and tasks that are trained one "
-            "after the other, each from the last one's whole checkpoint, have layers that can be averaged"
+            f"{what} of its own, and their mean by weight costs accuracy, more so the more tasks there are. Measure "
+            "the result (`tmx eval`); heads of one task (--heads NAME) stay as they were trained, and "
+            f"{chains} that can be averaged"
         ]
 
     def _apart(self, name: str, weights: Sequence[float]) -> bool:
@@ -163,13 +207,16 @@ class Heads:
             for other in flat[:k]
         )
 
-    def describe(self) -> dict[str, Any]:
-        """Returns what a report says of heads."""
+    def describe(self, weights: Sequence[float] | None = None) -> dict[str, Any]:
+        """Returns what a report says of heads; with weights, also which layers are made of units of each task."""
+        shared = None if weights is None else self._shared(weights)
+        divided = [] if shared is None or self.hidden is None else [self.hidden.weight, self.hidden.bias]
         return {
             "rule": self.rule,
             "labels": None if self.labels is None else list(self.labels),
             "classifier": list(self.classifier),
-            "mean": list(self.mean),
+            "mean": [name for name in self.mean if name not in divided],
+            **({"divided": divided} if divided else {}),
             "left_out": list(self.left_out),
             "prior": self._class_bias is not None,
         }

@@ -14,6 +14,7 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.heads import BASE, CHOICES, DROP, LAST, MERGED, STACK, HeadedModel, Heads
+from tunable_magmax.checkpoints.hidden_layer import ShareUnits, find_hidden_layer
 from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
 from tunable_magmax.checkpoints.tensors import TensorInfo, widest
 from tunable_magmax.checkpoints.views import View
@@ -27,12 +28,16 @@ _UNUSED = ("mask_token",)
 
 
 def match_heads(
-    opened: Sequence[Opened], heads: str | None = None, class_bias: Mapping[str, float] | None = None
+    opened: Sequence[Opened],
+    heads: str | None = None,
+    class_bias: Mapping[str, float] | None = None,
+    share_units: ShareUnits | None = None,
 ) -> Heads | None:
     """Returns how base (first) and tasks fit together in spite of their heads; None if they have to be equal.
 
     That is so for checkpoints without a config.json or of different architectures, for adapters, and where names and
     shapes are equal already. `heads`: what to do with them; None: merge them if they are equal, else stack them.
+    `share_units`: makes one hidden layer of those that have nothing in common; None: they are averaged.
     """
     models = _models(opened)
     if models is None:
@@ -53,7 +58,8 @@ def match_heads(
         return None
     if rule in (DROP, BASE):
         return _without_heads(rule, prefix, base, tasks)
-    return _with_heads(rule, prefix, base, tasks, kinds, _distinct(labels, tasks), class_bias)
+    found = _with_heads(rule, prefix, base, tasks, kinds, _distinct(labels, tasks), class_bias)
+    return replace(found, _share_units=share_units)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def _with_heads(
     config = _config(tasks[giver].config, [tasks[t].config for t in counted], labels)
     found = Heads(
         rule, views, copied, labels, tuple(classifier), tuple(mean), tuple(left_out), (), config, giver,
-        tuple(task_labels), tuple(tasks), class_bias,
+        tuple(task_labels), tuple(tasks), class_bias, find_hidden_layer(tasks[giver].config, classifier, mean),
     )  # fmt: skip
     return replace(found, notes=tuple(_notes(found, prefix, base, task_labels)))
 
@@ -315,7 +321,8 @@ def _notes(
     elif found.rule.startswith("task"):
         yield f"the head is that of {found.rule}"
     if found.mean and found.rule == STACK:
-        yield f"layers that only the tasks have are means by weight: {some_of(found.mean, show=repr)}"
+        apart = ", or units of each task if these have nothing in common" if found.hidden is not None else ""
+        yield f"layers that only the tasks have are means by weight{apart}: {some_of(found.mean, show=repr)}"
 
 
 def _number(labels: Sequence[str]) -> str:

@@ -208,8 +208,9 @@ def completed(report: MergeReport, inputs: Inputs, options: Options, settings: O
     report = replace(report, inputs=digests, names=names, adapters=adapters, hub=inputs.pins())
     if inputs.heads is None:
         return report
-    doubts = inputs.heads.doubts(options.head_weights(report.tasks))
-    return replace(report, heads=inputs.heads.describe(), warnings=(*report.warnings, *doubts))
+    weights = options.head_weights(report.tasks)
+    doubts = inputs.heads.doubts(weights)
+    return replace(report, heads=inputs.heads.describe(weights), warnings=(*report.warnings, *doubts))
 
 
 @dataclass(frozen=True, slots=True)

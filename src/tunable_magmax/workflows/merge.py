@@ -74,7 +74,7 @@ def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own
         options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None
         merged = merge_state_dicts(own.states[0], own.states[1:], **options)
         weights = read_options(len(recipe.tasks), **options).head_weights(len(recipe.tasks))
-        heads = None if own.heads is None else own.heads.describe()
+        heads = None if own.heads is None else own.heads.describe(weights)
         merged = replace(merged, state_dict=own.with_heads(merged.state_dict, weights))
         merged = replace(merged, report=replace(merged.report, heads=heads))
     return replace(merged, report=replace(merged.report, names=recipe.names))

@@ -88,6 +88,11 @@ def test_where_there_is_no_terminal_the_variable_columns_says_how_wide_it_is(mon
     assert terminal.screen_width() == 80
 
 
+def test_help_for_a_screen_of_one_column_ends(tmx, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    assert "Merge" in tmx("merge", "--help").out
+
+
 def test_json_of_odd_names_is_still_json(hostile: Path, tmx) -> None:
     shown = tmx("inspect", hostile / "base.safetensors", "--json")
     assert harmless(shown.out)

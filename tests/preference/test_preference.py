@@ -134,7 +134,7 @@ def test_files_that_are_no_preference(tmp_path: Path) -> None:
             Preference.load(tmp_path / "bad.json")
     with pytest.raises(InputError, match="'weights' is missing"):
         Preference.from_json("{}")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"is a directory without preference\.json: give the file that `tmx prefer`"):
         Preference.load(tmp_path)
 
 

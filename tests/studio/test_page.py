@@ -257,7 +257,7 @@ def test_samples_given_at_the_start_without_the_other_tasks(open_page, image_run
         window.locator("#scale-marks [data-scale='0.5']").click()
         measured(window)
         circles = window.locator("#tradeoff .measured-points circle")
-        assert circles.count() == before + 1
+        expect(circles).to_have_count(before + 1)
         places = circles.evaluate_all("all => all.map((circle) => Number(circle.getAttribute('cx')))")
         assert places == sorted(set(places))  # from left to right, none on another
 

@@ -14,7 +14,15 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tunable_magmax.cli.help import UnwrappedHelp
 from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
-from tunable_magmax.cli.terminal import each_warning_once, hush, open_closed_streams, show, tell, unprintable
+from tunable_magmax.cli.terminal import (
+    each_warning_once,
+    hush,
+    open_closed_streams,
+    show,
+    tell,
+    unprintable,
+    widen_narrow_screens,
+)
 from tunable_magmax.errors import InputError, StorageError, TmxError
 from tunable_magmax.files import remedy
 from tunable_magmax.version import __version__
@@ -76,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     open_closed_streams()
+    widen_narrow_screens()
     with stopped_by_signals():
         code = _run([token for token in tokens if token != "--debug"], "--debug" in tokens)
     sys.exit(code)

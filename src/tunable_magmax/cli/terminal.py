@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tunable_magmax.preference.search import Trial
     from tunable_magmax.training.trainer import Tick
 
+NARROWEST = 20
 PIPED_WIDTH = 120
 
 # Control characters but tab and line end, marks that turn the direction of text, and halves of characters.
@@ -125,6 +126,12 @@ def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list
         lines += [*([""] if lines else []), *table([[*row[:fixed], *row[start:stop]] for row in rows])]
         start = stop
     return lines
+
+
+def widen_narrow_screens() -> None:
+    """Sees to it that a screen has at least a few columns: libraries do not end laying out text for one or two."""
+    if screen_width() < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
 
 
 def screen_width() -> int:

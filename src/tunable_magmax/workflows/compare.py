@@ -39,7 +39,7 @@ from tunable_magmax.workflows.scoring import (
     open_head,
     open_labelled,
 )
-from tunable_magmax.workflows.site_model import RECORD
+from tunable_magmax.workflows.site_model import PREFERENCE, RECORD
 from tunable_magmax.workflows.tailoring import (
     default_method,
     default_scale,
@@ -200,7 +200,7 @@ def _open(
 ) -> _Opened:
     trained = run if isinstance(run, Run) else Run.open(run)
     model, record = _tailored_model(preference)
-    file = "the preference" if isinstance(preference, Preference) else str(preference)
+    file = "the preference" if isinstance(preference, Preference) else str(model / PREFERENCE if model else preference)
     chosen = preference if isinstance(preference, Preference) else Preference.load(preference)
     require_tasks(chosen, trained.names, file)
     if len(chosen.weights) != len(trained.tasks):

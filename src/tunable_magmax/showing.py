@@ -33,14 +33,21 @@ def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5)
     return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
 
 
+_LEFT = re.compile(r"""(`[^`]*`|(?<![\w=])'[^']*'(?!\w)|"[^"]*")""")
+"""Commands, and names that a user gave."""
 _BOTH = re.compile(r"\b((\w+)(?:='\w+')?) \(--([\w-]+)(?: \w+)?\)")
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (auto|none|equal|[0-9.]*[0-9])\b)?")
+# Only options that are arguments of functions, too.
+_OPTION = re.compile(
+    r"(?<![\w-])--(alpha|budget|checkpoint|choose|choose-scale|classes|classifier|data|device|equal|estimate|exclude|"
+    r"features|fresh|heads|inputs|labels|memory|method|names|on-zero|out|overwrite|pairs|preference|prior|scale|seed|"
+    r"split|temper|templates|text|threads|weights|workers)(?![\w-])(?: (auto|none|equal|[0-9.]*[0-9])\b)?"
+)
 
 
 def python_words(text: str) -> str:
     """Returns a message that names options of the command line with the arguments of a function instead.
 
-    Commands in backticks stay as they are.
+    Commands in backticks and what is quoted stay as they are.
 
     >>> python_words("give --inputs or --prior none; pass overwrite (--overwrite), or run `tmx prefer --labels FILE`")
     "give inputs= or prior='none'; pass overwrite, or run `tmx prefer --labels FILE`"
@@ -53,9 +60,9 @@ def python_words(text: str) -> str:
     def both(found: re.Match[str]) -> str:
         return found[1] if found[2] == found[3].replace("-", "_") else found[0]
 
-    parts = text.split("`")  # every other one is a command, or a name
+    parts = _LEFT.split(text)  # every other one is left
     parts[::2] = [_OPTION.sub(argument, _BOTH.sub(both, part)) for part in parts[::2]]
-    return "`".join(parts)
+    return "".join(parts)
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:

@@ -308,6 +308,11 @@ def test_a_finished_merge_is_not_made_again(tmx, sequence, tmp_path, name):
     assert out.stat().st_mtime_ns == written
     planned = tmx(*command, "--dry-run")
     assert (planned.code, complete in planned.out) == (0, True)
+    weights = out if out.is_file() else out / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    assert_refused(tmx(*command), "already exists")
+    weights.write_bytes(whole)
     if name == "out":
         (out / "README.md").unlink()
         assert_refused(tmx(*command), "already exists")

@@ -14,6 +14,7 @@ from models import tiny
 from PIL import Image
 
 from tunable_magmax.data import images, parquet
+from tunable_magmax.data.given import given_samples
 from tunable_magmax.data.images import in_order, read_picture
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
@@ -152,8 +153,9 @@ def test_pictures_are_turned_as_the_camera_says():
 @pytest.mark.parametrize("kind", ["png", "tiff"])
 def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
     Image.fromarray(np.array([[0, 0x4000], [0x8000, 0xFFFF]], np.uint16)).save(tmp_path / f"x.{kind}")
-    picture = read_picture(tmp_path / f"x.{kind}", "x")
-    assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]
+    with Image.open(tmp_path / f"x.{kind}") as in_memory:
+        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *given_samples([in_memory]).load([0])):
+            assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]
 
 
 @pytest.mark.parametrize(("mode", "value", "read"), [("I", 70000, False), ("F", 0.5, False), ("I", 200, True)])

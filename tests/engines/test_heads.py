@@ -128,6 +128,29 @@ def test_layers_that_have_nothing_in_common_share_their_units(tmp_path, kind):
         assert torch.equal(tensors(tmp_path / "out")[made], value), made
 
 
+def test_a_bare_task_with_the_layer_has_no_share_of_it(tmp_path):
+    base, tasks = hidden_run(tmp_path, "bert")
+    bare = transformers.AutoModel.from_pretrained(tasks[0])
+    with torch.no_grad():
+        bare.pooler.dense.weight.normal_()
+    bare.save_pretrained(tmp_path / "bare")
+    report = merge_checkpoints(base, [*tasks, tmp_path / "bare"], tmp_path / "out", weights=[1, 1, 1])
+    assert report.heads["divided"] == ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
+    assert list(config(tmp_path / "out")["id2label"].values()) == [*LABELS[0], *LABELS[1]]
+    loaded(tmp_path / "out")
+
+
+def test_another_order_of_labels_is_another_merge(tmp_path):
+    base, tasks = hidden_run(tmp_path, "bert")
+    merge_checkpoints(base, tasks, tmp_path / "out")
+    merge_checkpoints(base, tasks, tmp_path / "out")  # as it was: complete
+    changed = config(tasks[1])
+    changed["id2label"] = {"0": "nail", "1": "saw", "2": "file"}
+    (tasks[1] / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="already exists"):
+        merge_checkpoints(base, tasks, tmp_path / "out")
+
+
 def test_layers_that_are_too_small_to_be_shared_are_means(make, tmp_path):
     base, tasks = make("distilbert")  # 4 units for each task, of which one needs 6 for its labels
     report = merge_checkpoints(base, tasks, tmp_path / "out")

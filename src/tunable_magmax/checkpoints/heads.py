@@ -163,8 +163,10 @@ class Heads:
         hidden = self.hidden
         if hidden is None or self._share_units is None or self.rule != STACK or not self._apart(hidden.weight, weights):
             return None
-        holders = self._holders(hidden.weight)
         names = (hidden.weight, hidden.bias, hidden.rows)
+        holders = self._holders(hidden.rows)  # a bare model may have the layer, but has no labels for it
+        if not all(name in self._tasks[t].names for t in holders for name in names):
+            return None
         layers = [TaskLayer(*(self._read(t, name) for name in names)) for t in holders]
         return self._share_units(layers, [weights[t] for t in holders], hidden.activation)
 
@@ -206,6 +208,10 @@ class Heads:
             for k, one in enumerate(flat)
             for other in flat[:k]
         )
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what the heads of a merge are recognised by, beside their files: what the configurations say."""
+        return {**self.describe(), "task_labels": self.task_labels, "config": self.config}
 
     def describe(self, weights: Sequence[float] | None = None) -> dict[str, Any]:
         """Returns what a report says of heads; with weights, also which layers are made of units of each task."""

@@ -261,7 +261,7 @@ def _different(base: str, labels: Sequence[str], difference: Foreign) -> str:
 def _advice(renaming: Renaming, alike: Sequence[Prefixed]) -> str:
     """Returns what to do next: strip whoever has the prefix, and leave out what only one side has."""
     whose = "each of these tasks" if renaming.drop else "the base, and off the tasks that have it,"
-    command = f"tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW"
+    command = f"`tmx convert CHECKPOINT --strip-prefix {shlex.quote(renaming.drop or renaming.add)} -o NEW`"
     patterns = dict.fromkeys(shlex.quote(pattern) for difference in alike for pattern in difference.exclude)
-    then = f", and merge with --exclude {' --exclude '.join(patterns)}" if patterns else ""
+    then = f", and merge with `--exclude {' --exclude '.join(patterns)}`" if patterns else ""
     return f"Take the prefix off {whose} first: {command}{then}."

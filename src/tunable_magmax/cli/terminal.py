@@ -129,7 +129,9 @@ def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list
 
 
 def widen_narrow_screens() -> None:
-    """Sees to it that a screen has at least a few columns: libraries do not end laying out text for one or two."""
+    """Sees to it that a screen has at least a few columns: libraries do not end laying out text for none or two."""
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)
     if screen_width() < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
 

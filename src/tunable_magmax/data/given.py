@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture
+from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.data.tables import indexed
 from tunable_magmax.errors import InputError
@@ -170,7 +170,10 @@ def _read(value: Any, kind: Kind) -> Any:
         return _read_text(value) if isinstance(value, Path) else value
     if isinstance(value, str | Path):
         return read_picture(Path(value), str(value))
-    return pillow().fromarray(np.ascontiguousarray(value)).convert("RGB") if _is_array(value) else value
+    try:
+        return to_rgb(pillow().fromarray(np.ascontiguousarray(value)) if _is_array(value) else value, pillow())
+    except ValueError as error:
+        return Unreadable("a picture in memory", str(error))
 
 
 def _check(value: Any, kind: Kind, position: int) -> None:

@@ -144,17 +144,17 @@ def read_picture(source: Path | bytes, name: str) -> Any:
             # What the camera says of a PNG is known only when the whole file is read.
             if image.getexif().get(_ORIENTATION, 1) == 1:
                 # Not the open file's own image, which is closed on the way out.
-                return _rgb(image, module)
+                return to_rgb(image, module)
             from PIL import ImageOps
 
-            return _rgb(ImageOps.exif_transpose(image), module)
+            return to_rgb(ImageOps.exif_transpose(image), module)
     except module.UnidentifiedImageError:
         return Unreadable(name, "not an image")
     except (OSError, ValueError, SyntaxError, EOFError, module.DecompressionBombError) as error:
         return Unreadable(name, str(error).split("\n")[0] or type(error).__name__)
 
 
-def _rgb(image: Any, module: Any) -> Any:
+def to_rgb(image: Any, module: Any) -> Any:
     """Converts an image to RGB; of one with more than 8 bits a channel, Pillow itself would make all white."""
     if image.mode.startswith("I;16"):
         return module.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")

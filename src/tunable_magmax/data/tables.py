@@ -59,7 +59,7 @@ def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """
     names = set(labels)
     numeric = all(map(is_index, names))
-    classes = sorted(names, key=int) if numeric else sorted(names)
+    classes = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
     place = {name: k for k, name in enumerate(classes)}
     return tuple(classes), tuple(place[label] for label in labels)
 

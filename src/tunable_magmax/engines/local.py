@@ -196,7 +196,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
             output.discard()
             raise
         # Before the commit: a sweep must recognise every point that is there.
-        log.write(inputs, report)
+        log.write(inputs, report, output.folder)
         output.commit()
     return report
 
@@ -260,7 +260,7 @@ def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, o
         "shard_size": settings.shard_bytes(out) or 0,
         "base_model": settings.base_model,
         **({} if names is None else {"names": list(names)}),
-        **({} if inputs.heads is None else {"labels": inputs.heads.describe()}),
+        **({} if inputs.heads is None else {"heads_of": inputs.heads.identity()}),
         "inputs": inputs.identity(),
     }
 

@@ -35,8 +35,8 @@ class Log:
     fingerprint: Mapping[str, Any]
     """What a finished output is recognised by."""
 
-    def write(self, inputs: Inputs, report: MergeReport) -> None:
-        """Appends a line for the merge that made `report`."""
+    def write(self, inputs: Inputs, report: MergeReport, folder: Path | None = None) -> None:
+        """Appends a line for the merge that made `report`, and the files in `folder` that are to appear."""
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
             "seconds": round(time.time() - self.started, 3),
@@ -50,6 +50,7 @@ class Log:
             "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
             "out": str(self.out.resolve()),
             "files": dict(report.files),
+            "sizes": {} if folder is None else _sizes(folder, report),
             "fingerprint": self.fingerprint,
         }
         # The weights are complete, so a full disk must not make it look as if they were not.
@@ -76,11 +77,17 @@ def report_place(out: Path) -> Path:
 
 
 def finished_report(out: Path, fingerprint: Mapping[str, Any]) -> MergeReport | None:
-    """Returns the report of an output that was made by this fingerprint, as its log says, and whose files are there."""
+    """Returns the report of an output that was made by this fingerprint, as its log says, and whose files are whole."""
     try:
         report = MergeReport.from_json(read_whole(report_place(out)).decode())
     except (OSError, ValueError, InputError):
         return None
     made = next((entry for entry in log_entries(out) if entry.get("files") == dict(report.files)), {})
-    there = out.is_file() or all((out / name).is_file() for name in report.files)
-    return report if there and made.get("fingerprint") == json.loads(json.dumps(fingerprint)) else None
+    whole = None not in (sizes := _sizes(out, report)).values() and made.get("sizes") == sizes
+    return report if whole and made.get("fingerprint") == json.loads(json.dumps(fingerprint)) else None
+
+
+def _sizes(out: Path, report: MergeReport) -> dict[str, int | None]:
+    """Returns the sizes of an output's files in bytes, in a directory or one file; None for one that is missing."""
+    places = {name: out if out.is_file() else out / name for name in report.files}
+    return {name: path.stat().st_size if path.is_file() else None for name, path in places.items()}

@@ -240,6 +240,7 @@ class Run:
         if adapter is not None:
             raise InputError(f"{adapter} is a LoRA adapter, which cannot be merged in memory: {instead}")
 
+    @_in_python
     def session(self, **options: Any) -> MergeSession:
         """Opens a `MergeSession` on the run's checkpoints, to merge again and again in memory.
 
@@ -260,11 +261,13 @@ class Run:
         tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
+    @_in_python
     def plan(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> MergePlan:
         """Returns what `merge` would do, from headers alone; the options are those of `plan_merge`."""
         recipe = self._recipe(preference, options)
         return plan_merge(recipe.base, recipe.tasks, None if out is None else Path(out), **recipe.options)
 
+    @_in_python
     def sweep(self, points: Sequence[Point], out: Place, **options: Any) -> Sweep:
         """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
         return sweep_checkpoints(self.base, self.tasks, Path(out), points, **options)

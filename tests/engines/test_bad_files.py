@@ -673,8 +673,8 @@ def test_a_prefix_is_one_problem_and_its_advice_leads_to_the_merge(tmp_path) -> 
             merged(base, tasks)
         paths = ", ".join(f"task {k} ({tmp_path / f'{tasks}{k}.safetensors'})" for k in (1, 2))
         assert f"{paths}: the names are the base's {side} the prefix 'model.' ({rest})" in str(caught.value)
-        assert f"off {advice} first: tmx convert CHECKPOINT --strip-prefix model. -o NEW" in str(caught.value)
-        assert str(caught.value).endswith("merge with --exclude 'head.*'.")
+        assert f"off {advice} first: `tmx convert CHECKPOINT --strip-prefix model. -o NEW`" in str(caught.value)
+        assert str(caught.value).endswith("merge with `--exclude 'head.*'`.")
         names = {"headed": "stripped", "bare": "bare"}
         found = merged(names[base], names[tasks], exclude=["head.*"])
         assert raw({name: found[name] for name in bare[0]}) == expected
@@ -707,7 +707,7 @@ def test_advice_never_leaves_out_what_both_sides_have(tmp_path) -> None:
     save_file(task | {"model.pooler.bias": torch.zeros(1)}, tmp_path / "task.safetensors")
     with pytest.raises(InputError) as caught:
         merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "task.safetensors"], tmp_path / "out")
-    assert str(caught.value).endswith("merge with --exclude layer.9 --exclude 'pooler.*'.")
+    assert str(caught.value).endswith("merge with `--exclude layer.9 --exclude 'pooler.*'`.")
 
 
 def test_a_broken_configuration_is_found_before_the_merge(tmp_path) -> None:

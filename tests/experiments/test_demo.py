@@ -118,7 +118,10 @@ def test_started_again_it_trains_no_more_and_finds_the_same(small, demo):
 def test_the_command_tells_what_was_found(demo, capsys, monkeypatch):
     out, found = demo
     monkeypatch.setattr(demonstration, "run_demo", lambda place, **options: found)
-    for started, program in (("/there/tunable_magmax/__main__.py", "python -m tunable_magmax"), ("/bin/tmx", "tmx")):
+    for started, program in (
+        ("/there/tunable_magmax/__main__.py", "python -m tunable_magmax"),
+        ("here/bin/tmx", "here/bin/tmx"),
+    ):
         monkeypatch.setattr("sys.argv", [started])
         assert tmx("demo", "--out", out) == 0
         printed = capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -79,12 +81,17 @@ def _choices(story: Demonstration) -> list[str]:
 
 
 def program_name(started: str) -> str:
-    """Returns how to call this program again, by the name that it was started by.
+    """Returns how to call this program again: by its name, or as it was started if the shell would not find it so.
 
-    >>> program_name("/opt/bin/tmx"), program_name("/opt/lib/tunable_magmax/__main__.py")
-    ('tmx', 'python -m tunable_magmax')
+    >>> program_name(".venv/bin/tmx"), program_name("/opt/lib/tunable_magmax/__main__.py")
+    ('.venv/bin/tmx', 'python -m tunable_magmax')
     """
-    return "python -m tunable_magmax" if Path(started).name == "__main__.py" else "tmx"
+    path = Path(started)
+    if path.name == "__main__.py":
+        return "python -m tunable_magmax"
+    found = shutil.which(path.name)
+    known = found is not None and path.exists() and path.samefile(found)
+    return path.name if known or not path.parent.name else shlex.quote(started)
 
 
 def _story(story: Demonstration, out: Path) -> str:

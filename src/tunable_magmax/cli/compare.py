@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Json, Loose, is_number, refuse_loose
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, show, wrapped_table
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, screen_width, show, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.compare import ComparisonPlan

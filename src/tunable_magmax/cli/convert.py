@@ -8,9 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars, show
+from tunable_magmax.cli.terminal import progress_bars, show
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 
 def convert(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import What, read_what
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, screen_width, show, table, wrapped_table
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share

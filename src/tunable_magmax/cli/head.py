@@ -8,8 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars, show
+from tunable_magmax.cli.terminal import progress_bars, show
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.head import HeadSource
 
 _SOURCE = HeadSource()

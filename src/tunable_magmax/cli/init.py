@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunable_magmax.cli.merge_options import Json, Quiet
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show
 from tunable_magmax.errors import InputError
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.profile import Profile

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, screen_width, show, table, wrapped_table
+from tunable_magmax.cli.terminal import screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.tensors import TensorInfo

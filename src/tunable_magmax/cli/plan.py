@@ -24,9 +24,10 @@ from tunable_magmax.cli.merge_options import (
     refuse_words,
     settings_of,
 )
-from tunable_magmax.cli.terminal import number, show, tell
+from tunable_magmax.cli.terminal import show, tell
 from tunable_magmax.errors import one_line, some_of
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe

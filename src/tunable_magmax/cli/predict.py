@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show, table
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show, table
 from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import Predictions

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
-from tunable_magmax.cli.terminal import number, search_bars, show, table, warn
+from tunable_magmax.cli.terminal import search_bars, show, table, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference

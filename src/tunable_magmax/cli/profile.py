@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, progress_bars, show
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show
+from tunable_magmax.showing import number
 from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import number, show
+from tunable_magmax.cli.terminal import show
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 
 def push(

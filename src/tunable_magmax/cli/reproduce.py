@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, show, table, tell, training_bars
+from tunable_magmax.cli.terminal import plain_warnings, show, table, tell, training_bars
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment

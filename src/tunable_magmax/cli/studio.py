@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json, Loose, Quiet, refuse_loose
-from tunable_magmax.cli.terminal import number, progress_bars, show, tell
+from tunable_magmax.cli.terminal import progress_bars, show, tell
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 LARGE_ERROR = 0.05
 

@@ -24,10 +24,11 @@ from tunable_magmax.cli.merge_options import (
     refuse_loose,
     settings_of,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, screen_width, show, table, tell, warn, wrapped_table
+from tunable_magmax.cli.terminal import progress_bars, screen_width, show, table, tell, warn, wrapped_table
 from tunable_magmax.errors import InputError, one_line, some_of
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.plots.figure import check_picture
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe

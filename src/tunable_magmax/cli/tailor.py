@@ -22,9 +22,10 @@ from tunable_magmax.cli.prefer import (
     read_temper,
     read_weights,
 )
-from tunable_magmax.cli.terminal import number, progress_bars, show, table, tell, warn
+from tunable_magmax.cli.terminal import progress_bars, show, table, tell, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
-from tunable_magmax.showing import number as number
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.search import Trial

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, plain_warnings, show, table, training_bars
+from tunable_magmax.cli.terminal import plain_warnings, show, table, training_bars
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.training.config import TrainingPlan

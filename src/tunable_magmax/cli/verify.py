@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import number, progress_bars, show, tell
+from tunable_magmax.cli.terminal import progress_bars, show, tell
+from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe

@@ -1,4 +1,4 @@
-"""The log beside an output: when, where and of what it was made, and whether it is what a merge would make again."""
+"""Report and log of an output: when, where and of what it was made, and whether a merge would make it again."""
 
 from __future__ import annotations
 
@@ -76,11 +76,29 @@ def report_place(out: Path) -> Path:
     return out / REPORT if out.is_dir() else out.with_name(f"{out.name.removesuffix('.safetensors')}.report.json")
 
 
+def read_report(path: str | Path) -> MergeReport:
+    """Reads the report of a merged checkpoint; a missing or broken one is an `InputError`."""
+    path = Path(path)
+    place = report_place(path)
+    if not path.exists() and not place.exists():
+        raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
+    try:
+        text = read_whole(place).decode()
+    except FileNotFoundError:
+        raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{place} cannot be read: {error}") from None
+    try:
+        return MergeReport.from_json(text)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
 def finished_report(out: Path, fingerprint: Mapping[str, Any]) -> MergeReport | None:
     """Returns the report of an output that was made by this fingerprint, as its log says, and whose files are whole."""
     try:
-        report = MergeReport.from_json(read_whole(report_place(out)).decode())
-    except (OSError, ValueError, InputError):
+        report = read_report(out)
+    except InputError:
         return None
     made = next((entry for entry in log_entries(out) if entry.get("files") == dict(report.files)), {})
     whole = None not in (sizes := _sizes(out, report)).values() and made.get("sizes") == sizes

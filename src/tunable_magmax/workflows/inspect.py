@@ -13,9 +13,8 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.lora.adapter import open_stored
 from tunable_magmax.checkpoints.source import holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo
-from tunable_magmax.engines.log import report_place
+from tunable_magmax.engines.log import read_report, report_place
 from tunable_magmax.merging.report import MergeReport
-from tunable_magmax.workflows.merge_records import read_report
 
 # What is shown of a merge's report.
 _SHOWN = (

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.engines.card import card_cell
+from tunable_magmax.engines.log import read_report
 from tunable_magmax.files import identities, load_json, read_json, write_atomic
 from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
-from tunable_magmax.workflows.merge_records import read_report
 from tunable_magmax.workflows.target import OPINIONS, TargetReading, TargetSources
 
 if TYPE_CHECKING:

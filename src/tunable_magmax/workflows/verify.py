@@ -19,6 +19,7 @@ from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
+from tunable_magmax.engines.log import read_report
 from tunable_magmax.engines.outputs import merged_tensors, shard_data
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, StorageError, closest, one_line, some_of
@@ -26,7 +27,6 @@ from tunable_magmax.files import Progress, is_plain_name
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.workflows.merge_records import read_report
 
 _BLOCK = 1 << 22
 # What a merge of the same inputs must find again. Warnings and file names may differ: paths have a say in them.

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import Floats, choose_rows
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
@@ -34,11 +35,10 @@ from tunable_magmax.experiments.environments import PAPER, EnvironmentSizes, dra
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head
 from tunable_magmax.models.prepared import Decoded, embed_prepared, prepare
-from tunable_magmax.preference.arrays import Floats, choose_rows
 from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe, mixture_weights
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import ROWS
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
+from tunable_magmax.runs.profile import ROWS
 from tunable_magmax.training.sequence import load_base, make_head
 
 VALIDATION = {"clinc150": "val"}

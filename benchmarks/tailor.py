@@ -63,7 +63,7 @@ def write_run(folder: Path, tasks: int) -> None:
 def write_profile(path: Path, name: str, task: int, classes: list[str], encoder: Any) -> None:
     """Writes a profile of random features, in clusters of one for each class."""
     from tunable_magmax.models.state import checkpoint_digest
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
 
     rng = np.random.default_rng([1, task])
     own = range(CLASSES_EACH * task, CLASSES_EACH * (task + 1))

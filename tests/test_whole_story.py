@@ -21,7 +21,7 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 
 CPU = ("--device", "cpu")
 LOADS_AS = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import MergeSession as MergeSession
     from tunable_magmax.merging.state_dicts import merge_state_dicts as merge_state_dicts
     from tunable_magmax.preference.preference import Preference as Preference
-    from tunable_magmax.preference.profile import Profile as Profile
+    from tunable_magmax.runs.profile import Profile as Profile
     from tunable_magmax.training.config import TrainConfig as TrainConfig
     from tunable_magmax.training.sequence import train_sequence as train_sequence
     from tunable_magmax.workflows.classifier import load_classifier as load_classifier
@@ -48,7 +48,7 @@ _HOMES = {
     "MergeSession": "merging.state_dicts",
     "Merged": "merging.state_dicts",
     "Preference": "preference.preference",
-    "Profile": "preference.profile",
+    "Profile": "runs.profile",
     "Run": "workflows.open_run",
     "RunningMagmax": "merging.running",
     "TrainConfig": "training.config",

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 from models import tiny
 
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 
 WORDS = {"travel": ["hello good", "bye"], "bank": ["pay my bill", "card"]}

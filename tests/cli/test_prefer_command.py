@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file as save_arrays
 
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
 from tunable_magmax.preference.uncertainty import TRANSPORT_ERROR
+from tunable_magmax.runs.profile import Profile
 
 NAMES = ("birds", "cars", "flowers")
 CLASSES = ("crow", "owl", "bus", "van", "rose", "lily")

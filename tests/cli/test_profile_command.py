@@ -16,7 +16,7 @@ from models import tiny
 
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.state import checkpoint_digest
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}

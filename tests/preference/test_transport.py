@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import rescaled, squared_distances
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import rescaled, squared_distances
 from tunable_magmax.preference.transport import Sinkhorn, SinkhornResult, _solve, transports
 
 LONG = 20_000

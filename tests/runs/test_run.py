@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run, is_run
 
 PLAIN = {

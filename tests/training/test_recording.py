@@ -20,7 +20,7 @@ from models import tiny
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.state import checkpoint_digest
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
 from tunable_magmax.training.task_data import task_samples

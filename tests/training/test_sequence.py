@@ -26,7 +26,7 @@ from tunable_magmax.models.head import Classifier, Head, load_head, save_head
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.step import Step
 from tunable_magmax.training.tracking import Tracker

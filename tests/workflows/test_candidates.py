@@ -67,7 +67,9 @@ def test_a_prior_is_added_afterwards(made):
     run, evaluator, _ = made
     prior = Preference((1, 0)).with_prior([{"red": 1, "blue": 1}, {"green": 1, "grey": 1}], eps=0.01).prior
     head = load_head(run.head)
-    biased = Evaluator(evaluator.encoder, head.with_prior(prior), evaluator.labelled, prepared=evaluator.prepared)
+    biased = Evaluator(
+        evaluator.encoder, head.with_bias(prior.bias(head.classes)), evaluator.labelled, prepared=evaluator.prepared
+    )
     with Candidates(run, evaluator) as candidates:
         logits = candidates.logits(tunable(), WEIGHTS)
         state = candidates.state(tunable(), WEIGHTS)

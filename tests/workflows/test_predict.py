@@ -49,7 +49,7 @@ def site_model(run, folder):
 
 def expected(model, inputs, bias=True):
     head = load_head(model / "head.safetensors")
-    return Classifier(load_encoder(model, "cpu"), head if bias else head.with_prior(None)).probabilities(inputs)
+    return Classifier(load_encoder(model, "cpu"), head if bias else head.with_bias(None)).probabilities(inputs)
 
 
 def test_images_and_their_paths(image_run, model, tmp_path):

@@ -566,7 +566,7 @@ def test_one_sample_is_no_plural(probed, tmp_path):
 
 
 def test_with_a_given_preference_pairs_score_the_model_that_is_written(probed, site, tmp_path, monkeypatch):
-    monkeypatch.setattr("tunable_magmax.models.calibration.logit_factor", lambda *_: 1.0)  # so that the prior rules
+    monkeypatch.setattr("tunable_magmax.preference.calibration.logit_factor", lambda *_: 1.0)  # so that the prior rules
     flat = LabelledRun(shutil.copytree(probed.path, tmp_path / "run"), "vit")
     head = load_head(flat.path / "head.safetensors")
     save_head(dataclasses.replace(head, logit_scale=5.0), flat.path / "head.safetensors")

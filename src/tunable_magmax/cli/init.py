@@ -14,7 +14,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
     from tunable_magmax.workflows.init import RunPlan
 
 

@@ -13,7 +13,7 @@ from tunable_magmax.showing import number
 from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 
 if TYPE_CHECKING:
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
 
 
 _DATA, _MAKING = ProfileData(), ProfileOptions()

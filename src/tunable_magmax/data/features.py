@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import feature_matrix
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.preference.arrays import feature_matrix
 
 FEATURE_SUFFIXES = frozenset({".npy", ".safetensors"})
 _BASE = "base"

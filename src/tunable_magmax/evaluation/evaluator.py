@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, predict, task_of_class
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.arrays import choose_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

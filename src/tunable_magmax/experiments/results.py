@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.records import Key, Record, find_records, read_records, record_key
 from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, row_order
 from tunable_magmax.files import write_atomic
-from tunable_magmax.preference.arrays import Floats
 
 _SETTING = re.compile(r"(.+)-(\d+)")
 _FAMILY = re.compile(r"([A-Za-z]+)(\d+)")

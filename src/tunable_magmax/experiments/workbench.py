@@ -24,12 +24,12 @@ from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.state_dicts import MergeSession
-from tunable_magmax.models.calibration import site_head
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import load_head
 from tunable_magmax.models.prepared import Prepared, embed_prepared
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.preference.base_features import TaskProbe
+from tunable_magmax.preference.calibration import site_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, search
 from tunable_magmax.preference.uncertainty import Resampling

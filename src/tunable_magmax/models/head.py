@@ -20,7 +20,6 @@ from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
-from tunable_magmax.preference.prior import SitePrior
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0
@@ -74,12 +73,11 @@ class Head:
             tensors["bias"] = torch.from_numpy(added)
         return cls(rows, names, float(logit_scale), tensors_digest(tensors), added, own)
 
-    def with_prior(self, prior: SitePrior | None, factor: float = 1.0) -> Head:
-        """Returns the head with a site's prior as its bias, in place of any that it had; None: without a bias.
+    def with_bias(self, bias: NDArray[Any] | None, factor: float = 1.0) -> Head:
+        """Returns the head with a bias, such as a site's log prior, in place of any that it had; None: without one.
 
         `factor`: by what its logit scale is multiplied; see `calibration.logit_factor`.
         """
-        bias = None if prior is None else prior.bias(self.classes)
         return Head.of(self.weight, self.classes, factor * self.logit_scale, bias, self.own)
 
     def select(self, classes: Sequence[str]) -> Head:

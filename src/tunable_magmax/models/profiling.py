@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Classifier
-from tunable_magmax.preference.arrays import choose_rows
-from tunable_magmax.preference.profile import ROWS, Profile
+from tunable_magmax.runs.profile import ROWS, Profile
 
 EMBED_BATCH = 64
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import (
+from tunable_magmax.data.arrays import (
     Floats,
     Matrix,
     choose_rows,
@@ -22,9 +21,10 @@ from tunable_magmax.preference.arrays import (
     require_one_width,
     task_matrices,
 )
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.discriminant import Probe
 from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.labels import plain_list
-from tunable_magmax.preference.probe import Probe
 from tunable_magmax.preference.uncertainty import (
     RESAMPLING,
     Resampling,

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.errors import InputError, closest
-from tunable_magmax.preference.arrays import (
+from tunable_magmax.data.arrays import (
     Floats,
     Matrix,
     choose_rows,
@@ -22,6 +21,7 @@ from tunable_magmax.preference.arrays import (
     task_matrices,
     unit_rows,
 )
+from tunable_magmax.errors import InputError, closest
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.transport import SOLVER, Sinkhorn, transports
 from tunable_magmax.preference.uncertainty import (

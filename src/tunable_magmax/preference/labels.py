@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError, shortened, some_of
-from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.uncertainty import RESAMPLING, Resampling, conclude, histogram_replicates
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.estimate import WeightEstimate
 from tunable_magmax.preference.labels import (
     ClassCounts,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import Floats, Matrix, rescaled, squared_distances
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import Floats, Matrix, rescaled, squared_distances
 
 # Problems are solved in batches that fit the processor's cache, where an iteration is not bound by memory.
 CACHE = 1 << 22

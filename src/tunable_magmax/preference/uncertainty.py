@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import Floats
 from tunable_magmax.preference.estimate import JSON, Intervals, WeightEstimate
 
 BLOCK = 2_000_000

@@ -21,8 +21,8 @@ from tunable_magmax.checkpoints.hub import located, pinned, place_of
 from tunable_magmax.config import LENIENT, check
 from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
 from tunable_magmax.files import load_json, locked, write_atomic, write_json
-from tunable_magmax.preference.profile import Profile
 from tunable_magmax.runs.claim import claim, differences
+from tunable_magmax.runs.profile import Profile
 
 if TYPE_CHECKING:
     from torch import Tensor

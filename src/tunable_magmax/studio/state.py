@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunable_magmax.merging.methods import METHODS
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest
 from tunable_magmax.studio.session import Studio

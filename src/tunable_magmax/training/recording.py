@@ -14,7 +14,7 @@ from typing import Any
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import locked, write_folder
-from tunable_magmax.preference.profile import ROWS
+from tunable_magmax.runs.profile import ROWS
 from tunable_magmax.runs.run import BASE, Run, is_run
 from tunable_magmax.training.task_data import task_samples
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator
@@ -32,8 +33,7 @@ from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.pretrained import resolve_model
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
-from tunable_magmax.preference.arrays import choose_rows
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, task_evaluator

@@ -12,7 +12,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.runs.recipe import folder_name, split_name
 
 if TYPE_CHECKING:
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
     from tunable_magmax.runs.trained import TrainedCheckpoint
 
 

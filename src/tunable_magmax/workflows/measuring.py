@@ -31,9 +31,9 @@ from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.models.calibration import Calibration
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
+    from tunable_magmax.preference.calibration import Calibration
 
 SAMPLES = 400
 """So many samples are measured on by default: on two cores a small encoder needs a tenth of a second for them."""
@@ -300,14 +300,15 @@ class Measuring:
         return logits * np.float32(factor), truth, bias
 
     def _site(self, site: Preference) -> tuple[float, NDArray[np.float32] | None]:
-        from tunable_magmax.models.calibration import Calibration
+        from tunable_magmax.preference.calibration import Calibration
 
+        assert site.prior is not None
         key = (site.weights, _digest(vars(site.prior)))
         with self._lock:
             if key not in self._heads:
                 if self._calibration is None:
                     self._calibration = Calibration(self.head, self.run.profiles)
-                head = self.head.with_prior(site.prior, self._calibration.factor(site.weights))
+                head = self.head.with_bias(site.prior.bias(self.head.classes), self._calibration.factor(site.weights))
                 self._heads[key] = head.logit_scale / self.head.logit_scale, head.bias
                 _shorten(self._heads)
             return self._heads[key]

@@ -18,7 +18,7 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import number, python_words

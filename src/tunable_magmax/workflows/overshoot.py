@@ -20,7 +20,7 @@ from tunable_magmax.errors import some_of
 from tunable_magmax.evaluation.accuracy import task_of_class
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 from tunable_magmax.workflows.scale import clearly_better
 from tunable_magmax.workflows.target import TargetSamples
 

@@ -14,7 +14,7 @@ from tunable_magmax.files import Progress
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
     from tunable_magmax.runs.run import Run
 
 
@@ -226,13 +226,13 @@ class _Profiler:
         """Makes a profile of ready features [n, width] and one label for each."""
         import numpy as np
 
+        from tunable_magmax.data.arrays import choose_rows
         from tunable_magmax.data.features import read_features
         from tunable_magmax.data.source import open_labels
         from tunable_magmax.data.tables import indexed
         from tunable_magmax.models.profiling import class_counts
         from tunable_magmax.models.state import checkpoint_digest
-        from tunable_magmax.preference.arrays import choose_rows
-        from tunable_magmax.preference.profile import Profile
+        from tunable_magmax.runs.profile import Profile
 
         assert self.data.features is not None
         assert self.data.labels is not None
@@ -295,7 +295,7 @@ def _chosen_tasks(run: Run, data: ProfileData) -> Sequence[int]:
 
 
 def _refuse_foreign(out: Path) -> None:
-    from tunable_magmax.preference.profile import Profile
+    from tunable_magmax.runs.profile import Profile
 
     if out.is_dir():
         raise InputError(f"{out} is a directory: give the name of a file, such as {out / 'profile.safetensors'}")

@@ -110,7 +110,7 @@ def _against(one: Share, other: Share) -> str:
 
 def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference:
     """Returns the preference with the scale that the target's pairs choose for a Tunable MAGMAX merge, if they do."""
-    from tunable_magmax.models.calibration import site_head
+    from tunable_magmax.preference.calibration import site_head
 
     plain = target.head()
     if plain is None:

@@ -161,8 +161,8 @@ def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = Non
 
     With a preference's prior, `run` holds the profiles that say whether the logits are too flat for it.
     """
-    from tunable_magmax.models.calibration import site_head
     from tunable_magmax.models.head import load_head, own_head
+    from tunable_magmax.preference.calibration import site_head
 
     if isinstance(file, OwnHead):
         inside, head = file.prior, own_head(file.labels)
@@ -176,7 +176,7 @@ def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = Non
     else:
         head = load_head(file)
     if prior == "none":
-        return head.with_prior(None), None
+        return head.with_bias(None), None
     if isinstance(prior, Preference) and prior.prior is not None:
         site = site_head(head, prior, () if run is None else run.profiles)
         return site, AppliedPrior("preference", prior.prior.eps, round(site.logit_scale / head.logit_scale, 6))

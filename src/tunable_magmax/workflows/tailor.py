@@ -162,7 +162,7 @@ class _Work:
 
     def prefer(self) -> None:
         """Finds the preference, and the head with its prior."""
-        from tunable_magmax.models.calibration import site_head
+        from tunable_magmax.preference.calibration import site_head
 
         target, estimation = self.target, self.tailoring.estimation
         if self.given is None and target.can_probe and estimation.method in ("auto", "probe"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import choose_rows, task_matrices
 from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.features import (
     Features,
@@ -26,9 +27,8 @@ from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unre
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.preference.arrays import choose_rows, task_matrices
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.preference.profile import Profile, require_one
+from tunable_magmax.runs.profile import Profile, require_one
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import as_numpy, feature_matrix
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_atomic
-from tunable_magmax.preference.arrays import as_numpy, feature_matrix
 
 VERSION = 2
 ROWS = 500

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.models.head import Head
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 
 MOST = 100.0
 STEPS = 16
@@ -27,8 +27,8 @@ def site_head(head: Head, preference: Preference, profiles: Sequence[Profile | N
     Without a prior, the bias is removed and the logit scale stays.
     """
     if preference.prior is None:
-        return head.with_prior(None)
-    return head.with_prior(preference.prior, logit_factor(head, profiles, preference.weights))
+        return head.with_bias(None)
+    return head.with_bias(preference.prior.bias(head.classes), logit_factor(head, profiles, preference.weights))
 
 
 def logit_factor(head: Head, profiles: Sequence[Profile | None], weights: Sequence[float]) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunable_magmax.models.calibration import Calibration, logit_factor, site_head
 from tunable_magmax.models.head import Head
+from tunable_magmax.preference.calibration import Calibration, logit_factor, site_head
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import Profile
+from tunable_magmax.runs.profile import Profile
 
 CLASSES = tuple("abcdef")
 WIDTH, SHARP = 16, 12.0

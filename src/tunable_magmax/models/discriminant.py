@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.arrays import Floats, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.lottery import MASK, lottery_state, ticket
-from tunable_magmax.preference.arrays import Floats, feature_matrix, unit_rows
 
 FOLDS = 5
 SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.9)

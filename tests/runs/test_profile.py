@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
+from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.arrays import choose_rows
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.profile import METADATA, Profile, require_one
+from tunable_magmax.runs.profile import METADATA, Profile, require_one
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
 GOLDEN_2 = GOLDEN.with_name("profile-v2.safetensors")

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.probe import FOLDS, SHRINKAGES, Probe, deal_folds, unit_rows
+from tunable_magmax.models.discriminant import FOLDS, SHRINKAGES, Probe, deal_folds, unit_rows
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def test_held_out_posteriors_are_those_of_fits_without_the_fold() -> None:
 
 
 def test_its_settings_have_the_smallest_loss_of_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunable_magmax.preference import probe as module
+    from tunable_magmax.models import discriminant as module
 
     points, labels, _ = gaussians(2, 60)
     points = np.concatenate([points, np.random.default_rng(0).normal(size=(60, 30))], axis=1)

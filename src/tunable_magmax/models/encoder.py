@@ -77,6 +77,17 @@ class Encoder:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
+    @property
+    def picture_size(self) -> tuple[int, int] | None:
+        """The height and width that the image processor makes of pictures before it crops them; None if it says none.
+
+        For a shortest edge, it is twice that.
+        """
+        size = getattr(self.image_processor, "size", None) or {}
+        edge = size.get("shortest_edge")
+        shape = (edge, edge) if edge else (size.get("height"), size.get("width"))
+        return (int(shape[0]), int(shape[1])) if all(shape) else None
+
     # -- differentiable parts --------------------------------------------------------------------------------------
 
     def prepare_images(self, images: Sequence[Any]) -> Tensor:

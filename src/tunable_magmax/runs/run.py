@@ -10,17 +10,17 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from tunable_magmax.checkpoints.hub import located, pinned, place_of
 from tunable_magmax.config import LENIENT, check
 from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
-from tunable_magmax.files import load_json, locked, write_atomic, write_json
+from tunable_magmax.files import load_json, locked, remove_unfinished, write_atomic, write_json
 from tunable_magmax.runs.claim import claim, differences
 from tunable_magmax.runs.profile import Profile
 
@@ -34,7 +34,34 @@ BASE = "base"
 SETUP = "training.json"
 METRICS = "metrics.json"
 PROFILES = "profiles"
+KEPT = "kept"
 LONGEST_NAME = 100
+# Kept samples of a task, also unfinished ones.
+OURS = re.compile(r"\..+\.(saving|[0-9a-f]{8})|.*-[0-9a-f]{8}(\.csv)?", re.DOTALL)
+
+
+Evidence: TypeAlias = Literal["training", "evaluation"]
+"""Whether samples were trained on or held out."""
+
+
+@dataclass(frozen=True)
+class KeptEntry:
+    """The kept samples of a task: where they are, and how many of which classes.
+
+    `per_class`: the most of a class, fewer than `asked` if there was no room for more. `digest`: of the task, the
+    source, the classes and the samples.
+    """
+
+    __pydantic_config__ = LENIENT
+    path: str
+    kind: Literal["text", "image"]
+    source: Evidence
+    samples: int
+    per_class: int
+    asked: int
+    bytes: int
+    classes: tuple[str, ...]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -46,6 +73,7 @@ class TaskEntry:
     name: str | None = None
     profile: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    kept: KeptEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +200,16 @@ class Run:
         return self._record.benchmark
 
     @property
+    def planned_tasks(self) -> int | None:
+        """How many tasks training is to have, if it said so."""
+        return self._record.planned_tasks
+
+    @property
+    def kept(self) -> tuple[KeptEntry | None, ...]:
+        """What is kept of each task's samples; `open_kept` opens them."""
+        return tuple(task.kept for task in self._record.tasks)
+
+    @property
     def profile_files(self) -> tuple[Path, ...]:
         """The files of the profiles that the run names."""
         return tuple(self.path / task.profile for task in self._record.tasks if task.profile is not None)
@@ -224,10 +262,14 @@ class Run:
 
     def profile_path(self, task: str) -> Path:
         """Returns where the run keeps the profile of a task: a file of its own, whatever the task's name."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
-        if name != task:  # others may become the same
-            name += f"-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-        return self.path / PROFILES / f"{name}.safetensors"
+        return self.path / PROFILES / f"{file_name(task)}.safetensors"
+
+    def register_kept(self, task: int, kept: KeptEntry | None) -> None:
+        """Writes into run.json which samples of a task (from 0) are kept; `save` removes the files of others."""
+        self._content["tasks"][task].pop("kept", None)
+        if kept is not None:
+            self._content["tasks"][task]["kept"] = asdict(kept)
+        self.save()
 
     def register_profiles(
         self, profiles: Mapping[int, Path], head: Path | None = None, checkpoint: Path | None = None
@@ -244,18 +286,29 @@ class Run:
             self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
         self.save()
 
-    def add_task(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None) -> None:
-        """Enters a finished task, whose profile was written before; a task of the same name is replaced."""
-        self.enter(name, checkpoint, classes, profiled=True)
+    def add_task(
+        self, name: str, checkpoint: Path, classes: Sequence[str] | None = None, kept: KeptEntry | None = None
+    ) -> None:
+        """Enters a finished task, whose profile and kept samples were written before; replaces one of the same name."""
+        self.enter(name, checkpoint, classes, profiled=True, kept=kept)
         self.save()
 
-    def enter(self, name: str, checkpoint: Path, classes: Sequence[str] | None = None, profiled: bool = False) -> None:
+    def enter(
+        self,
+        name: str,
+        checkpoint: Path,
+        classes: Sequence[str] | None = None,
+        profiled: bool = False,
+        kept: KeptEntry | None = None,
+    ) -> None:
         """Enters a task, or replaces the one of its name; `save` writes it."""
         entry: dict[str, Any] = {"name": name, "checkpoint": self._relative(checkpoint)}
         if profiled:
             entry["profile"] = self._relative(self.profile_path(name))
         if classes is not None:
             entry["classes"] = list(classes)
+        if kept is not None:
+            entry["kept"] = asdict(kept)
         tasks = self._content["tasks"]
         place = next((t for t, task in enumerate(tasks) if task.get("name") == name), len(tasks))
         tasks[place:] = [entry, *tasks[place + 1 :]]
@@ -273,12 +326,21 @@ class Run:
         return Path(os.path.relpath(there, home)).as_posix() if near else str(absolute)
 
     def save(self) -> None:
-        """Writes run.json."""
+        """Writes run.json, and removes samples that no task keeps any more."""
+        record = check(RunRecord, self._content, str(self.path / RUN_FILE))
+        remove_unfinished(self.path / RUN_FILE)
         write_json(self.path / RUN_FILE, self._content)
         self.__dict__.pop("profiles", None)
         self.__dict__.pop("classes", None)
-        self._record = check(RunRecord, self._content, str(self.path / RUN_FILE))
+        self._record = record
         self.names = _names(self._record)
+        named = {entry.path for entry in self.kept if entry is not None}
+        for item in (self.path / KEPT).glob("*"):
+            if OURS.fullmatch(item.name) and f"{KEPT}/{item.name}" not in named:
+                if item.is_dir() and not item.is_symlink():
+                    shutil.rmtree(item)
+                else:
+                    item.unlink()
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -383,6 +445,18 @@ class Run:
 def _names(record: RunRecord) -> tuple[str, ...] | None:
     names = tuple(task.name for task in record.tasks if task.name is not None)
     return names if len(names) == len(record.tasks) else None
+
+
+def file_name(task: str) -> str:
+    """Returns what a file of a task is called, less its ending: different for any two tasks, and safe in any folder.
+
+    >>> file_name("birds"), file_name("../x")
+    ('birds', '.._x-5c3cb03b')
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
+    if name == task:
+        return name
+    return f"{name}-{hashlib.sha256(task.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"  # others may become it
 
 
 def is_run(path: Path) -> bool:

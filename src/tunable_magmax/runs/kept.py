@@ -1,0 +1,335 @@
+"""Kept samples: a few raw samples of each class of a task, as files in the run that a person can open.
+
+Texts are `kept/TASK-DIGEST.csv` with the columns `text` and `label`; pictures are `kept/TASK-DIGEST/CLASS/N.png`, with
+`labels.csv` beside the class folders, which names each file's class exactly. run.json says which of them are a task's,
+and what their digest is. They stay in the run: nothing that leaves it holds them.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunable_magmax.data.images import open_image_files, pillow
+from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.errors import InputError
+from tunable_magmax.files import (
+    is_plain_name,
+    read_whole,
+    refuse_half_characters,
+    show_size,
+    write_atomic,
+    write_folder,
+)
+from tunable_magmax.lottery import MASK, lottery_state, ticket
+from tunable_magmax.runs.run import KEPT, Evidence, KeptEntry, Run, file_name
+
+KEEP = 20
+"""How many samples of each class are kept by default."""
+KEPT_BYTES = 256 << 20
+"""The most bytes that the kept samples of a run may take; each task gets an equal share."""
+INDEX = "labels.csv"
+# A stream of the lottery: merges use 0 to 3, splits 16 to 19.
+STREAM = 20
+# Names of folders that no system refuses and no two of which are the same anywhere; others are numbered.
+_PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)$)[A-Za-z0-9][A-Za-z0-9 _-]{0,59}(?<! )", re.IGNORECASE)
+
+
+def keep_samples(
+    run: Run,
+    task: int | str,
+    samples: Samples,
+    *,
+    per_class: int = KEEP,
+    source: Evidence,
+    size: tuple[int, int] | None = None,
+    seed: int = 0,
+    positions: Sequence[int] | None = None,
+) -> KeptEntry | None:
+    """Keeps a few samples of each class of a task (from 0, or its name) in the run, in place of those kept before.
+
+    See `write_kept`; with `per_class=0` nothing is kept any more, and None is returned.
+
+    >>> keep_samples(run, "travel", samples, source="training").path  # doctest: +SKIP
+    'kept/travel-1c9d23ab.csv'
+    """
+    t = run.labels.index(task) if isinstance(task, str) else task
+    entry = write_kept(
+        run,
+        run.labels[t],
+        samples,
+        per_class=per_class,
+        source=source,
+        size=size,
+        seed=seed,
+        positions=positions,
+    )
+    run.register_kept(t, entry)
+    return entry
+
+
+def write_kept(
+    run: Run,
+    task: str,
+    samples: Samples,
+    *,
+    per_class: int = KEEP,
+    source: Evidence,
+    size: tuple[int, int] | None = None,
+    seed: int = 0,
+    positions: Sequence[int] | None = None,
+) -> KeptEntry | None:
+    """Writes the files of `keep_samples`; whoever calls it enters the task with what it returns.
+
+    A seeded draw takes `per_class` samples of each class among `positions` (default: all). Samples that are there twice
+    count once; unreadable ones are replaced by others of their class and named in one warning. Pictures are made
+    smaller until they just cover `size` (height, width), what the encoder's processor resizes to, and never larger.
+    They are PNG, so that their pixels stay as they are and JPEG's blocks do not show in small pictures. If they would
+    take more than the task's share of KEPT_BYTES, fewer of each class are kept, and the entry's `per_class` says so.
+    """
+    if per_class < 0:
+        raise InputError(f"--keep is {per_class}: give a number of samples of each class, 0 to keep none")
+    if per_class == 0:
+        return None
+    if samples.labels is None:
+        raise InputError(f"{samples.origin} holds no labels, so no samples of each class can be kept of it")
+    for name in samples.classes:
+        try:
+            refuse_half_characters(name.replace("\0", "\ud800"))
+        except ValueError:
+            raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
+    others = {label: entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task}
+    tasks = max(len(others) + 1, run.planned_tasks or 0)
+    left = KEPT_BYTES - sum(entry.bytes for entry in others.values() if entry is not None)
+    chosen = range(len(samples)) if positions is None else positions
+    draw = _Draw(samples, per_class, max(0, min(KEPT_BYTES // tasks, left)), size)
+    draw.fill(chosen, seed)
+    if not draw.total:
+        warnings.warn(
+            f"{samples.origin}: no sample of {task} is kept, because one of each class takes more than the "
+            f"{show_size(draw.bound)} that are left for it",
+            stacklevel=3,
+        )
+        return None
+    return draw.write(run, task, source)
+
+
+@dataclass(frozen=True, order=True)
+class _Sample:
+    """A drawn sample: its place in the draw of its class, its text or encoded picture, and the bytes it takes."""
+
+    rank: int
+    content: bytes = field(compare=False)
+    size: int = field(compare=False)
+
+
+class _Draw:
+    """Draws samples of each class and reads them."""
+
+    def __init__(self, samples: Samples, per_class: int, bound: int, size: tuple[int, int] | None) -> None:
+        self.samples, self.bound, self.size = samples, bound, size
+        self.asked = self.per_class = per_class
+        self.total = 0
+        self.held: dict[int, list[_Sample]] = defaultdict(list)
+        self.classes: tuple[int, ...] = ()
+
+    def fill(self, positions: Sequence[int], seed: int) -> None:
+        """Reads samples until each class has enough of them, or there are no more."""
+        waiting = self._order(positions, seed)
+        self.classes = tuple(sorted(waiting))
+        failed: dict[int, Unreadable] = {}
+        seen: set[bytes] = set()
+        tried, times = 0, 1
+        while wanted := self._next(waiting, times):
+            tried += len(wanted)
+            times *= 2  # so that there are few turns, each of which may read its file from the start
+            positions = sorted(wanted)
+            for position, value in zip(positions, self.samples.load(positions), strict=True):
+                content = value if isinstance(value, Unreadable) else self._encoded(value)
+                if isinstance(content, Unreadable):
+                    failed[position] = content
+                elif (digest := hashlib.sha256(content).digest()) not in seen:
+                    seen.add(digest)
+                    self._hold(content, *wanted[position])
+        warn_unreadable(self.samples.origin, failed, tried)
+
+    def _order(self, positions: Sequence[int], seed: int) -> dict[int, list[tuple[int, int]]]:
+        """Returns (place in the draw, position) of the samples of each class, the last first."""
+        assert self.samples.labels is not None
+        state = lottery_state(seed & MASK, STREAM, 0)
+        classes: dict[int, list[int]] = defaultdict(list)
+        for position in sorted(positions, key=lambda p: (ticket(state, p), p)):
+            classes[self.samples.labels[position]].append(position)
+        return {label: list(enumerate(members))[::-1] for label, members in classes.items()}
+
+    def _next(self, waiting: Mapping[int, list[tuple[int, int]]], times: int) -> dict[int, tuple[int, int]]:
+        """Returns the positions to read next, each with its class and its place in the draw."""
+        wanted = {}
+        for label, queue in waiting.items():
+            missing = self.per_class - len(self.held[label])
+            for _ in range(min(len(queue), missing * times)):
+                rank, position = queue.pop()
+                wanted[position] = (label, rank)
+        return wanted
+
+    def _encoded(self, value: Any) -> bytes | Unreadable:
+        if self.samples.kind == "text":
+            try:
+                refuse_half_characters(value)
+            except ValueError as error:
+                return Unreadable(repr(value[:40]), str(error))
+            return str(value).encode()
+        image, buffer = value.convert("RGB"), io.BytesIO()
+        if self.size is not None:
+            share = max(self.size[0] / image.height, self.size[1] / image.width)
+            if share < 1:
+                shape = (max(1, round(image.width * share)), max(1, round(image.height * share)))
+                image = image.resize(shape, pillow().Resampling.BICUBIC)
+        # Pixels alone, not what the camera wrote beside them. More compression takes three times as long for 7 %.
+        pillow().frombytes("RGB", image.size, image.tobytes()).save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
+
+    def _hold(self, content: bytes, label: int, rank: int) -> None:
+        name = self.samples.classes[label]
+        row = _table([(content.decode() if self.samples.kind == "text" else "0" * 150, name)])
+        size = len(row) + (len(content) if self.samples.kind == "image" else 0)
+        self.held[label].append(_Sample(rank, content, size))
+        self.total += size
+        self._drop_last(self.held[label])
+        while self.total > self.bound:
+            self.per_class -= 1
+            for members in self.held.values():
+                self._drop_last(members)
+
+    def _drop_last(self, members: list[_Sample]) -> None:
+        """Drops what comes last in the draw of a class that has one sample more than it may."""
+        if len(members) > self.per_class:
+            members.sort()
+            self.total -= members.pop().size
+
+    def write(self, run: Run, task: str, source: Evidence) -> KeptEntry:
+        names = tuple(self.samples.classes[label] for label in self.classes)
+        pairs = [(k, sample.content) for k, label in enumerate(self.classes) for sample in sorted(self.held[label])]
+        files: dict[str, bytes] = {}
+        if self.samples.kind == "text":
+            index = _table([("text", "label"), *((content.decode(), names[k]) for k, content in pairs)])
+        else:
+            folders, numbers = _folders(names), [0] * len(names)
+            rows = []
+            for k, content in pairs:
+                numbers[k] += 1
+                name = f"{folders[k]}/{numbers[k]}.png"
+                files[name] = content
+                rows.append((name, names[k], hashlib.sha256(content).hexdigest()))
+            index = files[INDEX] = _table([("file", "label", "sha256"), *rows])
+        size = sum(map(len, files.values())) or len(index)
+        kind, digest = self.samples.kind, _digest(task, source, self.samples.kind, names, index)
+        name = f"{file_name(task)}-{digest[:8]}" + (".csv" if kind == "text" else "")
+        _put(run.path / KEPT / name, index, files)
+        return KeptEntry(f"{KEPT}/{name}", kind, source, len(pairs), self.per_class, self.asked, size, names, digest)
+
+
+def _put(place: Path, index: bytes, files: Mapping[str, bytes]) -> None:
+    """Writes the files, complete or not at all; what has this name and other content was damaged."""
+    if not files:
+        write_atomic(place, index)
+        return
+
+    def fill(folder: Path) -> None:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    if place.exists():
+        shutil.rmtree(place)
+    write_folder(place, fill)
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    """Returns a folder's name for each class: the class's own if all of them are plain and differ, else numbered ones.
+
+    >>> _folders(["cat", "dog"]), _folders(["a/b", "A B"])
+    (['cat', 'dog'], ['0-a_b', '1-A B'])
+    """
+    if all(map(_PLAIN.fullmatch, names)) and len({name.lower() for name in names}) == len(names):
+        return list(names)
+    return [f"{k}-{re.sub('[^A-Za-z0-9 _-]', '_', name)[:40]}".rstrip() for k, name in enumerate(names)]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> bytes:
+    buffer = io.StringIO(newline="")
+    # All cells in quotes, so that ends of lines and spaces inside them stay as they are.
+    csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def _digest(task: str, source: str, kind: str, classes: Sequence[str], index: bytes) -> str:
+    about = json.dumps([task, source, kind, list(classes)]).encode()
+    return hashlib.sha256(hashlib.sha256(about).digest() + index).hexdigest()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def open_kept(run: Run, task: int) -> Samples | None:
+    """Opens the samples that are kept of a task (from 0), labelled by its classes; None if there are none.
+
+    Files that are damaged, or not those that run.json names, are refused.
+    """
+    entry, label = run.kept[task], run.labels[task]
+    if entry is None:
+        return None
+    place = run.path / entry.path
+    try:
+        if not is_plain_name(entry.path, depth=2) or not entry.path.startswith(f"{KEPT}/"):
+            raise ValueError(f"they must be in {KEPT}/")
+        index = read_whole(place if entry.kind == "text" else place / INDEX, KEPT_BYTES)
+        if _digest(label, entry.source, entry.kind, entry.classes, index) != entry.digest:
+            raise ValueError("they were changed, or are of another task or run")
+        rows = _rows(index)
+        if len(rows) != entry.samples:
+            raise ValueError(f"they are {len(rows)}, not {entry.samples}")
+        labels = tuple(entry.classes.index(name) for _, name, *_ in rows)
+        pictures = [_checked(place, name, digest) for name, _, digest in rows] if entry.kind == "image" else []
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(
+            f"{place}: not the samples of {label} that were kept ({error}); keep them again with "
+            f"`tmx init {run.path} --data {label}=DATA`, or keep none with --keep 0 beside it"
+        ) from None
+
+    origin = f"kept samples of task {label!r}"
+    if pictures:
+        return replace(open_image_files(pictures, origin), classes=entry.classes, labels=labels)
+
+    def load(positions: Sequence[int]) -> Iterator[str]:
+        return (rows[position][0] for position in positions)
+
+    return Samples(origin, "text", len(rows), load, entry.classes, labels)
+
+
+def _rows(index: bytes) -> list[list[str]]:
+    content = index.decode()
+    usual = csv.field_size_limit(max(len(content), csv.field_size_limit()))
+    try:
+        return list(csv.reader(io.StringIO(content, newline="")))[1:]
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _checked(folder: Path, name: str, digest: str) -> Path:
+    """Returns the file of a picture that is as it was kept."""
+    if not is_plain_name(name, depth=2):
+        raise ValueError(f"{name!r} is not a file of it")
+    if hashlib.sha256(read_whole(folder / name, KEPT_BYTES)).hexdigest() != digest:
+        raise ValueError(f"{name} was changed")
+    return folder / name

@@ -81,12 +81,11 @@ class Encoder:
     def picture_size(self) -> tuple[int, int] | None:
         """The height and width that the image processor makes of pictures before it crops them; None if it says none.
 
-        For a shortest edge, it is twice that.
+        A shortest edge counts as both.
         """
         size = getattr(self.image_processor, "size", None) or {}
-        edge = size.get("shortest_edge")
-        shape = (edge, edge) if edge else (size.get("height"), size.get("width"))
-        return (int(shape[0]), int(shape[1])) if all(shape) else None
+        height, width = (size.get("shortest_edge") or size.get(name) for name in ("height", "width"))
+        return (int(height), int(width)) if height and width else None
 
     # -- differentiable parts --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from PIL import Image
 
-from tunable_magmax.data import images, parquet
+from tunable_magmax.data import images, tables
 from tunable_magmax.data.given import given_samples
 from tunable_magmax.data.images import in_order, read_picture
 from tunable_magmax.data.samples import Unreadable
@@ -47,8 +47,8 @@ def samples(tmp_path):
 @pytest.mark.parametrize("positions", [range(COUNT), [0, 5, 6, 19, 20, 39], [7, 8], [39], []])
 def test_any_positions_in_order(samples, monkeypatch, kept, positions):
     if not kept:
-        monkeypatch.setattr(parquet, "KEPT_BYTES", 0)
-        monkeypatch.setattr(parquet, "BATCH_ROWS", 4)
+        monkeypatch.setattr(tables, "KEPT_BYTES", 0)
+        monkeypatch.setattr(tables, "BATCH_ROWS", 4)
     found = list(samples.load(positions))
     assert len(found) == len(positions)
     for position, image in zip(positions, found, strict=True):
@@ -65,15 +65,15 @@ def test_no_other_input_is_decoded(samples, monkeypatch):
         names.append(name)
         return images.read_picture(source, name)
 
-    monkeypatch.setattr(parquet, "read_picture", read)
+    monkeypatch.setattr(tables, "read_picture", read)
     assert len(list(samples.load([3, 30]))) == 2
     assert names == ["train-0.parquet, row 3", "train-1.parquet, row 30"]
 
 
 def test_a_row_group_is_read_once(samples, monkeypatch):
     reads = []
-    whole = parquet._values
-    monkeypatch.setattr(parquet, "_values", lambda table: reads.append(1) or whole(table))
+    whole = tables._values
+    monkeypatch.setattr(tables, "_values", lambda table: reads.append(1) or whole(table))
     for _ in range(3):
         list(samples.load([0, 1, 2]))
         list(samples.load([4, 21]))

@@ -80,6 +80,7 @@ def test_folders_that_are_no_data(tmp_path):
         ("a.csv", 'id,text,label\n1,"pay, now",bill\n2,"two\nlines",card\n'),
         ("a.tsv", 'text\tintent\npay, now\tbill\n"two\nlines"\tcard\n'),
         ("a.jsonl", '{"text": "pay, now", "label": "bill"}\n\n{"text": "two\\nlines", "label": "card"}\n'),
+        ("a.json", '[{"text": "pay, now", "label": "bill"}, {"label": "card", "text": "two\\nlines"}]'),
         ("a.json", json.dumps({"train": [["pay, now", "bill"], ["two\nlines", "card"]], "oos_train": []})),
     ],
 )
@@ -97,9 +98,9 @@ def test_columns_by_name(tmp_path):
         open_samples(path)
     samples = open_samples(path, text_column="phrase", label_column="topic")
     assert samples.classes == ("greeting",)
-    with pytest.raises(InputError, match="text_column is 'prhase'"):
+    with pytest.raises(InputError, match="--text-column is 'prhase'"):
         open_samples(path, text_column="prhase")
-    with pytest.raises(InputError, match=r"which column\? Give label_column, one of"):
+    with pytest.raises(InputError, match=r"--label-column .*'phrase', 'topic'"):
         open_labels(path)
 
 
@@ -107,8 +108,6 @@ def test_lines(tmp_path):
     path = written(tmp_path / "a.txt", "\ufeffcat\n\n dog \n")
     assert open_labels(path) == ["cat", "dog"]
     assert list(open_samples(path).load([0, 1])) == ["cat", "dog"]
-    np.save(tmp_path / "a.npy", np.array([3, 1]))
-    assert open_labels(tmp_path / "a.npy") == ["3", "1"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,8 @@ def test_lines(tmp_path):
         ("a.csv", "text,label\nhello,\n", "sample 1 has no 'label'"),
         ("a.jsonl", "{\n", "line 1 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
-        ("a.json", "[1]", "expected a JSON object from splits"),
+        ("a.json", "[1]", "item 1 is not a JSON object"),
+        ("a.json", "1", "expected a JSON list of objects, or a JSON object from splits"),
         ("a.json", '{"test": []}', "no split 'train'"),
         ("a.json", '{"train": [["x"]]}', r"sample 1 of 'train' is \['x'\]"),
     ],
@@ -175,10 +175,43 @@ def test_parquet_of_texts(parquet):
     assert list(samples.load([1])) == ["bye"]
 
 
+def test_parquet_of_other_programs(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    texts, labels = ["hello", "bye", "hi"], ["greet", "part", "greet"]
+    columns = {"text": arrow.array(texts, arrow.large_string()), "label": arrow.array(labels).dictionary_encode()}
+    pq.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    samples = open_samples(tmp_path / "a.parquet")
+    assert (samples.classes, samples.labels, [*samples.load(range(3))]) == (("greet", "part"), (0, 1, 0), texts)
+    assert open_labels(tmp_path / "a.parquet") == labels
+
+
+def test_damage_inside_a_parquet_file_is_an_input_error(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(arrow.table({"text": ["hello"] * 99, "label": ["a", "b", "c"] * 33}), path, compression="zstd")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"\xff" * 80 + whole[84:])
+    with pytest.raises(InputError, match="not a readable parquet file"):
+        list(open_samples(path).load(range(99)))
+
+
+def test_the_first_sample_that_lacks_a_cell_is_named(tmp_path):
+    content = '{"text": "hello"}\n{"text": "bye", "label": "part"}\n'
+    with pytest.raises(InputError, match="sample 1 has no 'label'"):
+        open_samples(written(tmp_path / "a.jsonl", content))
+    content = '{"text": "hello", "label": "greet"}\n{"text": ["bye"], "label": "part"}\n'
+    with pytest.raises(InputError, match=r"sample 2 has no 'text' .found \['bye'\]"):
+        open_samples(written(tmp_path / "a.jsonl", content))
+
+
 def test_bad_parquet(tmp_path, parquet):
     with pytest.raises(InputError, match="not a readable parquet file"):
         open_samples(written(tmp_path / "b.parquet", "?"))
-    with pytest.raises(InputError, match="'fine_label' holds 2, but there are 2 class names"):
+    with pytest.raises(InputError, match="sample 1 has 2 as 'fine_label', expected 0 to 1"):
         open_samples(parquet("a.parquet", [encoded(0)], [2]))
 
 

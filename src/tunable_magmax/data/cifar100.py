@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.images import pillow
-from tunable_magmax.data.parquet import open_parquet
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import DataOptions, Split
@@ -59,7 +58,7 @@ def open_cifar100(options: DataOptions) -> Split:
     folders = [folder for folder in (path / name for name in inner) if folder.is_dir()]
     for folder in folders:
         if any(folder.glob("train*.parquet")) and any(folder.glob("test*.parquet")):
-            train, test = (open_parquet(folder, split) for split in ("train", "test"))
+            train, test = (open_samples(folder, split) for split in ("train", "test"))
             return _split(train, test, "parquet")
     for names, form in ((BINARY, "binary"), (PYTHON, "python")):
         for folder in folders:

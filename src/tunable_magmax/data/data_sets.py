@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
 from tunable_magmax.data.glyphs import open_glyphs
 from tunable_magmax.data.imagenet_r import open_imagenet_r
+from tunable_magmax.data.images import open_domain_folders
 from tunable_magmax.data.samples import Kind, Samples, is_index
-from tunable_magmax.data.source import open_clinc150, open_images, open_texts
-from tunable_magmax.data.splits import DataOptions, Split, require_labels
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split, require_labels
+from tunable_magmax.data.tables import DATA_SUFFIXES
 from tunable_magmax.errors import InputError, closest, some_of
 
 EVERY_KEY = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
@@ -39,6 +42,79 @@ class DataSet:
     def keys(self) -> tuple[str, ...]:
         """Returns all keys that this data set takes."""
         return (*EVERY_KEY, *self.own_keys, *self.numbers)
+
+
+def open_images(options: DataOptions) -> Split:
+    """Opens a folder of class folders (inside domains, if these are the tasks), or parquet with images."""
+    path = options.path
+    if (split := _parquet_split(path, options)) is not None:
+        return split
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a folder of images, or parquet; texts are read by name: texts")
+    read = open_domain_folders if options.scenario == "domain" else open_samples
+    return folders_split(path, read) or drawn_split(read(path), options)
+
+
+def open_texts(options: DataOptions) -> Split:
+    """Opens a table of texts, a folder with train and test tables, parquet, or JSON as CLINC150's."""
+    path = options.path
+    if (split := _parquet_split(path, options)) is not None:
+        return split
+    if path.is_dir():
+        train, test = (_table(path, stems) for stems in (("train",), TEST_NAMES))
+        parts = [open_samples(file, None, *options.columns) for file in (train, test)]
+        return Split(parts[0], parts[1], {"split": "as found", "files": [train.name, test.name]})
+    if path.suffix.lower() == ".json":
+        return _json_split(path)
+    return drawn_split(open_samples(path, None, *options.columns), options)
+
+
+def open_clinc150(options: DataOptions) -> Split:
+    """Opens CLINC150: data_full.json, or a folder that holds it."""
+    path = options.path
+    if path.is_dir():
+        files = [file for file in (path / "data_full.json", path / "data" / "data_full.json") if file.is_file()]
+        files = files or sorted(path.glob("*.json"))
+        if len(files) != 1:
+            raise InputError(f"{path}: expected data_full.json of CLINC150, found {len(files)} JSON files")
+        path = files[0]
+    if path.suffix.lower() != ".json":
+        raise InputError(f"{path}: expected CLINC150 as JSON (data_full.json); other tables are read by name: texts")
+    return _json_split(path)
+
+
+def _json_split(path: Path) -> Split:
+    """Reads the splits train and test of a file such as CLINC150's."""
+    return Split(open_samples(path, "train"), open_samples(path, "test"), {"split": "as found"})
+
+
+def _parquet_split(path: Path, options: DataOptions) -> Split | None:
+    """Opens a parquet file, or those of a folder or its data/ folder whose names start with train and test."""
+    if path.is_file():
+        is_parquet = path.suffix.lower() == ".parquet"
+        return drawn_split(open_samples(path, None, *options.columns), options) if is_parquet else None
+    for folder in (path, path / "data"):
+        splits = {file.name.split("-")[0].split(".")[0] for file in folder.glob("*.parquet")}
+        if not splits:
+            continue
+        test = next((name for name in TEST_NAMES if name in splits), None)
+        if "train" not in splits or test is None:
+            return drawn_split(open_samples(folder, None, *options.columns), options)
+        parts = [open_samples(folder, name, *options.columns) for name in ("train", test)]
+        return Split(parts[0], parts[1], {"split": "as found", "files": ["train", test]})
+    return None
+
+
+def _table(folder: Path, stems: tuple[str, ...]) -> Path:
+    suffixes = DATA_SUFFIXES - {".txt", ".json"}
+    for stem in stems:
+        files = [file for file in sorted(folder.glob(f"{stem}.*")) if file.suffix.lower() in suffixes]
+        if len(files) > 1:
+            raise InputError(f"{folder}: which one, {' or '.join(file.name for file in files)}? Keep one")
+        if files:
+            return files[0]
+    known = ", ".join(sorted(suffixes))
+    raise InputError(f"{folder}: no {stems[0]} table; expected {stems[0]}.* ({known}), or give one file as 'data'")
 
 
 DATA_SETS: dict[str, DataSet] = {

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
-from tunable_magmax.data.samples import Kind, Samples, Unreadable
-from tunable_magmax.data.tables import indexed
+from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
 from tunable_magmax.errors import InputError
 from tunable_magmax.showing import number
 

@@ -105,6 +105,19 @@ def is_index(label: str) -> bool:
     return label.isdecimal() and len(label) <= MOST_DIGITS
 
 
+def indexed(labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the class names in sorted order (numbers by value), and each label's index.
+
+    >>> indexed(["10", "9", "10"])
+    (('9', '10'), (1, 0, 1))
+    """
+    names = set(labels)
+    numeric = all(map(is_index, names))
+    classes = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
+    place = {name: k for k, name in enumerate(classes)}
+    return tuple(classes), tuple(place[label] for label in labels)
+
+
 def warn_unreadable(origin: str, failed: dict[int, Unreadable], tried: int, strict: bool = False) -> None:
     """Warns once of all samples that could not be read; with `strict`, or if none could, it raises an error."""
     if not failed:

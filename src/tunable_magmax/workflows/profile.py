@@ -228,8 +228,8 @@ class _Profiler:
 
         from tunable_magmax.data.arrays import choose_rows
         from tunable_magmax.data.features import read_features
+        from tunable_magmax.data.samples import indexed
         from tunable_magmax.data.source import open_labels
-        from tunable_magmax.data.tables import indexed
         from tunable_magmax.models.profiling import class_counts
         from tunable_magmax.models.state import checkpoint_digest
         from tunable_magmax.runs.profile import Profile

@@ -1,4 +1,4 @@
-"""CIFAR-100 in all its forms is the same benchmark, and its pickles run nothing."""
+"""CIFAR-100 in both its forms is the same benchmark, and its pickles run nothing."""
 
 from __future__ import annotations
 
@@ -109,16 +109,6 @@ def python_files():
     return files
 
 
-def binary_files():
-    files = {"fine_label_names.txt": ("\n".join(NAMES) + "\n\n").encode(), "coarse_label_names.txt": b"all\n"}
-    for split in COUNTS:
-        pixels, labels = content(split)
-        files[f"{split}.bin"] = b"".join(
-            bytes([0, label]) + row.tobytes() for label, row in zip(labels, pixels, strict=True)
-        )
-    return files
-
-
 def written(folder, files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
@@ -166,29 +156,16 @@ def parquet_files(folder):
     return folder
 
 
-def image_folders(folder):
-    for split in COUNTS:
-        for name in NAMES:
-            (folder / split / name).mkdir(parents=True)
-        for k, (image, label) in enumerate(pictures(split)):
-            image.save(folder / split / NAMES[label] / f"{k:03d}.png")
-    return folder
-
-
 FORMS = {
     "python": lambda root: written(root, python_files()),
     "python folder": lambda root: written(root / "cifar-100-python", python_files()).parent,
     "python archive": lambda root: packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()),
-    "folder of an archive": lambda root: (
-        packed(root / "cifar-100-binary.tar.gz", "cifar-100-binary", binary_files()).parent
+    "python folder of an archive": lambda root: (
+        packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()).parent
     ),
-    "binary": lambda root: written(root, binary_files()),
-    "binary folder": lambda root: written(root / "cifar-100-binary", binary_files()).parent,
     "parquet": parquet_files,
     "parquet folder": lambda root: parquet_files(root / "cifar100").parent,
-    "image folders": image_folders,
 }
-FOUND = {"image folders": "image folders"}
 
 
 def opened(data, **given):
@@ -199,17 +176,15 @@ def opened(data, **given):
 def test_every_form_holds_the_same_pictures(tmp_path, form):
     benchmark = opened(FORMS[form](tmp_path / "data"))
     assert (benchmark.classes, benchmark.kind, benchmark.prompts) == (NAMES, "image", "cifar100")
-    assert benchmark.facts["form"] == ("binary" if form == "folder of an archive" else FOUND.get(form, form.split()[0]))
+    assert benchmark.facts["form"] == form.split()[0]
     for split, samples in (("train", benchmark.train), ("test", benchmark.test)):
         found = [
             (np.asarray(image).tobytes(), label)
             for image, label in zip(samples.load(range(len(samples))), samples.labels, strict=True)
         ]
         expected = [(np.asarray(image).tobytes(), label) for image, label in pictures(split)]
-        assert sorted(found) == sorted(expected)
-        if form != "image folders":
-            assert found == expected
-            assert np.array_equal(np.asarray(next(samples.load([3]))), np.asarray(list(pictures(split))[3][0]))
+        assert found == expected
+        assert np.array_equal(np.asarray(next(samples.load([3]))), np.asarray(list(pictures(split))[3][0]))
     assert [task.classes for task in benchmark.tasks] == [(0, 1), (2, 3)]
     assert benchmark.tasks[1].train == tuple(k for k, label in enumerate(benchmark.train.labels) if label > 1)
 
@@ -228,7 +203,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, nam
     harmful = pickle.dumps({"fine_labels": Harm(mark)}, protocol=2)
     data = written(tmp_path / "data", python_files() | {name: harmful})
     with pytest.raises(
-        InputError, match=rf"{name}: refused, a pickle of more than lists and NumPy arrays .* binary dist"
+        InputError, match=rf"{name}: refused, a pickle of more than lists and NumPy arrays .* the parquet files"
     ):
         opened(data)
     assert not mark.exists()
@@ -313,7 +288,7 @@ def test_arrays_by_columns_and_of_newer_versions():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"train": b"\x80\x02"}, r"train: not a readable pickle .* binary distribution"),
+        ({"train": b"\x80\x02"}, r"train: not a readable pickle .* the parquet files"),
         ({"train": pickle.dumps({"data": 1}, protocol=4)}, r"train: expected 'fine_labels' \(a list\) and 'data'"),
         ({"train": pickle.dumps([1], protocol=2)}, r"train: holds a list, expected a dict"),
         ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, r"meta: no list of names under 'fine_label_names'"),
@@ -336,22 +311,11 @@ def test_bad_python_files(tmp_path, change, says):
         opened(written(tmp_path, python_files() | change))
 
 
-def test_bad_binary_files(tmp_path):
-    with pytest.raises(InputError, match=r"train\.bin: 5 bytes are no whole number of samples of 3074 bytes"):
-        opened(written(tmp_path, binary_files() | {"train.bin": b"12345"}))
-    with pytest.raises(InputError, match=r"test\.bin: 0 bytes"):
-        opened(written(tmp_path, binary_files() | {"test.bin": b""}))
-    with pytest.raises(InputError, match=r"train\.bin: 6 labels are outside the 3 class names, the first is 3"):
-        opened(written(tmp_path, binary_files() | {"fine_label_names.txt": b"a\nb\nc\n"}))
-
-
 def test_what_is_no_cifar(tmp_path):
     written(tmp_path, {"notes.md": b"", "x.tar.gz": b"not packed"})
-    with pytest.raises(
-        InputError, match=r"expected CIFAR-100 as parquet .* or as image folders .*; found notes\.md, x"
-    ):
+    with pytest.raises(InputError, match=r"expected CIFAR-100 as parquet .*; found notes\.md, x"):
         opened(tmp_path)
-    with pytest.raises(InputError, match=r"not a readable archive .* download it again"):
+    with pytest.raises(InputError, match="not a readable archive"):
         opened(tmp_path / "x.tar.gz")
     with pytest.raises(InputError, match="expected CIFAR-100 as parquet"):
         opened(tmp_path / "notes.md")

@@ -1,4 +1,4 @@
-"""Opens CIFAR-100: as parquet, as the python or binary distribution (also packed), or as image folders."""
+"""Opens CIFAR-100: as parquet, or as the official python distribution, in a folder or packed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,11 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 
 _SIDE = 32
-PIXELS = 3 * _SIDE * _SIDE
-ROW = 2 + PIXELS  # coarse label, fine label, pixels
-
-BINARY = ("train.bin", "test.bin", "fine_label_names.txt")
-PYTHON = ("train", "test", "meta")
+_PIXELS = 3 * _SIDE * _SIDE
+_FILES = ("train", "test", "meta")
+_ARCHIVE = "cifar-100-python.tar.gz"
 # The largest file of CIFAR-100 has 155 MB; a small archive may unpack to anything.
-MEMBER_BYTES = 1 << 30
-ARCHIVES = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
+_MEMBER_BYTES = 1 << 30
 _PICKLED_ARRAYS = frozenset(
     {
         "numpy.core.multiarray._reconstruct",
@@ -39,11 +35,10 @@ _PICKLED_ARRAYS = frozenset(
     }
 )
 _BYTES = (3, "|", None, None, None, -1, -1, 0)  # a version, byte order, no parts, sizes by default, no flags
-_INSTEAD = "use the binary distribution (cifar-100-binary.tar.gz) or the parquet files instead"
+_INSTEAD = "download it again, or use the parquet files"
 _FORMS = (
-    "expected CIFAR-100 as parquet files (train-*.parquet, test-*.parquet), as the binary distribution (train.bin, "
-    "test.bin, fine_label_names.txt), as the python distribution (train, test, meta), as one of their .tar.gz files, "
-    "or as image folders (train/CLASS, test/CLASS)"
+    "expected CIFAR-100 as parquet files (train-*.parquet, test-*.parquet), or as the python distribution "
+    f"({', '.join(_FILES)}, or {_ARCHIVE}); image folders are read by name: images"
 )
 
 
@@ -51,37 +46,20 @@ def open_cifar100(options: DataOptions) -> Split:
     """Opens CIFAR-100 in whichever form is there. Labels are the fine ones."""
     path = options.path
     if path.is_file():
-        if path.name.endswith((".tar.gz", ".tgz", ".tar")):
-            return _archive(path)
-        raise InputError(f"{path}: {_FORMS}")
-    inner = ("", "data", "cifar100", "cifar-100-binary", "cifar-100-python")
-    folders = [folder for folder in (path / name for name in inner) if folder.is_dir()]
+        return _archive(path)
+    folders = [path / name for name in ("", "data", "cifar100", "cifar-100-python")]
     for folder in folders:
         if any(folder.glob("train*.parquet")) and any(folder.glob("test*.parquet")):
-            train, test = (open_samples(folder, split) for split in ("train", "test"))
-            return _split(train, test, "parquet")
-    for names, form in ((BINARY, "binary"), (PYTHON, "python")):
-        for folder in folders:
-            if all((folder / name).is_file() for name in names):
-                return _distribution(str(folder), names, partial(_file, folder), form)
+            return Split(
+                open_samples(folder, "train"), open_samples(folder, "test"), {"form": "parquet", "split": "as found"}
+            )
     for folder in folders:
-        if all((folder / name).is_dir() for name in ("train", "test")):
-            return _split(open_samples(folder / "train"), open_samples(folder / "test"), "image folders")
-    for name in ARCHIVES:
-        if (path / name).is_file():
-            return _archive(path / name)
+        if all((folder / name).is_file() for name in _FILES):
+            return _python(folder, {name: (folder / name).read_bytes() for name in _FILES})
+    if (path / _ARCHIVE).is_file():
+        return _archive(path / _ARCHIVE)
     present = some_of(sorted(item.name for item in path.iterdir()), limit=8)
     raise InputError(f"{path}: {_FORMS}; found {present or 'an empty folder'}")
-
-
-def _file(folder: Path, name: str) -> Any:
-    path = folder / name
-    # Mapped, so that pixels are read from the disk when they are asked for.
-    return np.memmap(path, np.uint8, "r") if path.suffix == ".bin" and path.stat().st_size else path.read_bytes()
-
-
-def _split(train: Samples, test: Samples, form: str) -> Split:
-    return Split(train, test, {"form": form, "split": "as found"})
 
 
 def _archive(path: Path) -> Split:
@@ -90,51 +68,31 @@ def _archive(path: Path) -> Split:
         with tarfile.open(path) as packed:
             for member in packed:
                 name = member.name.rsplit("/", 1)[-1]
-                if member.isfile() and name in {*BINARY, *PYTHON}:
-                    if member.size > MEMBER_BYTES:
+                if member.isfile() and name in _FILES:
+                    if member.size > _MEMBER_BYTES:
                         raise InputError(
                             f"{path}: {member.name} unpacks to {show_size(member.size)}, more than any file of "
-                            f"CIFAR-100 has (at most {show_size(MEMBER_BYTES)} are read); download it again"
+                            f"CIFAR-100 has (at most {show_size(_MEMBER_BYTES)} are read); download it again"
                         )
                     opened = packed.extractfile(member)
                     assert opened is not None
                     members[name] = opened.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         said = str(error).split(":")[0]
-        raise InputError(f"{path}: not a readable archive ({said}); download it again") from None
-    for names, form in ((BINARY, "binary"), (PYTHON, "python")):
-        if all(name in members for name in names):
-            return _distribution(str(path), names, lambda name: members[name], form)
-    raise InputError(f"{path}: {_FORMS}; the archive holds {', '.join(sorted(members)) or 'none of these files'}")
+        raise InputError(f"{path}: not a readable archive ({said}); {_FORMS}") from None
+    if len(members) < len(_FILES):
+        raise InputError(f"{path}: {_FORMS}; the archive holds {', '.join(sorted(members)) or 'none of these files'}")
+    return _python(path, members)
 
 
-def _distribution(origin: str, names: Sequence[str], read: Callable[[str], Any], form: str) -> Split:
-    """Opens the python or binary distribution. `read` returns the bytes of a file by its name, one of `names`."""
-    last = f"{origin}/{names[2]}"
-    if form == "binary":
-        lines = bytes(read(names[2])).decode("utf-8", "replace").split("\n")
-        classes: Any = [line.strip() for line in lines if line.strip()]
-    else:
-        classes = read_cifar_pickle(read(names[2]), last).get("fine_label_names")
+def _python(root: Path, files: Mapping[str, bytes]) -> Split:
+    """Opens the python distribution from the contents of its files."""
+    meta = root / "meta"
+    classes = read_cifar_pickle(files["meta"], str(meta)).get("fine_label_names")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
-        raise InputError(f"{last}: no list of names under 'fine_label_names'; download it again")
-    samples_of = _binary if form == "binary" else _python
-    parts = [samples_of(f"{origin}/{name}", read(name)) for name in names[:2]]
-    train, test = (
-        pixel_samples(f"{origin}/{name}", pixels, labels, tuple(classes))
-        for name, (labels, pixels) in zip(names[:2], parts, strict=True)
-    )
-    return _split(train, test, form)
-
-
-def _binary(origin: str, content: Any) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    values = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-    if not values.size or values.size % ROW:
-        raise InputError(
-            f"{origin}: {values.size} bytes are no whole number of samples of {ROW} bytes; download it again"
-        )
-    rows = values.reshape(-1, ROW)
-    return np.array(rows[:, 1]), rows[:, 2:]
+        raise InputError(f"{meta}: no list of names under 'fine_label_names'; {_INSTEAD}")
+    parts = [_samples(str(root / name), files[name], tuple(classes)) for name in ("train", "test")]
+    return Split(parts[0], parts[1], {"form": "python", "split": "as found"})
 
 
 def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
@@ -192,34 +150,29 @@ def _array(recorded: Any) -> NDArray[np.uint8]:
     return values.reshape(shape, order="F" if by_columns else "C")
 
 
-def _python(origin: str, content: bytes) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+def _samples(origin: str, content: bytes, classes: Sequence[str]) -> Samples:
+    """Makes samples of a file of labels and raw pixels [n, 3 * side * side], one colour after the other."""
     values = read_cifar_pickle(content, origin)
     labels, pixels = values.get("fine_labels"), values.get("data")
-    if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
-        labels = None
-    if labels is None or not isinstance(pixels, np.ndarray):
+    numbers = isinstance(labels, list) and bool(labels) and all(type(label) is int for label in labels)
+    if labels is None or not numbers or not isinstance(pixels, np.ndarray):
         raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(values)}")
-    if pixels.shape != (len(labels), PIXELS):
+    if pixels.shape != (len(labels), _PIXELS):
         raise InputError(
             f"{origin}: 'data' is {list(pixels.shape)}, but there are {len(labels)} labels, and a sample is "
-            f"{PIXELS} bytes"
+            f"{_PIXELS} bytes"
         )
-    return np.array(labels), pixels
-
-
-def pixel_samples(origin: str, pixels: NDArray[np.uint8], labels: NDArray[Any], classes: tuple[str, ...]) -> Samples:
-    """Makes samples of raw pixels [n, 3 * side * side]: one colour after the other."""
-    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if outside.size:
+    outside = [k for k, label in enumerate(labels) if not 0 <= label < len(classes)]
+    if outside:
         raise InputError(
-            f"{origin}: {outside.size} labels are outside the {len(classes)} class names, the first is "
-            f"{int(labels[outside[0]])} (sample {int(outside[0]) + 1}); the files must come from one distribution"
+            f"{origin}: {len(outside)} labels are outside the {len(classes)} class names, the first is "
+            f"{labels[outside[0]]} (sample {outside[0] + 1}); the files must come from one distribution"
         )
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         module = pillow()
         for position in positions:
-            planes = np.asarray(pixels[position]).reshape(3, _SIDE, _SIDE)
+            planes = pixels[position].reshape(3, _SIDE, _SIDE)
             yield module.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
-    return Samples(origin, "image", len(labels), load, classes, tuple(labels.tolist()))
+    return Samples(origin, "image", len(labels), load, tuple(classes), tuple(labels))

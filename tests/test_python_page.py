@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
 pytest.importorskip("pandas", reason="pandas is not installed (extra: dev)")
 
-from tunable_magmax.models import glyph_encoder
+from tunable_magmax.experiments import glyph_encoder
 
 ROOT = Path(__file__).parent.parent
 SITE = {"green": 14, "red": 8}

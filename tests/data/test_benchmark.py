@@ -265,7 +265,6 @@ def test_a_text_parquet_is_no_cifar(tmp_path):
 
 def test_glyphs():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
-    pytest.importorskip("tunable_magmax.data.glyphs", reason="the glyphs are not there yet")
     options = BenchmarkOptions.read({"name": "glyphs", "classes": 7, "train": 3, "test": 2, "tasks": 3}, Path())
     assert options.record()["seed"] == 0
     benchmark = open_benchmark(options)

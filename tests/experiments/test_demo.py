@@ -8,9 +8,9 @@ import pytest
 from tunable_magmax.cli.app import main
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import demo as demonstration
+from tunable_magmax.experiments import glyph_encoder
 from tunable_magmax.experiments.demo import CONFIG, SHOWN, SITES, SOURCES, TASKS, run_demo
 from tunable_magmax.experiments.table import slug
-from tunable_magmax.models import glyph_encoder
 from tunable_magmax.preference.preference import Preference
 
 PICTURES = {"TRAIN": 6, "TEST": 3}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
-from tunable_magmax.data.glyphs import open_glyphs
 from tunable_magmax.data.imagenet_r import open_imagenet_r
 from tunable_magmax.data.images import open_domain_folders
 from tunable_magmax.data.samples import Kind, Samples, is_index
@@ -42,6 +43,20 @@ class DataSet:
     def keys(self) -> tuple[str, ...]:
         """Returns all keys that this data set takes."""
         return (*EVERY_KEY, *self.own_keys, *self.numbers)
+
+
+def imported(reference: str) -> Callable[..., Any]:
+    """Returns a function called "module:name", whose module is imported when it is called.
+
+    >>> imported("math:sqrt")(4)
+    2.0
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module, _, name = reference.partition(":")
+        return getattr(import_module(module), name)(*args, **kwargs)
+
+    return call
 
 
 def open_images(options: DataOptions) -> Split:
@@ -125,7 +140,11 @@ DATA_SETS: dict[str, DataSet] = {
     "texts": DataSet(
         open_texts, "text", (*FILES, "test_share", "class_names", "text_column", "label_column", "domain_column")
     ),
-    "glyphs": DataSet(open_glyphs, "image", numbers={"classes": 40, "train": 100, "test": 50, "seed": 0}),
+    "glyphs": DataSet(
+        imported("tunable_magmax.experiments.glyphs:open_glyphs"),
+        "image",
+        numbers={"classes": 40, "train": 100, "test": 50, "seed": 0},
+    ),
 }
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.data.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
+from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.experiments.rows import MERGED
 from tunable_magmax.experiments.table import slug
 from tunable_magmax.experiments.workbench import State, Workbench
@@ -124,7 +124,7 @@ def run_demo(
     Called again, it continues the training where that stopped, and makes the rest anew.
     """
     _require_extras()
-    from tunable_magmax.models.glyph_encoder import one_thread
+    from tunable_magmax.experiments.glyph_encoder import one_thread
 
     place = Path(out)
     report = progress or (lambda phase, done, total: None)

@@ -13,6 +13,7 @@ import torch
 
 from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
+from tunable_magmax.data.data_sets import imported
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
@@ -288,8 +289,7 @@ def load_base(
 ) -> Encoder:
     """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
     if config.model == GLYPHS:
-        from tunable_magmax.models.glyph_encoder import glyph_base
-
+        glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
         return load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
     return load_encoder(resolve_model(config.model, config.root), device)
 
@@ -304,9 +304,7 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decod
         assert options.file is not None
         head = load_head(config.root / options.file).select(classes)
     elif source == "glyphs":
-        from tunable_magmax.models.glyph_encoder import glyph_head
-
-        head = glyph_head(encoder, classes)
+        head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
     elif source == "means":
         head = _mean_head(encoder, benchmark, decoded, config.seed)
     elif source == "text":

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.data.glyphs import (
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.glyphs import (
     FONTS,
     MASK_SIDE,
     SITE_STREAM,
@@ -16,7 +17,6 @@ from tunable_magmax.data.glyphs import (
     glyph_pictures,
     glyph_samples,
 )
-from tunable_magmax.errors import InputError
 
 
 def pixels(samples, positions):
@@ -55,7 +55,7 @@ def test_no_two_characters_are_drawn_alike_in_any_font():
 
 
 def test_none_is_the_box_of_a_missing_character():
-    from tunable_magmax.data.glyphs import _drawn
+    from tunable_magmax.experiments.glyphs import _drawn
 
     for font, name in enumerate(FONTS):
         box, _ = _drawn(name, "\U000e1234")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunable_magmax.data.glyphs import (
+from tunable_magmax.errors import InputError
+from tunable_magmax.experiments.glyphs import (
     BASE_STREAM,
     FONTS,
     MILD,
@@ -26,7 +27,6 @@ from tunable_magmax.data.glyphs import (
     clean,
     clean_glyphs,
 )
-from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.head import Head, mean_head

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tunable_magmax.data.glyphs import FONTS, SIZE, alphabets, clean_glyphs, glyph_samples
-from tunable_magmax.models import glyph_encoder
+from tunable_magmax.experiments import glyph_encoder
+from tunable_magmax.experiments.glyph_encoder import glyph_base, glyph_head
+from tunable_magmax.experiments.glyphs import FONTS, SIZE, alphabets, clean_glyphs, glyph_samples
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.glyph_encoder import glyph_base, glyph_head
 
 
 @pytest.fixture(autouse=True)

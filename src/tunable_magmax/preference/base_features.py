@@ -25,6 +25,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import Probe
 from tunable_magmax.preference.estimate import JSON, WeightEstimate
 from tunable_magmax.preference.labels import plain_list
+from tunable_magmax.preference.mixture import Groups
 from tunable_magmax.preference.uncertainty import (
     RESAMPLING,
     Resampling,
@@ -48,14 +49,15 @@ TOLERANCE = 1e-6
 class TaskProbe:
     """A probe over groups, one for each class of each task: two tasks may share classes and look different.
 
-    `owners` [groups]: the task of each. `members` [rows]: the task of each row behind the probe. `labels` [rows]: its
-    group.
+    `owners` [groups]: the task of each; `names`: the class of each. `members` [rows]: the task of each row behind the
+    probe. `labels` [rows]: its group.
     """
 
     probe: Probe
     owners: NDArray[np.int64]
     members: NDArray[np.int64]
     labels: NDArray[np.int64]
+    names: tuple[Any, ...]
 
     @classmethod
     def fit(cls, task_features: Sequence[Matrix], task_labels: Sequence[Sequence[Any]], seed: int = 0) -> TaskProbe:
@@ -65,7 +67,7 @@ class TaskProbe:
         owners = np.array([t for t, _ in groups], dtype=np.int64)
         indices = np.array(labels, dtype=np.int64)
         probe = Probe.fit(np.concatenate([*task_features]), indices, len(groups), seed)
-        return cls(probe, owners, owners[indices], indices)
+        return cls(probe, owners, owners[indices], indices, tuple(name for _, name in groups))
 
     @property
     def tasks(self) -> int:
@@ -78,6 +80,22 @@ class TaskProbe:
         likelihoods = posterior @ belongs / priors
         likelihoods /= likelihoods.max(axis=1, keepdims=True)
         return np.maximum(likelihoods, LEAST)
+
+    def evidence(self, features: Any, groups: Groups) -> Floats:
+        """Returns p(x | group) [n, groups] of embeddings [n, width], up to a factor for each row.
+
+        A group without a row behind the probe is taken for an average one of its task.
+        """
+        shares = np.bincount(self.labels, minlength=len(self.owners)) / len(self.labels)
+        own = self.probe.posterior(features) / shares
+        belongs = np.eye(groups.tasks)[self.owners] * shares[:, None]
+        evidence: Floats = (own @ belongs / belongs.sum(axis=0))[:, groups.owners]
+        columns = {key: k for k, key in enumerate(zip(groups.owners.tolist(), groups.names, strict=True))}
+        for k, key in enumerate(zip(self.owners.tolist(), self.names, strict=True)):
+            if key in columns:
+                evidence[:, columns[key]] = own[:, k]
+        evidence /= evidence.max(axis=1, keepdims=True)
+        return evidence.clip(min=LEAST)
 
     def accuracies(self) -> dict[str, JSON]:
         """Returns the shares of held-out rows whose class and whose task the probe tells; the latter also by task."""

@@ -39,7 +39,7 @@ from tunable_magmax.preference.base_features import CONCENTRATION, TaskProbe, mi
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import Resampling, half_l1
 from tunable_magmax.runs.profile import ROWS
-from tunable_magmax.training.sequence import load_base, make_head
+from tunable_magmax.training.heads import load_base, make_head
 
 VALIDATION = {"clinc150": "val"}
 PLAIN = Resampling(replicates=0)  # only weights are wanted
@@ -103,7 +103,7 @@ def see_all(part: Experiment, seed: int, tasks: Deal, device: str | None) -> tup
     """All that tasks hold, and all that targets are drawn from."""
     config, benchmark = part.training(seed), tasks.benchmark
     with tempfile.TemporaryDirectory() as scratch:
-        encoder = load_base(config, Path(scratch), device)
+        encoder = load_base(config, benchmark, Path(scratch), device, None)
     head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train))
     own, supply = (
         [position for positions in given for position in positions]

@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tunable_magmax.data.benchmark import BenchmarkOptions
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
@@ -39,34 +38,6 @@ def test_the_run(old):
     assert BenchmarkOptions.read(run.benchmark, run.path).record() == run.benchmark
     matrix = AccuracyMatrix.from_dict(run.read_metrics())
     assert (matrix.tasks, matrix.after) == (run.names, 2)
-
-
-def test_its_configuration_is_the_same_configuration(old):
-    """So that training with it again goes on, or has nothing to do."""
-    from tunable_magmax.training.config import read_config
-    from tunable_magmax.training.tracking import training_seconds
-
-    file = old / "run" / "config.yaml"
-    record = read_config(file).record()
-    assert record == yaml.safe_load(file.read_text())
-    with Run.training(old / "run", record, 2) as run:
-        assert run.names == ("task-01", "task-02")
-    assert training_seconds(old / "run") > 0
-    assert read_config(old / "run.yaml").train.lr == 1e-3
-
-
-def test_training_again_has_nothing_to_do(old):
-    pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
-    from tunable_magmax.training.config import read_config
-    from tunable_magmax.training.sequence import train_sequence
-
-    for name in ("run.json", "config.yaml", "training.json"):  # as if the data had always been here
-        file = old / "run" / name
-        file.write_text(file.read_text().replace("/data/v010", str(old)))
-    before = {path: path.read_bytes() for path in (old / "run").rglob("*") if path.is_file()}
-    trained = train_sequence(read_config(old / "run" / "config.yaml"), old / "run", device="cpu")
-    assert trained.results == (None, None)
-    assert {path: path.read_bytes() for path in (old / "run").rglob("*") if path.is_file()} == before
 
 
 def test_the_preference_and_its_merge_give_the_same_bytes(tmx, old, tmp_path):

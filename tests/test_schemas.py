@@ -85,8 +85,6 @@ def test_no_schema_is_left_over():
 
 OLD = ROOT / "tests" / "golden" / "v0.1.0"
 FILES = [
-    ("run-yaml", OLD / "run.yaml"),
-    ("run-yaml", OLD / "run" / "config.yaml"),
     ("run-json", OLD / "run" / "run.json"),
     ("preference", OLD / "preference.json"),
     ("report", OLD / "merged" / "tmx-report.json"),

@@ -34,7 +34,7 @@ OPTIONS = {
     "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device --force",
     "head": "MODEL --out -o --overwrite --quiet -q --json --names --data --templates --split --text-column "
     "--label-column --device",
-    "train": "CONFIG --out -o --set --device --strict --tensorboard --snapshot-every --dry-run --quiet -q --json",
+    "train": "CONFIG --out -o --set --device --strict --dry-run --quiet -q --json",
     "eval": "MODEL --checkpoint --confusion --per-class --explain --quiet -q --json --data --head --run --prior "
     "--split --text-column --label-column --limit --draw-seed --strict --level --batch --device --base --task "
     "--weights --budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include "

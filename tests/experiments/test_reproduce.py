@@ -19,6 +19,7 @@ from tunable_magmax.experiments.environments import PAPER, VARIANTS
 from tunable_magmax.experiments.jobs import missing_jobs, plan_jobs
 from tunable_magmax.experiments.records import read_records, record_key
 from tunable_magmax.experiments.reproduce import JobOptions, reproduce_all, results_folder
+from tunable_magmax.runs.run import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "ot-raw", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search"]
@@ -116,8 +117,7 @@ def test_joint_training_takes_as_many_steps_as_the_sequence(done):
     (joint,) = (root / "work" / "toy").glob("joint-*/seed-3")
     steps = {}
     for name, run in (("joint", joint), ("sequence", root / "work" / experiment.setting / "seed-3")):
-        told = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-        steps[name] = [record["steps"] for record in told if record["kind"] == "task"]
+        steps[name] = [facts["steps"] for facts in Run.open(run).training_facts]
     assert len(steps["joint"]) == 1 < len(steps["sequence"])
     assert sum(steps["joint"]) == sum(steps["sequence"])
 
@@ -156,8 +156,7 @@ def test_a_sequence_that_another_process_trained_has_its_time(done, tmp_path):
     root, experiment, _ = done
     work = shutil.copytree(root / "work", tmp_path / "work")
     run = work / experiment.setting / "seed-3"
-    told = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    trained = sum(record["seconds"] for record in told if record["kind"] == "task")
+    trained = sum(facts["seconds"] for facts in Run.open(run).training_facts)
     reproduce_all(replace(experiment, kinds=("sequence",)), tmp_path / "results", work, JobOptions("cpu"))
     (record,) = read_records(results_folder(experiment, tmp_path / "results") / "records.jsonl")
     assert record["seconds"] == round(trained, 2) > 0

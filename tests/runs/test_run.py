@@ -116,24 +116,18 @@ def test_a_directory_that_is_no_run(tmp_path):
 
 
 def test_a_run_in_training(tmp_path):
-    import torch
-
     arguments = (tmp_path / "run", {"seed": 1, "benchmark": {"name": "texts"}}, 2)
     with Run.training(*arguments) as run:
         assert (run.tasks, run.base, is_run(run.path)) == ((), tmp_path / "run" / "base", False)
-        assert not Run.has_begun(run.path)
-        run.add_task("cats", run.empty_folder("task-01"), ["cat"])
+        run.enter("cats", run.empty_folder("task-01"), ["cat"], training={"steps": 3})
+        run.save()
         assert (run.names, run.tasks) == (("cats",), (run.path / "task-01",))
     with pytest.raises(InputError, match=r"task-01 is missing; remove .*run and train again"), Run.training(*arguments):
         pass
     (run.path / "task-01").mkdir()
     with Run.training(*arguments) as again:
         assert (again.names, again.benchmark, again.classes) == (("cats",), {"name": "texts"}, {"cats": ("cat",)})
-        again.save_state("kept/1", {"x": torch.ones(2)}, {"step": "3"})
-        tensors, about = again.load_state("kept/1")
-        assert (tensors["x"].tolist(), about) == ([1, 1], {"step": "3"})
-        again.drop_state("kept")
-        assert again.load_state("kept/1") is None
+        assert again.training_facts == ({"steps": 3},)
         again.write_metrics({"a": 1})
     assert Run.open(run.path).read_metrics() == {"a": 1}
     assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "metrics.json", "run.json", "task-01"]

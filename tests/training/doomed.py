@@ -47,10 +47,10 @@ def work(order: dict[str, Any]) -> dict[str, Any]:
         setattr(home, place, moment.before(getattr(home, place)))
     config = TrainConfig.read(order["settings"], Path(order["root"]))
     try:
-        run = sequence.train_sequence(config, order["out"], device="cpu", snapshot_seconds=0)
+        run = sequence.train_sequence(config, order["out"], device="cpu")
     except TmxError as error:
         return {"error": str(error)}
-    return {"trained": [result is not None for result in run.results], "count": moment.count}
+    return {"trained": run.trained, "count": moment.count}
 
 
 def warm_up() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -28,8 +27,7 @@ from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.training.step import Step
-from tunable_magmax.training.tracking import Tracker
+from tunable_magmax.training import loop
 from tunable_magmax.workflows.evaluate import Reading, evaluate_run, measured_by_training
 
 
@@ -41,19 +39,15 @@ def train(config, out, **options):
     return tmx.train_sequence(config, out, device="cpu", **options)
 
 
-def stop_at(task, step):
-    """Somebody who watches, and stops training there."""
+def stopped(config, out, task=1):
+    """A run that was stopped inside a task (from 0)."""
 
     def watch(tick):
-        if (tick.task, tick.step) == (task, step):
+        if tick.task == task:
             raise Stopped
 
-    return watch
-
-
-def stopped(config, out, task=1, step=4):
     with pytest.raises(Stopped):
-        train(config, out, snapshot_seconds=0, watch=stop_at(task, step))
+        train(config, out, watch=watch)
     return out
 
 
@@ -78,7 +72,7 @@ def middle(made, tmp_path_factory):
 
 @pytest.fixture
 def halfway(made, middle, tmp_path):
-    """The configuration, and a copy of its run that was stopped inside the second task, after a snapshot."""
+    """The configuration, and a copy of its run that was stopped inside the second task."""
     return made[0], shutil.copytree(middle, tmp_path / "run")
 
 
@@ -92,11 +86,11 @@ def test_one_seed_one_result_and_another_seed_another(tmp_path, kind, augment):
     train(toy.config(tmp_path, kind, **sections), tmp_path / "one")
     torch.manual_seed(2)  # whatever others did with random numbers
     np.random.seed(2)
-    train(toy.config(tmp_path, kind, **sections), tmp_path / "two", snapshot_seconds=0)
+    train(toy.config(tmp_path, kind, **sections), tmp_path / "two")
     assert toy.differing(tmp_path / "one", tmp_path / "two") == []
     train(toy.config(tmp_path, kind, **sections, seed=1), tmp_path / "three")
     different = toy.differing(tmp_path / "one", tmp_path / "three")
-    assert {"task-01/model.safetensors", "task-02/model.safetensors", "records.jsonl"} <= set(different)
+    assert {"task-01/model.safetensors", "task-02/model.safetensors"} <= set(different)
     assert not any(name.startswith("base/") for name in different)
 
 
@@ -104,6 +98,9 @@ def test_a_run_is_complete(made):
     config, run = made
     record = json.loads((run.path / "run.json").read_text())
     assert record["version"] == 1
+    trained = [entry.pop("training") for entry in record["tasks"]]
+    assert [(one["steps"], one["samples"]) for one in trained] == [(8, 14), (8, 14)]
+    assert all(one["loss"] > 0 and one["seconds"] > 0 and 0 <= one["accuracy"] <= 1 for one in trained)
     assert record["tasks"] == [
         {"name": name, "checkpoint": name, "profile": f"profiles/{name}.safetensors", "classes": classes}
         for name, classes in (("task-01", ["card", "hello"]), ("task-02", ["pay", "bill"]))
@@ -116,7 +113,6 @@ def test_a_run_is_complete(made):
         "config.yaml",
         "metrics.json",
         "profiles",
-        "records.jsonl",
         "run.json",
         "task-01",
         "task-02",
@@ -136,30 +132,12 @@ def test_what_was_read_back_is_the_configuration(made):
     assert read_config(run.path / "config.yaml").record() == config.record()
 
 
-def test_records_tell_every_tick_and_every_task(made):
-    _, run = made
-    records = toy.records(run.path)
-    assert [(r["kind"], r["task"], r.get("step")) for r in records] == [
-        *(("step", 1, step) for step in (2, 4, 6, 8)),
-        ("task", 1, None),
-        *(("step", 2, step) for step in (2, 4, 6, 8)),
-        ("task", 2, None),
-    ]
-    assert all(r["steps"] == 8 for r in records)
-    ends = [r for r in records if r["kind"] == "task"]
-    assert [tuple(end["accuracies"].values()) for end in ends] == list(run.matrix.rows)
-    assert [end["task_known_accuracy"] for end in ends] == list(run.known)
-    assert [end["samples"] for end in ends] == [14, 14]
-    assert [result.loss for result in run.results] == [end["loss"] for end in ends]
-
-
 def test_the_matrix_is_what_evaluation_measures(made):
     """Also where classes are not learned in the order of the data, as here."""
     _, run = made
     found = evaluate_run(run.path, reading=Reading(device="cpu"))
     assert found.matrix == run.matrix == measured_by_training(run.path)
-    assert [found.known_matrix.rows[t][t] for t in range(2)] == list(run.known)
-    assert json.loads((run.path / "metrics.json").read_text())["task_known"] == list(run.known)
+    assert [found.known_matrix.rows[t][t] for t in range(2)] == [result.accuracy for result in run.results]
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])
@@ -220,7 +198,7 @@ def test_named_groups_and_tasks_of_unequal_size(tmp_path):
     benchmark = {"tasks": tasks, "order": "natural"}
     run = train(toy.config(tmp_path, benchmark=benchmark, train={"epochs": 1}), tmp_path / "run")
     assert run.tasks == ("three", "one")
-    assert run.known[1] == 1.0  # among one class there is no choice
+    assert run.results[1].accuracy == 1.0  # among one class there is no choice
     assert [result.steps for result in run.results] == [6, 2]
     other = toy.config(tmp_path, benchmark={"tasks": 3, "order": "natural"}, train={"epochs": 1}, matrix=False)
     train(other, tmp_path / "other")
@@ -233,48 +211,17 @@ def test_without_a_matrix_no_test_data_is_read(tmp_path):
     for file in (tmp_path / "images" / "test").rglob("*.png"):
         file.write_text("?")
     run = train(config, tmp_path / "run", strict=True)
-    assert (run.matrix, run.known) == (None, ())
+    assert (run.matrix, [result.accuracy for result in run.results]) == (None, [None, None])
     assert not (run.path / "metrics.json").exists()
 
 
 def test_progress_is_told(tmp_path):
     told, ticks = [], []
-    train(toy.config(tmp_path), tmp_path / "run", progress=lambda *given: told.append(given), watch=ticks.append)
+    config = toy.config(tmp_path, train={"epochs": 7})
+    train(config, tmp_path / "run", progress=lambda *given: told.append(given), watch=ticks.append)
     assert ("reading", 28, 28) in told
-    assert [(tick.task, tick.tasks, tick.name, tick.step) for tick in ticks[3:5]] == [
-        (0, 2, "task-01", 8),
-        (1, 2, "task-02", 2),
-    ]
-    assert all(tick.samples_per_second > 0 and tick.loss > 0 and tick.rate > 0 for tick in ticks)
-
-
-def test_tensorboard_counts_steps_on_after_a_stop(tmp_path, monkeypatch):
-    seen = []
-
-    class Board:
-        def add_scalar(self, name, value, step):
-            seen.append((name, step))
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr("tunable_magmax.training.tracking._board", lambda folder: Board())
-    config = toy.config(tmp_path)
-    with pytest.raises(Stopped):
-        train(config, tmp_path / "run", tensorboard=True, watch=stop_at(1, 2))
-    train(config, tmp_path / "run", tensorboard=True)
-    steps = [step for name, step in seen if name == "loss"]
-    assert steps == [2, 4, 6, 8, 10, 10, 12, 14, 16]
-    assert [item for item in seen if item[0] == "accuracy/task-01"] == [
-        ("accuracy/task-01", 1),
-        ("accuracy/task-01", 2),
-    ]
-
-
-def test_without_tensorboard_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
-        Tracker(tmp_path, tensorboard=True)
+    assert [(tick.task, tick.tasks, tick.step) for tick in ticks] == [(0, 2, 25), (0, 2, 28), (1, 2, 25), (1, 2, 28)]
+    assert all(tick.samples_per_second > 0 and tick.loss > 0 for tick in ticks)
 
 
 # -- going on --------------------------------------------------------------------------------------------------------
@@ -285,19 +232,16 @@ def test_a_finished_run_is_only_read(made):
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     again = train(config, run.path)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
-    assert again.results == (None, None)
-    assert (again.matrix, again.known, again.tasks) == (run.matrix, run.known, run.tasks)
+    assert (run.trained, again.trained) == (2, 0)
+    assert (again.matrix, again.results, again.tasks) == (run.matrix, run.results, run.tasks)
 
 
-def test_a_snapshot_is_not_taken_before_its_time(made, tmp_path):
-    config, run = made
-    with pytest.raises(Stopped):
-        train(config, tmp_path / "run", watch=stop_at(1, 6))
-    assert not (tmp_path / "run" / "snapshot.safetensors").exists()
-    resumed = train(config, tmp_path / "run")
-    assert [result is None for result in resumed.results] == [True, False]
-    assert toy.differing(tmp_path / "run", run.path) == []
-    assert (resumed.matrix, resumed.known) == (run.matrix, run.known)
+def test_a_task_that_was_interrupted_is_trained_again(halfway, made):
+    (config, out), run = halfway, made[1]
+    resumed = train(config, out)
+    assert resumed.trained == 1
+    assert toy.differing(out, run.path) == []
+    assert resumed.matrix == run.matrix
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"train": {"lr": 0.5}}, {"benchmark": {"order": "natural"}}])
@@ -318,7 +262,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_difference(copied, m
 
 def test_changed_data_is_refused(tmp_path):
     config = toy.config(tmp_path, matrix=False)
-    out = stopped(config, tmp_path / "run", 0, 4)
+    out = stopped(config, tmp_path / "run", 0)
     tiny.picture((1, 2, 3)).save(tmp_path / "images" / "train" / "pay" / "new.png")
     with pytest.raises(InputError) as caught:
         train(config, out)
@@ -356,7 +300,6 @@ def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
     out.mkdir()
     (out / ".config.yaml.ab12cd09").write_text("mod")  # killed at its very first write
     stopped(config, out)
-    (out / ".snapshot.safetensors.abcdef00").write_bytes(b"half")
     (out / "profiles" / ".task-02.safetensors.abcdef01").write_bytes(b"half")
     train(config, out)
     assert toy.differing(out, run.path) == []
@@ -365,7 +308,6 @@ def test_files_that_a_killed_run_had_begun_are_removed(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("snapshot.safetensors", b"half", r"snapshot\.safetensors: damaged \(.*\); remove it to start this task again"),
         ("run.json", b"{", r"run\.json: not a readable JSON file \(.*\); remove .*run and train again"),
         ("training.json", b"{", r"training\.json: damaged \(.*\); remove .*run and train again"),
         ("metrics.json", b"{", r"metrics\.json: damaged \(.*\); remove .*run and train again"),
@@ -381,13 +323,6 @@ def test_damaged_files_are_named(halfway, name, content, says):
         train(config, out)
 
 
-def test_a_task_starts_again_without_its_snapshot(halfway, made):
-    config, out = halfway
-    (out / "snapshot.safetensors").unlink()
-    train(config, out)
-    assert toy.differing(out, made[1].path) == []
-
-
 def test_a_checkpoint_that_is_gone_is_missed(halfway):
     config, out = halfway
     shutil.rmtree(out / "task-01")
@@ -401,8 +336,7 @@ def test_without_the_accuracies_of_earlier_tasks_the_others_stay_in_their_rows(h
     resumed = train(config, out)
     assert all(map(math.isnan, resumed.matrix.rows[0]))
     assert resumed.matrix.rows[1] == run.matrix.rows[1]
-    assert json.loads((out / "metrics.json").read_text())["task_known"] == [None, run.known[1]]
-    assert math.isnan(train(config, out).known[0])
+    assert [result.accuracy for result in resumed.results] == [result.accuracy for result in run.results]
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
@@ -416,7 +350,7 @@ def test_a_mended_configuration_may_use_the_directory_where_nothing_was_made(tmp
     config = toy.config(tmp_path, train={"freeze": ["embeddings.*"]}, matrix=False)
     train(config, out)
     assert "embeddings.*" in (out / "config.yaml").read_text()
-    assert train(config, out).results == (None, None)
+    assert train(config, out).trained == 0
 
 
 def test_unreadable_images_are_counted_named_and_left_out(tmp_path):
@@ -446,7 +380,7 @@ def test_a_task_of_which_nothing_can_be_read_is_an_error(tmp_path):
             file.write_text("?")
     with (
         pytest.warns(UserWarning, match="14 of 28 samples could not be read"),
-        pytest.raises(InputError, match="5 of 5 samples cannot be read"),
+        pytest.raises(InputError, match="14 of 14 samples cannot be read"),
     ):
         train(config, tmp_path / "run")
 
@@ -463,8 +397,8 @@ def test_a_task_without_readable_tests_has_no_accuracy(tmp_path):
     def refuse(constant):
         raise AssertionError(constant)
 
-    for text in [(run.path / "metrics.json").read_text(), *(run.path / "records.jsonl").read_text().splitlines()]:
-        json.loads(text, parse_constant=refuse)  # JSON has no NaN
+    for name in ("metrics.json", "run.json"):
+        json.loads((run.path / name).read_text(), parse_constant=refuse)  # JSON has no NaN
 
 
 def bad(root, **sections):
@@ -533,13 +467,12 @@ def test_out_of_memory_and_divergence_leave_no_task(tmp_path, monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "_loss", fails)
+        patch.setattr(loop.functional, "cross_entropy", fails)
         assert "out of memory with train.batch 4: set it lower" in bad(tmp_path)
     assert not (tmp_path / "run" / "run.json").exists()
     shutil.rmtree(tmp_path / "run")
     said = bad(tmp_path, train={"lr": "1e6", "epochs": 20, "warmup": 0})
-    assert "training diverged: the loss of task 'task-01' is nan at step" in said
-    assert "try a smaller train.lr than 1e+06, or a train.clip" in said
+    assert "the loss of task 1 is nan" in said
     assert not (tmp_path / "run" / "task-01").exists()
 
 

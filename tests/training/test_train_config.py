@@ -13,7 +13,6 @@ from tunable_magmax.runs.run import differences
 from tunable_magmax.training.config import (
     HeadOptions,
     Optimisation,
-    Regularisation,
     TrainConfig,
     read_config,
 )
@@ -36,16 +35,10 @@ def problems(given, *changes, folder=None):
 
 def test_defaults_are_the_papers():
     config = TrainConfig.read(PLAIN)
-    assert (config.head, config.train, config.regularise) == (HeadOptions(), Optimisation(), Regularisation())
+    assert (config.head, config.train) == (HeadOptions(), Optimisation())
     train = config.train
     assert (train.epochs, train.batch, train.lr, train.weight_decay, train.warmup) == (10, 128, 1e-5, 0.1, 500)
-    assert (train.schedule, train.clip, config.matrix, config.text_tower, config.seed) == (
-        "cosine",
-        1.0,
-        True,
-        "drop",
-        0,
-    )
+    assert (train.clip, config.matrix, config.text_tower, config.seed) == (1.0, True, "drop", 0)
 
 
 FULL = {
@@ -59,17 +52,12 @@ FULL = {
         "lr": "3e-4",
         "weight_decay": 0,
         "warmup": 0.1,
-        "schedule": "constant",
         "clip": None,
-        "label_smoothing": 0.1,
         "freeze": ["embeddings.*", "x"],
         "augment": "crop+flip",
         "pad": 4,
         "precision": "float32",
-        "compile": True,
-        "log_every": 3,
     },
-    "regularise": {"method": "ewc", "strength": 10, "samples": 5, "decay": 0.9, "temperature": 3},
     "profile": {"rows": 9},
     "matrix": False,
     "text_tower": "keep",
@@ -85,8 +73,7 @@ def test_the_record_reads_back_to_an_equal_configuration(tmp_path, given):
     assert TrainConfig.read(yaml.safe_load(yaml.safe_dump(record)), tmp_path).record() == record
     assert TrainConfig.read(json.loads(json.dumps(record)), tmp_path) == config
     assert set(record) == set(FULL)
-    # Version 0.1.0 had no steps; its configurations are still equal to their records.
-    assert set(record["train"]) == set(FULL["train"]) - ({"steps"} if config.train.steps is None else set())
+    assert set(record["train"]) == set(FULL["train"])
 
 
 def test_everything_that_is_given_is_taken(tmp_path):
@@ -113,9 +100,9 @@ def test_numbers_that_yaml_takes_for_texts(tmp_path):
 
 def test_single_values_can_be_changed(tmp_path):
     path = written(tmp_path, {**PLAIN, "train": None})
-    changes = ["train.lr=3e-5", "seed=4", "regularise.method=lwf", "benchmark.tasks=5", "train.freeze=[a.*, b]"]
+    changes = ["train.lr=3e-5", "seed=4", "benchmark.tasks=5", "train.freeze=[a.*, b]"]
     config = read_config(path, changes)
-    assert (config.train.lr, config.seed, config.regularise.method) == (3e-5, 4, "lwf")
+    assert (config.train.lr, config.seed) == (3e-5, 4)
     assert (config.benchmark.tasks, config.train.freeze) == (5, ("a.*", "b"))
     assert read_config(path) == TrainConfig.read(PLAIN, tmp_path)  # the file is as it was
     for change in ("train.lr", "seed.x=1", "train.lr=[1"):
@@ -161,9 +148,8 @@ def test_all_problems_at_once(tmp_path):
     given = {
         "modell": "x",
         "benchmark": {"name": "texts", "data": "x", "tasks": 0, "ordr": "natural"},
-        "train": {"epochs": 0, "lr": -1, "schedule": "cosin", "label_smoothing": 1, "freeze": [1], "batchh": 3},
+        "train": {"epochs": 0, "lr": -1, "augment": "flap", "freeze": [1], "batchh": 3},
         "head": {"source": "means", "file": "x"},
-        "regularise": {"method": "ewk", "strength": True},
         "profile": 7,
         "matrix": "yes",
         "text_tower": "dropp",
@@ -178,20 +164,17 @@ def test_all_problems_at_once(tmp_path):
         "unknown key 'ordr' in benchmark (did you mean 'order'?)",
         "train.epochs is 0: must be greater than or equal to 1",
         "train.lr is -1: must be greater than 0",
-        "train.schedule is 'cosin': must be 'cosine' or 'constant' (did you mean 'cosine'?)",
-        "train.label_smoothing is 1: must be less than 1",
+        "train.augment is 'flap': must be 'none', 'crop', 'flip', 'crop+flip' or 'resized-crop' (did you mean 'flip'?)",
         "train.freeze.0 is 1: must be a text",
         "unknown key 'batchh' in train (did you mean 'batch'?)",
         "head.file is given, but head.source is 'means': leave one of them out",
-        "regularise.method is 'ewk': must be 'none', 'ewc' or 'lwf' (did you mean 'ewc'?)",
-        "regularise.strength is True: must be a number",
         "profile is 7: must be a mapping with the keys rows",
         "matrix is 'yes': must be true or false",
         "text_tower is 'dropp': must be 'drop' or 'keep' (did you mean 'drop'?)",
         "seed is -1: must be greater than or equal to 0",
     ):
         assert problem in said
-    assert len(said.splitlines()) == 18  # the first line, and a line for each problem
+    assert len(said.splitlines()) == 15  # the first line, and a line for each problem
 
 
 @pytest.mark.parametrize(
@@ -202,6 +185,7 @@ def test_all_problems_at_once(tmp_path):
         ({**PLAIN, "head": {"source": "file"}}, "head.source is 'file', but head.file does not say which"),
         ({**PLAIN, "train": {"lr": float("nan")}}, "train.lr is nan: must be a finite number"),
         ({**PLAIN, "train": {"lr": float("inf")}}, "train.lr is inf: must be a finite number"),
+        ({**PLAIN, "head": {"source": "builtin", "logit_scale": 3}}, "takes neither templates nor logit_scale"),
         ({**PLAIN, "train": {"clip": 0}}, "train.clip is 0: must be greater than 0"),
         ({**PLAIN, "train": {"epochs": 2.5}}, "train.epochs is 2.5: must be a whole number"),
         ({**PLAIN, "head": {"templates": [1]}}, "head.templates is [1]: must be a text or a list of texts"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import re
 from pathlib import Path
 
 import yaml
@@ -52,7 +52,7 @@ def settings(root: Path, kind: str = "vit", model=None, **sections) -> dict:
     given = {
         "model": kind,
         "benchmark": {"name": sort, "data": sort, "tasks": 2, "order": ["card", "hello", "pay", "bill"]},
-        "train": {"epochs": 2, "batch": 4, "lr": "1e-3", "warmup": 0.2, "log_every": 2},
+        "train": {"epochs": 2, "batch": 4, "lr": "1e-3", "warmup": 0.2},
         "profile": {"rows": 5},
     }
     for name, value in sections.items():
@@ -71,21 +71,13 @@ def file(root: Path, kind: str = "vit", model=None, **sections) -> Path:
     return path
 
 
-def records(run: Path) -> list[dict]:
-    """What records.jsonl says, without what differs from run to run."""
-    told = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    clock = ("time", "seconds", "samples_per_second")
-    return [{key: value for key, value in record.items() if key not in clock} for record in told]
-
-
 def contents(run: Path) -> dict[str, bytes]:
-    """Every file of a run but its records, by path."""
-    files = (path for path in sorted(run.rglob("*")) if path.is_file() and path.name != "records.jsonl")
-    return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
+    """Every file of a run by path; run.json without the seconds that training took."""
+    files = {path.relative_to(run).as_posix(): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    return files | {"run.json": re.sub(rb'"seconds": [0-9.]+', b"", files["run.json"])}
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """The files in which two runs differ, records.jsonl by what it says."""
+    """The files in which two runs differ."""
     left, right = contents(one), contents(other)
-    found = sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
-    return found + ([] if records(one) == records(other) else ["records.jsonl"])
+    return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))

@@ -21,7 +21,7 @@ from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.search import Trial
-    from tunable_magmax.training.trainer import Tick
+    from tunable_magmax.training.loop import Tick
 
 NARROWEST = 20
 PIPED_WIDTH = 120

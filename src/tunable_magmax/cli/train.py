@@ -25,18 +25,16 @@ def train(
     change: Annotated[list[str] | None, Parameter(name="--set")] = None,
     device: str | None = None,
     strict: bool = False,
-    tensorboard: bool = False,
-    snapshot_every: Annotated[float, Parameter(name="--snapshot-every")] = 60.0,
     dry_run: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Train an encoder on a sequence of tasks, with a checkpoint and a profile for each.
+    """Train a model on a sequence of tasks, with a checkpoint and a profile for each.
 
     tmx train run.yaml -o run/
     tmx train run.yaml -o run/ --set train.lr=3e-5 --set seed=4
 
-    Started again, it goes on where it stopped. docs/training.md describes run.yaml.
+    Started again, it goes on after the last finished task. docs/training.md describes run.yaml.
 
     Parameters
     ----------
@@ -51,12 +49,8 @@ def train(
         Default: the GPU if there is one.
     strict
         Inputs that cannot be read are an error; otherwise they are counted, named and left out.
-    tensorboard
-        Also write records for TensorBoard, into the run directory.
-    snapshot_every
-        Seconds between snapshots, from which an interrupted training goes on.
     dry_run
-        Only say what would be trained: tasks, samples, steps, bytes.
+        Only say what would be trained: tasks, samples, steps.
     quiet
         No progress bar, no summary.
     as_json
@@ -75,16 +69,7 @@ def train(
     from tunable_magmax.training.sequence import train_sequence
 
     with training_bars(quiet or as_json) as (progress, watch), plain_warnings():
-        run = train_sequence(
-            chosen,
-            place,
-            device=device,
-            strict=strict,
-            tensorboard=tensorboard,
-            snapshot_seconds=snapshot_every,
-            progress=progress,
-            watch=watch,
-        )
+        run = train_sequence(chosen, place, device=device, strict=strict, progress=progress, watch=watch)
     if as_json:
         show(json.dumps(_record(run), indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
@@ -101,8 +86,7 @@ def _planned(plan: TrainingPlan, place: Path) -> str:
         [
             f"{place}: {plan.model} through {number(len(plan.tasks), 'task')} of {plan.benchmark}",
             *table(rows),
-            f"  {number(sum(task.steps for task in plan.tasks), 'step')} in all; "
-            + (f"about {plan.bytes / 1e9:.2f} GB of checkpoints" if plan.bytes else "size of the model not known yet"),
+            f"  {number(sum(task.steps for task in plan.tasks), 'step')} in all",
             *(f"  {note}" for note in plan.notes),
             "",
         ]
@@ -111,33 +95,26 @@ def _planned(plan: TrainingPlan, place: Path) -> str:
 
 def _summary(run: TrainedRun) -> str:
     tasks = number(len(run.tasks), "task")
-    trained = any(result is not None for result in run.results)
-    lines = [f"{run.path}: {tasks} trained" if trained else f"{run.path}/ is complete: {tasks}; nothing was trained"]
-    if run.matrix is not None:
-        r = run.matrix
-        rows = [["", "among own classes", "among all classes", "after the last task"]]
-        for t, name in enumerate(run.tasks):
-            shown = (run.known[t], r.rows[t][t], r.rows[-1][t])
+    lines = [
+        f"{run.path}: {tasks} trained" if run.trained else f"{run.path}/ is complete: {tasks}; nothing was trained"
+    ]
+    rows = [["accuracy in % on its own task", "after it", *(["among all classes", "at the end"] if run.matrix else [])]]
+    for t, (name, result) in enumerate(zip(run.tasks, run.results, strict=True)):
+        if result.accuracy is not None:
+            shown = [result.accuracy, *([run.matrix.rows[t][t], run.matrix.rows[-1][t]] if run.matrix else [])]
             rows.append([name, *(f"{100 * value:.1f}" for value in shown)])
-        lines += ["accuracy in % on each task, after it and at the end", *table(rows)]
-        for metric in r.metrics():
-            if metric.value is not None:
-                lines.append(f"  {metric.title} {100 * metric.value:.1f}: {metric.definition}")
-    lines.append(f"next: tmx prefer {run.path} --inputs DATA -o site.json")
-    lines.append(f"      tmx merge {run.path} --preference site.json -o site-model/")
-    return "\n".join(lines) + "\n"
+    lines += table(rows) if len(rows) > 1 else []
+    for metric in () if run.matrix is None else run.matrix.metrics():
+        if metric.value is not None:
+            lines.append(f"  {metric.title} {100 * metric.value:.1f}: {metric.definition}")
+    return "\n".join([*lines, f"next: tmx tailor {run.path} --inputs DATA -o site-model/", ""])
 
 
 def _record(run: TrainedRun) -> dict[str, Any]:
-    from tunable_magmax.training.tracking import or_null
-
+    results = zip(run.tasks, run.results, strict=True)
     return {
         "out": str(run.path),
-        "tasks": [
-            {"name": name}
-            | ({} if result is None else {"steps": result.steps, "seconds": result.seconds, "loss": result.loss})
-            | ({"task_known_accuracy": or_null(run.known[t])} if run.known else {})
-            for t, (name, result) in enumerate(zip(run.tasks, run.results, strict=True))
-        ],
+        "trained": run.trained,
+        "tasks": [{"name": name, **asdict(result)} for name, result in results],
         "matrix": None if run.matrix is None else run.matrix.to_dict(),
     }

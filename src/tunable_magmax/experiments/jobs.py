@@ -64,8 +64,8 @@ def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
     return [job for job in plan_jobs(experiment) if (experiment.setting, job.kind, job.seed, job.name) not in known]
 
 
-PLACES = {"model", "benchmark.data", "head.file", "train.log_every"}
-"""Settings that may differ from those of the records: where files lie, and how often training reports."""
+PLACES = {"model", "benchmark.data", "head.file"}
+"""Settings that may differ from those of the records: where files lie."""
 
 
 def refuse_other_settings(experiment: Experiment, records: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -86,12 +86,12 @@ def refuse_other_settings(experiment: Experiment, records: Sequence[Mapping[str,
 
 
 def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields settings with unequal values, by their names with dots.
+    """Yields settings with unequal values, by their names with dots; what is no setting any more is left alone.
 
     >>> list(_differences({"train": {"lr": 1.0}, "model": "a"}, {"train": {"lr": 2.0}, "model": "b"}))
     [('train.lr', 1.0, 2.0)]
     """
-    for key in sorted({*now, *then}):
+    for key in sorted(now):
         mine, theirs = now.get(key), then.get(key)
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
             yield from _differences(mine, theirs, f"{above}{key}.")

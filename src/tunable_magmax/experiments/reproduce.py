@@ -26,9 +26,9 @@ from tunable_magmax.experiments.results import load_results, write_summary
 from tunable_magmax.experiments.seed_work import SeedWork, records_of
 from tunable_magmax.files import Progress
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
-from tunable_magmax.runs.run import Run
+from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.trainer import Watch
+from tunable_magmax.training.loop import Watch
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def look_for_supplies(experiment: Experiment, out: Path, work: Path) -> Supplies
         for seed in sorted({job.seed for job in missing_jobs(part, results_folder(part, out))}):
             config = part.training(seed)
             missing += _missing_data(config)
-            if not Run.has_begun(work / part.setting / f"seed-{seed}"):
+            if not (work / part.setting / f"seed-{seed}" / BASE).exists():
                 missing += _missing_weights(config)
                 note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
                 notes += [f"{note}; give another one with --set run.model=PATH"] if note else []

@@ -29,9 +29,8 @@ from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.config import TrainConfig, task_steps
+from tunable_magmax.training.loop import Watch
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.training.tracking import training_seconds
-from tunable_magmax.training.trainer import Watch
 from tunable_magmax.workflows.tailoring import default_method, default_scale
 
 
@@ -57,7 +56,7 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
     """Trains what is not trained yet, and yields the records of the missing jobs, one after the other."""
     config = work.experiment.training(work.seed)
     options: dict[str, Any] = {"device": work.device, "progress": progress, "watch": watch}
-    train_sequence(config, work.place, **options)
+    trained = train_sequence(config, work.place, **options)
     benchmark = open_benchmark(config.benchmark)
     joint = None
     if any(job.row is not None and job.row.base == "joint" for job in work.jobs):
@@ -67,7 +66,7 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
         train_sequence(together, joint, **options)
     environments = draw_environments(benchmark, work.experiment.environments)
     with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device, joint=joint) as bench:
-        runner = _Seed(work, bench)
+        runner = _Seed(work, bench, sum(result.seconds for result in trained.results))
         for job in work.jobs:
             yield runner.do(job)
             runner.forget(job)
@@ -91,9 +90,9 @@ class _Answers:
 class _Seed:
     """Does the jobs of one seed."""
 
-    def __init__(self, work: SeedWork, bench: Workbench) -> None:
+    def __init__(self, work: SeedWork, bench: Workbench, training_seconds: float) -> None:
         self._experiment, self._seed, self._bench = work.experiment, work.seed, bench
-        self._training_seconds = training_seconds(work.place)
+        self._training_seconds = training_seconds
         self._records = {record_key(record): record for record in work.known}
         self._preferences: dict[tuple[str, str], Preference] = {}
         self._kept: dict[tuple[str, str], _Answers] = {}

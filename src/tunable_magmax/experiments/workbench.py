@@ -70,7 +70,11 @@ class Workbench:
         self.run = Run.open(run)
         self.profiles = self.run.require_profiles("an experiment")
         self.encoder = load_encoder(self.run.base, device)
-        assert self.run.head is not None
+        if self.run.head is None:
+            raise InputError(
+                f"{run} is trained, but its tasks have classifiers of their own, whose rows an experiment does not "
+                f"measure yet: `tmx tailor {run}` and `tmx compare {run}` do"
+            )
         self.head = load_head(self.run.head)
         self.seconds: dict[str, float] = {}
         everything = label_benchmark(self.benchmark, self.head.classes)

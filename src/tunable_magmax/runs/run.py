@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -23,9 +23,6 @@ from tunable_magmax.errors import InputError, StorageError, bulleted, some_of
 from tunable_magmax.files import load_json, locked, remove_unfinished, write_atomic, write_json
 from tunable_magmax.runs.claim import claim, differences
 from tunable_magmax.runs.profile import Profile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RUN_FILE = "run.json"
 RUN_VERSION = 1
@@ -74,6 +71,7 @@ class TaskEntry:
     profile: str | None = None
     classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     kept: KeptEntry | None = None
+    training: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -286,12 +284,10 @@ class Run:
             self._content["classifier"] = {"head": self._relative(head), "checkpoint": self._relative(checkpoint)}
         self.save()
 
-    def add_task(
-        self, name: str, checkpoint: Path, classes: Sequence[str] | None = None, kept: KeptEntry | None = None
-    ) -> None:
-        """Enters a finished task, whose profile and kept samples were written before; replaces one of the same name."""
-        self.enter(name, checkpoint, classes, profiled=True, kept=kept)
-        self.save()
+    @property
+    def training_facts(self) -> tuple[dict[str, Any], ...]:
+        """What training each task took, of those that `tmx train` trained."""
+        return tuple(task.training for task in self._record.tasks if task.training is not None)
 
     def enter(
         self,
@@ -300,6 +296,7 @@ class Run:
         classes: Sequence[str] | None = None,
         profiled: bool = False,
         kept: KeptEntry | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         """Enters a task, or replaces the one of its name; `save` writes it."""
         entry: dict[str, Any] = {"name": name, "checkpoint": self._relative(checkpoint)}
@@ -309,6 +306,8 @@ class Run:
             entry["classes"] = list(classes)
         if kept is not None:
             entry["kept"] = asdict(kept)
+        if training is not None:
+            entry["training"] = dict(training)
         tasks = self._content["tasks"]
         place = next((t for t, task in enumerate(tasks) if task.get("name") == name), len(tasks))
         tasks[place:] = [entry, *tasks[place + 1 :]]
@@ -365,11 +364,6 @@ class Run:
                 raise InputError(f"{path / RUN_FILE}: {checkpoint} is missing; remove {path} and train again")
         return run
 
-    @staticmethod
-    def has_begun(path: Path) -> bool:
-        """Says whether training has already put the base and the head into a directory."""
-        return (path / BASE).exists() and (path / HEAD_FILE).exists()
-
     def check_setup(self, setup: Mapping[str, Any]) -> None:
         """Writes what the run depends on, or checks that its digests and data are still the same."""
         file = self.path / SETUP
@@ -415,32 +409,6 @@ class Run:
             raise StorageError(f"{folder}: could not be replaced ({error.strerror or error})") from error
         return folder
 
-    def save_state(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-        """Keeps tensors that training needs to go on after a kill, with some texts about them."""
-        from safetensors.torch import save
-
-        content = save({key: value.contiguous().cpu() for key, value in tensors.items()}, dict(about or {}))
-        write_atomic(self.path / f"{name}.safetensors", content)
-
-    def load_state(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """Returns what `save_state` kept, if it did."""
-        from safetensors import SafetensorError, safe_open
-
-        file = self.path / f"{name}.safetensors"
-        if not file.exists():
-            return None
-        try:
-            with safe_open(str(file), framework="pt") as opened:
-                names = list(opened.keys())
-                return {key: opened.get_tensor(key) for key in names}, opened.metadata() or {}
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{file}: damaged ({error}); remove it to start this task again") from None
-
-    def drop_state(self, name: str) -> None:
-        """Removes what `save_state` kept under a name or in a folder."""
-        (self.path / f"{name}.safetensors").unlink(missing_ok=True)
-        shutil.rmtree(self.path / name, ignore_errors=True)
-
 
 def _names(record: RunRecord) -> tuple[str, ...] | None:
     names = tuple(task.name for task in record.tasks if task.name is not None)
@@ -471,12 +439,13 @@ def refuse_run_file(path: Path) -> None:
 
 
 def _new_record(config: Mapping[str, Any], planned_tasks: int) -> dict[str, Any]:
-    """Returns the run.json of a run without finished tasks."""
+    """Returns the run.json of a run without finished tasks; one of builtin classifiers has no fixed classifier."""
+    frozen = config.get("head", {}).get("source") != "builtin"
     return {
         "version": RUN_VERSION,
         "base": BASE,
         "tasks": [],
         "planned_tasks": planned_tasks,
-        "classifier": {"head": HEAD_FILE, "checkpoint": BASE},
+        **({"classifier": {"head": HEAD_FILE, "checkpoint": BASE}} if frozen else {}),
         "benchmark": config["benchmark"],
     }

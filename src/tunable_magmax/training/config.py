@@ -15,7 +15,6 @@ from tunable_magmax.config import (
     NotNegative,
     Positive,
     PositiveInt,
-    Proportion,
     Reader,
     Seed,
     Text,
@@ -27,25 +26,23 @@ from tunable_magmax.config import (
     set_value,
 )
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
-from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 
-GLYPHS = "glyphs"
-HeadSource: TypeAlias = Literal["auto", "text", "names", "file", "means", "glyphs"]
+GLYPHS, BUILTIN = "glyphs", "builtin"
 Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-crop"]
-Schedule: TypeAlias = Literal["cosine", "constant"]
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Where the frozen head comes from.
+    """What the encoder is trained against: one frozen head for all tasks, or a new classifier for each (`builtin`).
 
     `text`: the model's own text tower; `names`: class names by the sentence encoder itself; `file`: a head file;
-    `means`: class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first that fits.
+    `means`: class means of the base encoder on training data; `glyphs`: clean renderings; `auto`: the first of these
+    that fits.
     """
 
     __pydantic_config__ = STRICT
-    source: HeadSource = "auto"
+    source: Literal["auto", "text", "names", "file", "means", "glyphs", "builtin"] = "auto"
     file: Text | None = None
     templates: Annotated[Text | tuple[Text, ...], Field(description="a text or a list of texts")] | None = None
     logit_scale: Positive | None = None
@@ -55,13 +52,15 @@ class HeadOptions:
             raise ValueError("head.source is 'file', but head.file does not say which")
         if self.file is not None and self.source not in ("file", "auto"):
             raise ValueError(f"head.file is given, but head.source is {self.source!r}: leave one of them out")
+        if self.source == BUILTIN and (self.templates is not None or self.logit_scale is not None):
+            raise ValueError("head.source is 'builtin', which takes neither templates nor logit_scale")
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How one task is trained; the defaults are the paper's. `warmup`: steps, or below 1 a share of the task's.
+    """How one task is trained: AdamW, warm-up and cosine; the defaults are the paper's.
 
-    `steps`: of each task, instead of whole epochs.
+    `warmup`: steps, or below 1 a share of the task's. `steps`: of each task, instead of whole epochs.
     """
 
     __pydantic_config__ = STRICT
@@ -71,31 +70,11 @@ class Optimisation:
     lr: Positive = 1e-5
     weight_decay: NotNegative = 0.1
     warmup: NotNegative = 500
-    schedule: Schedule = "cosine"
     clip: Positive | None = 1.0
-    label_smoothing: Proportion = 0.0
     freeze: Texts = ()
     augment: Augmentation = "none"
     pad: PositiveInt = 2
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: bool = False
-    log_every: PositiveInt = 25
-
-
-@dataclass(frozen=True)
-class Regularisation:
-    """How forgetting of earlier tasks is reduced: `none`, `ewc` (online EWC) or `lwf` (learning without forgetting).
-
-    `strength` is the factor of the extra loss. `samples` and `decay`: of EWC's Fisher information; `temperature`: of
-    LwF's distillation.
-    """
-
-    __pydantic_config__ = STRICT
-    method: Literal["none", "ewc", "lwf"] = "none"
-    strength: NotNegative = 1.0
-    samples: PositiveInt = 256
-    decay: NotNegative = 1.0
-    temperature: Positive = 2.0
 
 
 @dataclass(frozen=True)
@@ -108,15 +87,14 @@ class ProfileSection:
 
 @dataclass(frozen=True)
 class RunFile:
-    """run.yaml: what to train, on what, and how."""
+    """run.yaml: what to train, on what, and how. `matrix`: measure the accuracies after each task."""
 
     __pydantic_config__ = STRICT
     model: Text
     benchmark: dict[str, Any]  # described by data.benchmark.section_type
-    head: HeadOptions | None = None
-    train: Optimisation | None = None
-    regularise: Regularisation | None = None
-    profile: ProfileSection | None = None
+    head: HeadOptions = HeadOptions()
+    train: Optimisation = Optimisation()
+    profile: ProfileSection = ProfileSection()
     matrix: bool = True
     text_tower: Literal["drop", "keep"] = "drop"
     seed: Seed = 0
@@ -130,8 +108,7 @@ class TrainConfig:
     benchmark: BenchmarkOptions
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
-    regularise: Regularisation = Regularisation()
-    profile_rows: int = 500
+    profile: ProfileSection = ProfileSection()
     matrix: bool = True
     text_tower: Literal["drop", "keep"] = "drop"
     seed: int = 0
@@ -139,49 +116,27 @@ class TrainConfig:
 
     @classmethod
     def read(cls, content: Any, root: Path = Path(), where: str = "the configuration") -> TrainConfig:
-        """Reads a mapping as run.yaml holds it; all problems are in one error."""
+        """Reads a mapping as run.yaml holds it; all problems are in one error. Sections may be empty."""
         root = root.absolute()  # the record is read from other directories, as by `tmx eval`
         problems: list[str] = []
-        file = gather(RunFile, content, problems)
-        sections = content if isinstance(content, Mapping) else {}
+        sections = {k: v for k, v in content.items() if v is not None} if isinstance(content, Mapping) else content
+        file = gather(RunFile, sections, problems)
         benchmark = None
-        if isinstance(sections.get("benchmark"), Mapping):
+        if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
             benchmark = BenchmarkOptions.gather(sections["benchmark"], root, problems, "benchmark")
         refuse(problems, where)
         assert file is not None
         assert benchmark is not None
-        head = file.head or HeadOptions()
         local = file.model != GLYPHS and (root / file.model).exists()
-        return cls(
-            str(root / file.model) if local else file.model,
-            benchmark,
-            head if head.file is None else replace(head, file=str(root / head.file)),
-            file.train or Optimisation(),
-            file.regularise or Regularisation(),
-            (file.profile or ProfileSection()).rows,
-            file.matrix,
-            file.text_tower,
-            file.seed,
-            root,
-        )
+        model = str(root / file.model) if local else file.model
+        head = file.head if file.head.file is None else replace(file.head, file=str(root / file.head.file))
+        return cls(**{**vars(file), "model": model, "benchmark": benchmark, "head": head, "root": root})
 
     def record(self) -> dict[str, Any]:
-        """Returns the effective configuration: a run.yaml with every key but `train.steps` where it is not used."""
-        train = asdict(self.train)
-        if self.train.steps is None:  # runs of version 0.1.0 have no such key, and are continued
-            del train["steps"]
-        record = {
-            "model": self.model,
-            "benchmark": self.benchmark.record(),
-            "head": asdict(self.head),
-            "train": train,
-            "regularise": asdict(self.regularise),
-            "profile": {"rows": self.profile_rows},
-            "matrix": self.matrix,
-            "text_tower": self.text_tower,
-            "seed": self.seed,
-        }
-        plain: dict[str, Any] = json.loads(json.dumps(record))  # lists for tuples
+        """Returns the effective configuration: a run.yaml with every key."""
+        sections = {field.name: getattr(self, field.name) for field in fields(RunFile)}
+        sections |= {name: asdict(sections[name]) for name in ("head", "train", "profile")}
+        plain: dict[str, Any] = json.loads(json.dumps({**sections, "benchmark": self.benchmark.record()}))
         return plain
 
 
@@ -191,15 +146,14 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     Relative paths in the file count from its directory, those in `changes` from the current one.
     """
     path = Path(path)
-    content = read_yaml(
-        path, "a YAML file that says what to train", f"the keys {', '.join(field.name for field in fields(RunFile))}"
-    )
+    known = ", ".join(field.name for field in fields(RunFile))
+    content = read_yaml(path, "a YAML file that says what to train", f"the keys {known}")
     for change in changes:
         set_value(content, change, PATHS)
     return TrainConfig.read(content, path.parent, str(path))
 
 
-def model_here(value: Any) -> Any:
+def _model_here(value: Any) -> Any:
     """Returns a model typed on the command line: a path from the current directory, unless it can only be a name."""
     if not isinstance(value, str) or value == GLYPHS:
         return value
@@ -207,7 +161,7 @@ def model_here(value: Any) -> Any:
 
 
 PATHS: dict[str, Reader] = {
-    "model": model_here,
+    "model": _model_here,
     "benchmark.data": path_here,
     "benchmark.class_names": path_here,
     "benchmark.order.file": path_here,
@@ -234,9 +188,6 @@ def task_steps(samples: int, options: Optimisation) -> int:
     return options.steps or options.epochs * -(-samples // options.batch)
 
 
-# -- plan --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PlannedTask:
     """One task: how many classes, training samples, test samples and steps."""
@@ -250,59 +201,31 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What would be trained. `bytes`: of all checkpoints, where the model's size is known."""
+    """What would be trained."""
 
     model: str
     benchmark: str
     tasks: tuple[PlannedTask, ...]
-    bytes: int | None
     notes: tuple[str, ...]
 
 
 def plan_training(config: TrainConfig) -> TrainingPlan:
     """Plans a training run without reading inputs or weights."""
-    benchmark = open_benchmark(config.benchmark)
-    options = config.train
+    benchmark, options = open_benchmark(config.benchmark), config.train
     tasks = tuple(
-        PlannedTask(
-            task.name,
-            len(task.classes),
-            len(task.train),
-            len(task.test),
-            task_steps(len(task.train), options),
-        )
+        PlannedTask(task.name, len(task.classes), len(task.train), len(task.test), task_steps(len(task.train), options))
         for task in benchmark.tasks
     )
     notes = []
-    short = [task for task in tasks if warmup_steps(options.warmup, task.steps) >= task.steps]
+    short = sum(warmup_steps(options.warmup, task.steps) >= task.steps for task in tasks)
     if short:
         notes.append(
-            f"the warm-up of {options.warmup:g} steps is not over at the end of {len(short)} of {len(tasks)} tasks; "
+            f"the warm-up of {options.warmup:g} steps is not over at the end of {short} of {len(tasks)} tasks; "
             "train.warmup below 1 is a share of the steps"
         )
-    if len({task.classes for task in tasks}) > 1:
-        notes.append("tasks differ in their number of classes: " + ", ".join(str(task.classes) for task in tasks))
     place = config.root / Path(config.model).expanduser()
     if config.model != GLYPHS and not place.exists():
         missing = f"the model {place} does not exist: training would stop at once; give a directory, or a hub name"
         notes.append(fetch_note(config.model, config.root) or missing)
     model = place.name if Path(config.model).is_absolute() else config.model
-    return TrainingPlan(model, benchmark.name, tasks, _bytes(config, len(tasks)), tuple(notes))
-
-
-def _bytes(config: TrainConfig, tasks: int) -> int | None:
-    """Returns the size of base and tasks in float32, from the header of the model's file; None if it is not here."""
-    from tunable_magmax.checkpoints.source import open_checkpoint
-    from tunable_magmax.models.tower import IMAGE_SIDE
-
-    if config.model == GLYPHS or not (config.root / config.model).exists():
-        return None
-    try:
-        with open_checkpoint(config.root / config.model) as checkpoint:
-            kept = checkpoint.tensors
-            if config.text_tower == "drop" and any(name.startswith("text_model.") for name in kept):
-                kept = {name: info for name, info in kept.items() if name.startswith(IMAGE_SIDE)}
-            elements = sum(info.numel for info in kept.values())
-    except InputError:
-        return None
-    return 4 * elements * (tasks + 1)
+    return TrainingPlan(model, benchmark.name, tasks, tuple(notes))

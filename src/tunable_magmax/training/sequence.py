@@ -2,64 +2,54 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
-from tunable_magmax.data.arrays import choose_rows
-from tunable_magmax.data.benchmark import Benchmark, Task, open_benchmark
-from tunable_magmax.data.data_sets import imported
+from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.files import Progress
+from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import (
-    Classifier,
-    Head,
-    load_head,
-    mean_head,
-    name_head,
-    require_match,
-    save_head,
-    text_head,
-)
-from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
-from tunable_magmax.models.pretrained import resolve_model
-from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.prepared import Decoded, Prepared
+from tunable_magmax.models.pretrained import put_companions, quiet
+from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
-from tunable_magmax.runs.profile import Profile
-from tunable_magmax.runs.run import Run
-from tunable_magmax.training.config import GLYPHS, TrainConfig
-from tunable_magmax.training.tracking import RunMatrix, Tracker, or_null, task_evaluator
-from tunable_magmax.training.trainer import Snapshot, TaskResult, Tick, Trainer, Watch
+from tunable_magmax.runs.run import METRICS, Run
+from tunable_magmax.training.config import BUILTIN, TrainConfig
+from tunable_magmax.training.heads import load_base, make_head, new_classifier, read_classifier, unfrozen
+from tunable_magmax.training.loop import Learner, TaskResult, Watch, train_task
 
-SNAPSHOT_SECONDS = 60.0
-SNAPSHOT = "snapshot"
-REGULARISER = "regulariser"
-# Of each class, for class means; more would hardly move them.
-MEAN_SAMPLES = 200
+if TYPE_CHECKING:
+    from tunable_magmax.models.prepared import Batch
+
+TEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: its directory, tasks, what training took, and the accuracy matrix if the configuration asks.
+    """A finished run: its directory, its tasks, and what training each took and gave.
 
-    `results`: None for tasks that an earlier call had trained. `known`: after each task, the accuracy on it among its
-    own classes.
+    `trained`: how many of them this call trained. `matrix`: the accuracies on all tasks after each, if the
+    configuration asks for it and one head serves all tasks.
     """
 
     path: Path
     tasks: tuple[str, ...]
-    results: tuple[TaskResult | None, ...]
+    results: tuple[TaskResult, ...]
+    trained: int
     matrix: AccuracyMatrix | None
-    known: tuple[float, ...]
 
 
 def train_sequence(
@@ -68,197 +58,208 @@ def train_sequence(
     *,
     device: str | None = None,
     strict: bool = False,
-    tensorboard: bool = False,
-    snapshot_seconds: float = SNAPSHOT_SECONDS,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> TrainedRun:
-    """Trains an encoder through the tasks of a benchmark into a run directory that `prefer`, `merge` and `eval` read.
+    """Trains a model through the tasks of a benchmark into a run directory that `tailor`, `merge` and `eval` read.
 
-    Called again with the same configuration, it goes on where it stopped, also inside a task, and on the CPU ends with
-    the same weights as if it had never stopped. `strict`: inputs that cannot be read are an error.
+    Called again with the same configuration, it goes on after the last finished task, and on the CPU ends with the same
+    weights as if it had never stopped. `strict`: inputs that cannot be read are an error.
 
     >>> from tunable_magmax.training.config import read_config
     >>> train_sequence(read_config("run.yaml"), "run").tasks  # doctest: +SKIP
     ('task-1', 'task-2', 'task-3')
     """
     benchmark = open_benchmark(config.benchmark)
-    with Run.training(out, config.record(), len(benchmark.tasks)) as run:
+    tasks = benchmark.tasks
+    reading: dict[str, Any] = {"strict": strict, "progress": progress}
+    with Run.training(out, config.record(), len(tasks)) as run:
         finished = len(run.tasks)
-        reading: dict[str, Any] = {"strict": strict, "progress": progress}
-        encoder, head = _base_and_head(config, run, benchmark, device, reading)
-        run.check_setup(_setup(config, encoder, head, benchmark))
-        matrix = RunMatrix(run, benchmark) if config.matrix else None
-        results: list[TaskResult | None] = [None] * finished
-        if finished < len(benchmark.tasks):
-            with Tracker(run.path, tensorboard) as tracker:
-                sequence = _Sequence(config, run, benchmark, encoder, head, matrix, tracker, reading)
-                results += sequence.train(snapshot_seconds, watch)
-        run.drop_state(SNAPSHOT)  # of a run that was killed at its very end
-        run.drop_state(REGULARISER)
-    return TrainedRun(
-        run.path,
-        tuple(task.name for task in benchmark.tasks),
-        tuple(results),
-        None if matrix is None else matrix.value,
-        () if matrix is None else tuple(matrix.known),
-    )
+        base, head = _base_and_head(config, run, benchmark, device, reading)
+        run.check_setup(_setup(config, base, head, benchmark))
+        if finished < len(tasks):
+            train = Decoded(base, benchmark.train, [k for task in tasks for k in task.train], **reading)
+            test = Decoded(base, benchmark.test, [k for task in tasks for k in task.test], **reading)
+            sequence: _Sequence = (
+                _NewClassifiers(config, run, benchmark, base, test)
+                if head is None
+                else _FrozenHead(config, run, benchmark, base, test, head)
+            )
+            for t in range(finished, len(tasks)):
+                sequence.train(t, train.take(tasks[t].train), watch)
+        results = tuple(TaskResult(**facts) for facts in run.training_facts)
+        matrix = _matrix(run, benchmark) if config.matrix and head is not None else None
+    return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished, matrix)
 
 
-class _Sequence:
-    """Trains the tasks that are left."""
+class _Sequence(ABC):
+    """Trains task after task, each from where the one before ended."""
 
     def __init__(
         self,
         config: TrainConfig,
         run: Run,
         benchmark: Benchmark,
-        encoder: Encoder,
-        head: Head,
-        matrix: RunMatrix | None,
-        tracker: Tracker,
-        reading: Mapping[str, Any],
+        base: Encoder,
+        test: Decoded,
+        head: Head | None = None,
     ) -> None:
-        self._config, self._run, self._benchmark = config, run, benchmark
-        self._encoder, self._head, self._matrix, self._tracker = encoder, head, matrix, tracker
-        self._classifier = Classifier(encoder, head).digest
-        self._train = Decoded(encoder, benchmark.train, [k for task in benchmark.tasks for k in task.train], **reading)
-        self._evaluator: Evaluator | None = None
-        if matrix is not None:
-            test = Decoded(encoder, benchmark.test, [k for task in benchmark.tasks for k in task.test], **reading)
-            self._evaluator = task_evaluator(encoder, head, benchmark, test)
+        self.config, self.run, self.benchmark, self.base, self.test = config, run, benchmark, base, test
+        self.classifier = None if head is None else Classifier(base, head)
 
-    def train(self, snapshot_seconds: float, watch: Watch | None) -> list[TaskResult | None]:
-        """Trains them, and enters each into the run directory when it is complete."""
-        first, tasks = len(self._run.tasks), self._benchmark.tasks
-        # While the encoder still is the base.
-        by_base = {t: self._embedded(tasks[t]) for t in range(first, len(tasks))}
-        if self._matrix is not None and self._evaluator is not None and not first:
-            self._matrix.start(self._evaluator.measure())
-        trainer = Trainer(self._encoder, self._head, self._benchmark, self._config)
-        if first:
-            self._resume(trainer)
-        results: list[TaskResult | None] = []
-        for t in range(first, len(tasks)):
-            inputs = self._train.take(tasks[t].train)
-            result = self._train_task(t, trainer, inputs, snapshot_seconds, watch)
-            digits = max(2, len(str(len(tasks))))
-            checkpoint = self._run.empty_folder(f"task-{t + 1:0{digits}}")
-            save_encoder(self._encoder, checkpoint)
-            self._write_profile(tasks[t], inputs, by_base[t], checkpoint_digest(checkpoint))
-            self._commit(t, checkpoint, trainer, result)
-            results.append(result)
-        return results
+    @abstractmethod
+    def learner(self, t: int) -> Learner:
+        """Returns what learns task t (from 0)."""
 
-    def _train_task(
-        self, t: int, trainer: Trainer, inputs: Prepared, snapshot_seconds: float, watch: Watch | None
-    ) -> TaskResult:
-        start = self._snapshot(t)
-        self._tracker.rewind(t + 1, 0 if start is None else start.step)
-        last = time.monotonic()
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes the checkpoint."""
 
-        def keep(step: int, state: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-            nonlocal last
-            if time.monotonic() - last >= snapshot_seconds:
-                self._run.save_state(SNAPSHOT, state(), {"task": str(t), "step": str(step)})
-                last = time.monotonic()
+    @abstractmethod
+    def measure(self, t: int) -> float:
+        """Returns the accuracy on task t among its own classes, NaN without readable tests."""
 
-        def record(tick: Tick) -> None:
-            self._tracker.tick(tick)
-            if watch is not None:
-                watch(tick)
-
-        return trainer.train(t, inputs, start=start, watch=record, keep=keep)
-
-    def _snapshot(self, t: int) -> Snapshot | None:
-        """Returns the snapshot of task t, if an interrupted call left one."""
-        kept = self._run.load_state(SNAPSHOT)
-        if kept is None or kept[1].get("task") != str(t):
-            return None
-        return Snapshot(int(kept[1]["step"]), kept[0])
-
-    def _resume(self, trainer: Trainer) -> None:
-        """Goes on from the last finished task: its weights, and the state of the regulariser then."""
-        device = self._encoder.device
-        last = load_encoder(self._run.tasks[-1], str(device), assets=self._run.base)
-        self._encoder.module.load_state_dict(last.module.state_dict())
-        kept = self._run.load_state(f"{REGULARISER}/{len(self._run.tasks) - 1}")
-        if trainer.regulariser is not None and kept is not None:
-            trainer.regulariser.restore({name: value.to(device) for name, value in kept[0].items()})
-
-    def _commit(self, t: int, checkpoint: Path, trainer: Trainer, result: TaskResult) -> None:
-        """Enters a finished task into the run: run.json last, because it says which tasks are finished."""
-        task = self._benchmark.tasks[t]
-        measured = None if self._evaluator is None else self._evaluator.measure()
-        state = {} if trainer.regulariser is None else trainer.regulariser.state()
-        if state:
-            self._run.save_state(f"{REGULARISER}/{t}", state)
-            # The state before this task is needed again if this call is killed now.
-            self._run.drop_state(f"{REGULARISER}/{t - 2}")
-        record: dict[str, Any] = {
-            "task": t + 1,
-            "name": task.name,
-            "steps": result.steps,
-            "samples": result.samples,
-            "loss": result.loss,
-            "seconds": round(result.seconds, 3),
-        }
-        if self._matrix is not None and measured is not None:
-            self._matrix.add(t, measured)
-            accuracies = {name: share.value for name, share in measured.by_task.items()}
-            record["task_known_accuracy"] = or_null(self._matrix.known[t])
-            record["accuracies"] = {name: or_null(value) for name, value in accuracies.items()}
-            self._tracker.accuracies(t + 1, accuracies)
-        self._tracker.write("task", **record)
-        self._run.add_task(task.name, checkpoint, [self._benchmark.classes[k] for k in task.classes])
-        self._run.drop_state(SNAPSHOT)
-
-    # -- profiles --------------------------------------------------------------------------------------------------
-
-    def _profiled(self, task: Task) -> Prepared:
-        """Returns the samples of a task that its profile embeds."""
-        rows = choose_rows(len(task.train), self._config.profile_rows, self._config.seed)
-        return self._train.take([task.train[row] for row in rows])
-
-    def _embedded(self, task: Task) -> Any:
-        """Embeds the samples of a task's profile with the encoder as it is now."""
-        return embed_prepared(self._encoder, self._profiled(task)).cpu().numpy()
-
-    def _write_profile(self, task: Task, inputs: Prepared, by_base: Any, digest: str) -> None:
-        rows = self._profiled(task).labels
+    def train(self, t: int, inputs: Prepared, watch: Watch | None) -> None:
+        """Trains task t, and enters it into the run when it is complete: run.json last, which says what is finished."""
+        config, run, task, count = self.config, self.run, self.benchmark.tasks[t], len(self.benchmark.tasks)
+        position = torch.full((len(self.benchmark.classes),), -1, dtype=torch.int64, device=inputs.device)
+        position[list(task.classes)] = torch.arange(len(task.classes), device=inputs.device)
         assert inputs.labels is not None
-        assert rows is not None
-        classes = self._benchmark.classes
-        counts = tuple(torch.bincount(inputs.labels, minlength=len(classes)).tolist())
-        profile = Profile(task.name, classes, counts, len(inputs), self._embedded(task), digest)
-        # The encoder was loaded as the base, and keeps that digest.
-        profile = profile.with_base(self._encoder.digest, by_base, rows.cpu().numpy())
-        profile = profile.with_shares(self._classifier, self._head.classes, self._head.probabilities(by_base))
-        profile.save(self._run.profile_path(task.name))
+        targets, place = position[inputs.labels], {"seed": config.seed, "task": t, "tasks": count}
+        result = train_task(self.learner(t), inputs, targets, config.train, **place, watch=watch)
+        checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
+        self.save(checkpoint)
+        known = self.measure(t) if config.matrix else math.nan
+        result = replace(result, seconds=round(result.seconds, 3), accuracy=None if math.isnan(known) else known)
+        make_profile(
+            task.name,
+            self.benchmark.train.subset(inputs.positions),  # those that can be read
+            load_encoder(checkpoint, str(self.base.device), assets=run.base),
+            classifier=self.classifier,
+            base=self.base,
+            rows=config.profile.rows,
+            seed=config.seed,
+        ).save(run.profile_path(task.name))
+        names = [self.benchmark.classes[k] for k in task.classes]
+        run.enter(task.name, checkpoint, names, profiled=True, training=asdict(result))
+        run.save()
+
+
+class _FrozenHead(_Sequence):
+    """Trains one encoder against the rows of a frozen head that belong to the task."""
+
+    def __init__(
+        self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Decoded, head: Head
+    ) -> None:
+        super().__init__(config, run, benchmark, base, test, head)
+        self.encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
+        self.parameters = [parameter for _, parameter in trainable(self.encoder, config.train.freeze)]
+        self.weight = head.logit_scale * torch.from_numpy(head.weight).to(base.device)
+        self.matrix = _matrix(run, benchmark)
+        if config.matrix:
+            labelled = label_benchmark(benchmark, head.classes)
+            tests = test.take(labelled.positions)
+            self.evaluator = Evaluator(self.encoder, head, labelled, batch=TEST_BATCH, prepared=tests)
+            if not run.tasks:
+                self.matrix = replace(self.matrix, base=_shares(self.evaluator.measure().by_task))
+
+    def learner(self, t: int) -> Learner:
+        rows = self.weight[list(self.benchmark.tasks[t].classes)]
+        score = lambda pooled: normalize(pooled, dim=1) @ rows.T  # noqa: E731
+        return Learner(self.encoder.module, self.parameters, self.encoder.pool, score)
+
+    def save(self, folder: Path) -> None:
+        save_encoder(self.encoder, folder)
+
+    def measure(self, t: int) -> float:
+        measured = self.evaluator.measure()
+        rows = [*self.matrix.rows[:t], _shares(measured.by_task)]
+        self.matrix = AccuracyMatrix.of(self.matrix.tasks, rows, self.matrix.base, self.matrix.samples)
+        self.run.write_metrics(self.matrix.to_dict())
+        return _shares(measured.known_by_task or {})[t]
+
+
+class _NewClassifiers(_Sequence):
+    """Trains classifiers of transformers: the encoder of the task before, and a new classifier for each task."""
+
+    def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Decoded) -> None:
+        super().__init__(config, run, benchmark, base, test)
+        self.inner = read_classifier(base, run.tasks[-1]) if run.tasks else base.module.state_dict()
+        self.module: Any = None
+
+    def learner(self, t: int) -> Learner:
+        classes = [self.benchmark.classes[k] for k in self.benchmark.tasks[t].classes]
+        self.module = new_classifier(self.base, self.inner, classes, derived_seed(self.config.seed, "classifier", t))
+        self.inner = self.module.base_model.state_dict()  # the same memory: after training, what the next begins with
+        parameters = unfrozen(self.module, self.config.train.freeze, self.base.path)
+        return Learner(self.module, parameters, self._logits, torch.Tensor.float)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
+        logits: Tensor = self.module(**inputs).logits
+        return logits
+
+    def save(self, folder: Path) -> None:
+        def fill(place: Path) -> None:
+            with quiet():
+                self.module.save_pretrained(place, max_shard_size="1000GB")
+                put_companions(self.base.homes, self.base.image_processor, self.base.tokenizer, place)
+
+        write_folder(folder, fill)
+
+    def measure(self, t: int) -> float:
+        task = self.benchmark.tasks[t]
+        tests = self.test.take(task.test)
+        assert tests.labels is not None
+        truth, right = torch.tensor(task.classes, device=tests.device), 0
+        with torch.inference_mode():
+            for rows in torch.split(torch.arange(len(tests)), TEST_BATCH // 4):
+                right += int((truth[self._logits(tests.batch(rows)).argmax(dim=1)] == tests.labels[rows]).sum())
+        return right / len(tests)
+
+
+def _shares(by_task: Mapping[str, Any]) -> tuple[float, ...]:
+    """Returns the accuracy on each task, NaN for a task without tests."""
+    return tuple(share.value for share in by_task.values())
+
+
+def _matrix(run: Run, benchmark: Benchmark) -> AccuracyMatrix:
+    """Returns what training measured so far; what is gone is not known any more."""
+    names, counts = [task.name for task in benchmark.tasks], [len(task.test) for task in benchmark.tasks]
+    found = run.read_metrics()
+    try:
+        return AccuracyMatrix.of(names, [], None, counts) if found is None else AccuracyMatrix.from_dict(found)
+    except InputError as error:
+        raise InputError(f"{run.path / METRICS}: damaged ({error}); remove {run.path} and train again") from None
 
 
 def _base_and_head(
     config: TrainConfig, run: Run, benchmark: Benchmark, device: str | None, reading: Mapping[str, Any]
-) -> tuple[Encoder, Head]:
-    """Returns base and head: made once, then read back from the run directory."""
-    assert run.head is not None
-    if not Run.has_begun(run.path):
+) -> tuple[Encoder, Head | None]:
+    """Returns base and head, if there is one: made once, the base last, then read back from the run directory."""
+    if not run.base.exists():
         scratch = run.empty_folder("pretrained.partial")
         try:
-            encoder = load_base(config, scratch, device, reading["progress"])
-            positions = [k for task in benchmark.tasks for k in task.train]
-            head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, positions, **reading))
-            if config.text_tower == "drop":
-                encoder = image_tower(encoder)
-            trainable(encoder, config.train.freeze)  # a wrong pattern is reported before anything is written
-            save_encoder(encoder, run.empty_folder(run.base.name))
-            save_head(head, run.head)
+            encoder = load_base(config, benchmark, scratch, device, reading["progress"])
+            if config.head.source == BUILTIN:
+                # A wrong pattern or architecture is reported before anything is written.
+                unfrozen(
+                    new_classifier(encoder, encoder.module.state_dict(), ["any"], 0), config.train.freeze, encoder.path
+                )
+            else:
+                positions = [k for task in benchmark.tasks for k in task.train]
+                head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, positions, **reading))
+                encoder = image_tower(encoder) if config.text_tower == "drop" else encoder
+                trainable(encoder, config.train.freeze)
+                assert run.head is not None
+                save_head(head, run.head)
+            save_encoder(encoder, run.base)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    return load_encoder(run.base, device), load_head(run.head)
+    return load_encoder(run.base, device), None if run.head is None else load_head(run.head)
 
 
-def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchmark) -> dict[str, Any]:
+def _setup(config: TrainConfig, base: Encoder, head: Head | None, benchmark: Benchmark) -> dict[str, Any]:
     """Returns what the run depends on: versions, seed, digests, and the facts of the data."""
     import platform
 
@@ -266,89 +267,15 @@ def _setup(config: TrainConfig, encoder: Encoder, head: Head, benchmark: Benchma
 
     from tunable_magmax.version import __version__
 
-    device = encoder.device
+    versions = {
+        "tunable_magmax": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
     return {
         "seed": config.seed,
-        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "versions": {
-            "tunable_magmax": __version__,
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "digests": {"base": encoder.digest, "head": head.digest},
+        "device": "cpu" if base.device.type == "cpu" else torch.cuda.get_device_name(base.device),
+        "versions": {**versions, "python": platform.python_version()},
+        "digests": {"base": base.digest, **({} if head is None else {"head": head.digest})},
         "benchmark": benchmark.facts,
     }
-
-
-# -- base and head ----------------------------------------------------------------------------------------------------
-
-
-def load_base(
-    config: TrainConfig, scratch: Path, device: str | None = None, progress: Progress | None = None
-) -> Encoder:
-    """Loads the pre-trained encoder that a configuration names; the built-in one is made in `scratch`."""
-    if config.model == GLYPHS:
-        glyph_base = imported("tunable_magmax.experiments.glyph_encoder:glyph_base")
-        return load_encoder(glyph_base(scratch, seed=config.seed, progress=progress), device)
-    return load_encoder(resolve_model(config.model, config.root), device)
-
-
-def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decoded: Decoded) -> Head:
-    """Makes the frozen head over all classes of the benchmark, in their order. `decoded`: the training data."""
-    _require_kind(encoder, benchmark)
-    options, classes = config.head, benchmark.classes
-    source = _source(config, encoder)
-    templates = options.templates or benchmark.prompts or "plain"
-    if source == "file":
-        assert options.file is not None
-        head = load_head(config.root / options.file).select(classes)
-    elif source == "glyphs":
-        head = imported("tunable_magmax.experiments.glyph_encoder:glyph_head")(encoder, classes)
-    elif source == "means":
-        head = _mean_head(encoder, benchmark, decoded, config.seed)
-    elif source == "text":
-        head = text_head(encoder, classes, templates)
-    else:
-        head = name_head(encoder, classes, templates)
-    if options.logit_scale is not None:
-        head = replace(head, logit_scale=options.logit_scale)
-    require_match(encoder, head)
-    return head
-
-
-def _require_kind(encoder: Encoder, benchmark: Benchmark) -> None:
-    texts = encoder.tokenizer is not None and not encoder.is_whole
-    if not (texts if benchmark.kind == "text" else encoder.image_processor is not None):
-        wanted = "a sentence encoder" if benchmark.kind == "text" else "a model of images, such as CLIP, SigLIP or ViT"
-        raise InputError(
-            f"{benchmark.name} holds {benchmark.kind}s, which {encoder.path} ({encoder.family}) does not learn to "
-            f"encode: choose {wanted}"
-        )
-
-
-def _source(config: TrainConfig, encoder: Encoder) -> str:
-    if config.head.source != "auto":
-        return config.head.source
-    if config.head.file is not None:
-        return "file"
-    if config.model == GLYPHS:
-        return "glyphs"
-    if encoder.image_processor is not None and encoder.tokenizer is not None:
-        return "text"
-    return "means" if encoder.tokenizer is None else "names"
-
-
-def _mean_head(encoder: Encoder, benchmark: Benchmark, decoded: Decoded, seed: int) -> Head:
-    """Makes a head of class means: the base encoder embeds some training samples of each class."""
-    labels: Any = benchmark.train.labels
-    generator = torch.Generator().manual_seed(derived_seed(seed, "class means"))
-    by_class: dict[int, list[int]] = {}
-    for position in sorted({k for task in benchmark.tasks for k in task.train}):
-        by_class.setdefault(labels[position], []).append(position)
-    chosen: list[int] = []
-    for positions in by_class.values():
-        order = torch.randperm(len(positions), generator=generator)[:MEAN_SAMPLES].tolist()
-        chosen += [positions[k] for k in order]
-    inputs = decoded.take(sorted(chosen))
-    return mean_head(embed_prepared(encoder, inputs), inputs.labels, benchmark.classes)

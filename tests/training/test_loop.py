@@ -1,0 +1,282 @@
+"""The loop: tasks are what a plain loop of PyTorch gives; its random numbers, learning rate and augmentation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+from torch.nn.functional import normalize
+
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.tables import text_samples
+from tunable_magmax.errors import InputError, TmxError
+from tunable_magmax.lottery import derived_seed
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.prepared import prepare
+from tunable_magmax.models.tower import trainable
+from tunable_magmax.training.config import Optimisation, warmup_steps
+from tunable_magmax.training.loop import Learner, augment, draw_epoch, learning_rate, train_task
+
+CPU = torch.device("cpu")
+
+# -- a task is what a plain loop gives ---------------------------------------------------------------------------------
+
+OPTIONS = Optimisation(epochs=3, batch=4, lr=1e-3, warmup=2)
+
+
+def load(kind, folder):
+    if not (folder / kind).exists():
+        tiny.save(tiny.build(kind), folder / kind)
+    return load_encoder(folder / kind, "cpu")
+
+
+def inputs_of(encoder):
+    """Ten inputs of two classes."""
+    labels = [k % 2 for k in range(10)]
+    if encoder.image_processor is None:
+        words = [f"{'my good'[: k + 2]} {('pay', 'bill', 'card')[k % 3]}" for k in range(10)]
+        return prepare(encoder, text_samples("ten", words, list(map(str, labels))))
+    pictures = [tiny.picture((20 * k, 90, 200 - 10 * k), k) for k in range(10)]
+    load_pictures = partial(map, pictures.__getitem__)
+    return prepare(encoder, Samples("ten", "image", 10, load_pictures, ("0", "1"), tuple(labels)))
+
+
+def rows_of(encoder):
+    return 10 * normalize(torch.randn(2, encoder.dim, generator=torch.Generator().manual_seed(3)), dim=1)
+
+
+def learner(encoder, options):
+    rows, parameters = rows_of(encoder), [parameter for _, parameter in trainable(encoder, options.freeze)]
+    return Learner(encoder.module, parameters, encoder.pool, lambda pooled: normalize(pooled, dim=1) @ rows.T)
+
+
+def plainly(encoder, inputs, options, seed, task):
+    """AdamW over all parameters of the module; what gets no gradient is left alone by it."""
+    rows, losses = rows_of(encoder), []
+    optimiser = torch.optim.AdamW(encoder.module.parameters(), weight_decay=options.weight_decay)
+    encoder.module.train()
+    for epoch in range(options.epochs):
+        order, numbers = draw_epoch(10, CPU, seed, task, epoch)
+        for start in range(0, 10, options.batch):
+            step, chosen = len(losses), order[start : start + options.batch]
+            torch.manual_seed(derived_seed(seed, "step", task, step))
+            if options.augment == "none":
+                batch = inputs.batch(chosen)
+            else:
+                changed = augment(inputs.pixels(chosen), numbers[start : start + options.batch], "crop+flip", 2)
+                batch = (changed.float() * (1 / 255) - 0.5) / 0.25
+            optimiser.param_groups[0]["lr"] = learning_rate(step, 9, options.lr, 2)
+            optimiser.zero_grad()
+            features = normalize(encoder.pool(batch), dim=1)
+            loss = torch.nn.functional.cross_entropy(features @ rows.T, inputs.labels[chosen])
+            loss.backward()
+            if options.clip is not None:
+                torch.nn.utils.clip_grad_norm_(encoder.module.parameters(), options.clip)
+            optimiser.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "vit", "bert"])
+@pytest.mark.parametrize("change", [{}, {"clip": 0.05, "weight_decay": 0.5, "augment": "crop+flip"}, {"clip": None}])
+def test_a_task_is_what_a_plain_loop_gives(tmp_path, kind, change):
+    """With dropout, which BERT has."""
+    options = Optimisation(**{**vars(OPTIONS), **change, **({"augment": "none"} if kind == "bert" else {})})
+    encoder, expected, base = (load(kind, tmp_path) for _ in range(3))
+    inputs, ticks = inputs_of(encoder), []
+    losses = plainly(expected, inputs, options, 7, 1)
+    before = torch.random.get_rng_state()
+    result = train_task(
+        learner(encoder, options), inputs, inputs.labels, options, seed=7, task=1, tasks=2, watch=ticks.append
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)  # nobody else's random numbers are touched
+    assert (result.steps, result.samples) == (9, 10)
+    assert result.loss == pytest.approx(np.mean(losses), abs=1e-5)
+    assert [(tick.task, tick.tasks, tick.step, tick.steps, tick.epoch) for tick in ticks] == [(1, 2, 9, 9, 3)]
+    assert not encoder.module.training
+    state, start = expected.module.state_dict(), base.module.state_dict()
+    trained = {name for name, _ in trainable(base)}
+    for name, value in encoder.module.state_dict().items():
+        torch.testing.assert_close(value, state[name], atol=2e-6, rtol=1e-5)
+        assert torch.equal(value, start[name]) == (name not in trained), name
+
+
+def test_frozen_patterns_stay_as_they_are(tmp_path):
+    options = Optimisation(**{**vars(OPTIONS), "freeze": ("embeddings.*", "*.bias")})
+    encoder, base = load("vit", tmp_path), load("vit", tmp_path)
+    inputs = inputs_of(encoder)
+    train_task(learner(encoder, options), inputs, inputs.labels, options, seed=0)
+    before = base.module.state_dict()
+    for name, value in encoder.module.state_dict().items():
+        assert torch.equal(value, before[name]) == (name.startswith("embeddings.") or name.endswith(".bias")), name
+
+
+def test_divergence_says_what_to_try(tmp_path):
+    options = Optimisation(**{**vars(OPTIONS), "lr": 1e6, "epochs": 20, "warmup": 0})
+    encoder = load("vit", tmp_path)
+    inputs = inputs_of(encoder)
+    with pytest.raises(TmxError, match=r"loss of task 1 is nan .*train\.lr than 1e\+06"):
+        train_task(learner(encoder, options), inputs, inputs.labels, options, seed=0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+    ],
+)
+def test_out_of_memory_names_the_batch_size(tmp_path, error):
+    encoder = load("vit", tmp_path)
+    inputs = inputs_of(encoder)
+
+    def fails(batch):
+        raise error
+
+    broken = Learner(encoder.module, [*encoder.module.parameters()], fails, torch.Tensor.float)
+    with pytest.raises(InputError, match=r"train\.batch 4.*--set train\.batch=2"):
+        train_task(broken, inputs, inputs.labels, OPTIONS, seed=0)
+    assert not encoder.module.training
+
+
+# -- random numbers: they come from seed, task and epoch, and from nothing else ----------------------------------------
+
+
+def test_every_sample_comes_once_in_an_epoch():
+    order, numbers = draw_epoch(50, CPU, seed=3, task=1, epoch=2)
+    assert sorted(order.tolist()) == list(range(50)) != order.tolist()
+    assert numbers.shape == (50, 4)
+    assert 0 <= float(numbers.min()) < float(numbers.max()) < 1
+
+
+def test_drawn_again_they_are_the_same_whatever_happened_before():
+    one = draw_epoch(20, CPU, 3, 1, 2)
+    before = torch.random.get_rng_state()
+    torch.rand(5)
+    other = draw_epoch(20, CPU, 3, 1, 2)
+    assert all(map(torch.equal, one, other))
+    torch.random.set_rng_state(before)
+    draw_epoch(20, CPU, 3, 1, 2)
+    assert torch.equal(torch.random.get_rng_state(), before)  # and they touch nobody else's
+
+
+def test_seed_task_and_epoch_each_change_them():
+    places = [(3, 1, 2), (4, 1, 2), (3, 2, 2), (3, 1, 3), (3, 2, 1), (1, 3, 2)]
+    orders = {tuple(draw_epoch(20, CPU, *place)[0].tolist()) for place in places}
+    assert len(orders) == len(places)
+
+
+def test_seeds_for_different_purposes_differ_and_fit_torch():
+    seeds = {derived_seed(0, *parts) for parts in [(), ("task", 1, 2), ("step", 1, 2), ("task", 12), ("task", 1, "2")]}
+    assert len(seeds) == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# -- the learning rate rises, then falls as half a cosine --------------------------------------------------------------
+
+
+@given(st.integers(1, 400), st.integers(0, 500))
+def test_rises_to_the_peak_and_never_rises_again(steps, warmup):
+    rates = [learning_rate(step, steps, 0.3, warmup) for step in range(steps)]
+    assert all(0 < rate <= 0.3 for rate in rates)
+    rising, falling = rates[:warmup], rates[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    assert all(rate == pytest.approx(0.3 * (k + 1) / warmup) for k, rate in enumerate(rising))
+    if falling:
+        assert falling[0] == 0.3
+
+
+@given(st.integers(2, 400))
+def test_the_cosine_would_reach_zero_one_step_after_the_last(steps):
+    assert learning_rate(steps, steps, 1.0, 0) == pytest.approx(0, abs=1e-12)
+    middle = learning_rate(steps // 2, steps, 1.0, 0)
+    assert middle == pytest.approx(0.5 * (1 + math.cos(math.pi * (steps // 2) / steps)))
+
+
+def test_a_warm_up_longer_than_training_never_reaches_the_peak():
+    assert learning_rate(99, 100, 1.0, 500) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0, 0), (500, 500), (1, 1), (0.25, 50), (0.001, 0)])
+def test_below_one_a_warm_up_is_a_share(given, steps):
+    assert warmup_steps(given, 200) == steps
+
+
+# -- augmented images are what a plain loop over images and pixels gives -----------------------------------------------
+
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 3, 5, 7), dtype=np.uint8))
+NUMBERS = torch.from_numpy(np.random.default_rng(1).random((6, 4), dtype=np.float32))
+LARGEST = float(np.nextafter(np.float32(1), np.float32(0)))
+
+
+def plain(images, numbers, pad, crop, flip):
+    """One image, one pixel at a time."""
+    found = torch.zeros_like(images)
+    _, channels, height, width = images.shape
+    for k, image in enumerate(images):
+        down, right = (min(int(float(n) * (2 * pad + 1)), 2 * pad) - pad if crop else 0 for n in numbers[k, :2])
+        for c in range(channels):
+            for y in range(height):
+                for x in range(width):
+                    column = width - 1 - x if flip and numbers[k, 2] >= 0.5 else x
+                    from_y, from_x = y + down, column + right
+                    if 0 <= from_y < height and 0 <= from_x < width:
+                        found[k, c, y, x] = image[c, from_y, from_x]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["crop", "flip", "crop+flip"])
+@pytest.mark.parametrize("pad", [1, 3])
+def test_windows_and_flips(kind, pad):
+    found = augment(IMAGES, NUMBERS, kind, pad)
+    assert found.dtype == torch.uint8
+    assert torch.equal(found, plain(IMAGES, NUMBERS, pad, "crop" in kind, "flip" in kind))
+
+
+def test_flips_come_half_of_the_time():
+    assert {bool(n >= 0.5) for n in NUMBERS[:, 2]} == {True, False}
+    found = augment(IMAGES, NUMBERS, "flip", 2)
+    for before, after, numbers in zip(IMAGES, found, NUMBERS, strict=True):
+        assert torch.equal(after, before.flip(2) if numbers[2] >= 0.5 else before)
+
+
+@pytest.mark.parametrize("kind", ["crop", "crop+flip", "resized-crop"])
+@pytest.mark.parametrize("number", [0.0, LARGEST])
+def test_the_outermost_random_numbers_stay_inside_the_padded_image(kind, number):
+    numbers = torch.full((6, 4), number)
+    found = augment(IMAGES, numbers, kind, 2)
+    assert found.shape == IMAGES.shape
+    if kind != "resized-crop":
+        assert torch.equal(found, plain(IMAGES, numbers, 2, True, "flip" in kind))
+
+
+def test_a_resized_crop_of_one_colour_is_that_colour():
+    images = torch.tensor([[10, 200, 255], [0, 1, 77]], dtype=torch.uint8)[:, :, None, None].expand(2, 3, 8, 8)
+    for numbers in (NUMBERS[:2], torch.zeros(2, 4), torch.full((2, 4), LARGEST)):
+        found = augment(images, numbers, "resized-crop", 2)
+        torch.testing.assert_close(found, images.float(), atol=1e-3, rtol=0)
+
+
+def test_a_resized_crop_keeps_nine_tenths_and_the_range():
+    ramp = torch.linspace(0, 255, 64).repeat(1, 3, 64, 1).round().to(torch.uint8)
+    for seed in range(20):
+        numbers = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed))
+        found = augment(ramp, numbers, "resized-crop", 2)
+        assert 0 <= float(found.min()) <= float(found.max()) <= 255
+        # The narrowest window: 90% of the area, as tall as the image.
+        assert float(found.max() - found.min()) > 255 * (0.9 * 3 / 4) ** 0.5 - 8
+
+
+def test_none_changes_nothing():
+    assert augment(IMAGES, NUMBERS, "none", 2) is IMAGES

@@ -40,7 +40,7 @@ class SourceOptions:
     equal: bool = False
     """Give every task the same weight."""
     labels: Path | None = None
-    """Labels of the target: .txt (one per line), .csv, .jsonl, .npy or labelled data. Class names or indices, or task
+    """Labels of the target: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task
     names, each of which counts for its task."""
     inputs: Path | None = None
     """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""

@@ -13,11 +13,13 @@ import numpy as np
 
 from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
-from tunable_magmax.errors import InputError
+from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.showing import number
 
 Given: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
 """What a caller of the Python API may give for samples: a path, or the samples themselves."""
+INPUT_COLUMNS = ("image", "img", "picture", *TEXT_COLUMNS)
 WANTED = {
     "image": "a PIL image, an array [height, width, 3] of uint8, or the path of an image file",
     "text": "a text, or a Path whose file holds one text",
@@ -61,7 +63,11 @@ def given_inputs(value: Given) -> Source:
     >>> given_inputs("site/images")
     PosixPath('site/images')
     """
-    return _as_path(value) or given_samples(_listed(value, "inputs"))
+    path = _as_path(value)
+    if path is not None:
+        return path
+    items = _listed(value, "inputs")
+    return given_samples([_cell(item, INPUT_COLUMNS) if isinstance(item, Mapping) else item for item in items])
 
 
 def given_labels(value: Given) -> Source:
@@ -80,7 +86,7 @@ def given_labels(value: Given) -> Source:
 
 
 def given_pairs(value: Given) -> Source:
-    """Returns pairs of an input and its label as labelled samples.
+    """Returns pairs of an input and its label as labelled samples; rows of a data set have columns of these.
 
     >>> pairs = given_pairs(zip(["hello", "bye"], ["greeting", "parting"]))
     >>> pairs.name, pairs.classes, pairs.labels
@@ -90,13 +96,18 @@ def given_pairs(value: Given) -> Source:
     if path is not None:
         return path
     pairs = _listed(value, "pairs")
+    inputs, labels = [], []
     for position, pair in enumerate(pairs, 1):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if isinstance(pair, Mapping):
+            pair = _cell(pair, INPUT_COLUMNS), _cell(pair, LABEL_COLUMNS)
+        elif not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
                 f"pair {position} is a {type(pair).__name__}: a pair is a tuple of an input and its label, and "
                 "zip(inputs, labels) makes them"
             )
-    return given_samples([pair[0] for pair in pairs], labels=[pair[1] for pair in pairs])
+        inputs.append(pair[0])
+        labels.append(pair[1])
+    return given_samples(inputs, labels=labels)
 
 
 def given_samples(items: Sequence[Any], kind: Kind | None = None, labels: Sequence[Any] | None = None) -> GivenSamples:
@@ -112,7 +123,7 @@ def given_samples(items: Sequence[Any], kind: Kind | None = None, labels: Sequen
 
 def is_one_input(value: Any) -> bool:
     """Says whether a value is a single input, not several of them."""
-    return isinstance(value, str | os.PathLike) or _is_picture(value) or (_is_array(value) and value.ndim < 4)
+    return isinstance(value, str | os.PathLike) or _is_picture(value) or (_is_array(value) and value.ndim in (2, 3))
 
 
 def _as_path(value: Given) -> Path | None:
@@ -120,12 +131,29 @@ def _as_path(value: Given) -> Path | None:
 
 
 def _listed(value: Any, what: str) -> list[Any]:
-    if is_one_input(value) or isinstance(value, Mapping) or not isinstance(value, Iterable):
+    """Returns the items of a list, an iterator, a column or the rows of a table, or a data set of torch."""
+    indexable = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    several = isinstance(value, Iterable) or indexable
+    if is_one_input(value) or isinstance(value, Mapping) or not several:
         raise InputError(f"{what} are a {type(value).__name__}: give a list of them, or the path of a file or folder")
-    items = list(value)
+    if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a DataFrame, which iterates over its columns' names
+        items: list[Any] = value.to_dict("records")
+    else:
+        items = list(value) if isinstance(value, Iterable) else [value[k] for k in range(len(value))]
     if not items:
         raise InputError(f"{what} are an empty list: give at least one")
     return items
+
+
+def _cell(row: Mapping[str, Any], usual: Sequence[str]) -> Any:
+    """Returns the cell of a row that is called as usual."""
+    found = next((name for name in usual if name in row), None)
+    if found is None:
+        raise InputError(
+            f"the rows have the columns {some_of(row, show=repr)}, expected one called {some_of(usual, 3, show=repr)}: "
+            "give the columns themselves"
+        )
+    return row[found]
 
 
 def _label_names(labels: Sequence[Any]) -> list[str]:

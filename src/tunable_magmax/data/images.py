@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+_SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
 # Pillow tries its formats one after the other; asking for the right one first halves the time of a small image.
 _SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WEBP"}
 _ORIENTATION = 0x0112
@@ -35,25 +37,30 @@ _PROBED = 32  # files whose size decides about threads
 
 def open_image_folder(path: Path) -> Samples:
     """Opens the images of a folder, in sorted order. Class folders give labels; images outside of them have none."""
-    loose = _images(path.iterdir())
-    folders = class_folders(path)
-    if loose and any(images for _, images in folders):
+    loose, folders = _images(path.iterdir()), class_folders(path)
+    labelled = any(images for _, images in folders)
+    if loose and labelled:
         raise InputError(
             f"{path} holds {len(loose)} loose images as well as folders of images: put every image into the folder of "
             "its class, or all into one folder"
         )
-    if loose:
-        return Samples(str(path), "image", len(loose), _loader(path, loose))
-    if not any(images for _, images in folders):
-        raise InputError(
-            f"{path} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))}), neither loose nor in class folders"
-        )
-    return image_samples(path, folders)
+    if not loose and not labelled:
+        raise InputError(f"{path} holds no images ({_SUFFIXES}), neither loose nor in class folders")
+    return open_image_files(loose, str(path), path) if loose else image_samples(path, folders)
 
 
-def open_image_files(files: Sequence[Path], origin: str) -> Samples:
-    """Opens image files, each called by its path, in the order given."""
-    return Samples(origin, "image", len(files), _loader(None, files))
+def open_image_files(files: Sequence[Path], origin: str, root: Path | None = None) -> Samples:
+    """Opens image files in the order given, each called by its path, or by that below `root`."""
+
+    def read(file: Path) -> Any:
+        return read_picture(file, str(file if root is None else file.relative_to(root)))
+
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        probed = [files[position] for position in positions[:_PROBED]]
+        size = sum(file.stat().st_size if file.exists() else 0 for file in probed) / max(1, len(probed))
+        return in_order(read, (files[position] for position in positions), threads_for(size))
+
+    return Samples(origin, "image", len(files), load)
 
 
 def images_below(path: Path) -> list[Path]:
@@ -66,8 +73,7 @@ def open_domain_folders(path: Path) -> Samples:
     folders: list[tuple[str, list[Path]]] = []
     domains: list[str] = []
     for domain in _folders(path):
-        loose = _images(domain.iterdir())
-        if loose:
+        if loose := _images(domain.iterdir()):
             raise InputError(
                 f"{domain} holds {len(loose)} loose images: with domains every image lies in DOMAIN/CLASS/, so put "
                 "them into folders of their classes"
@@ -76,39 +82,22 @@ def open_domain_folders(path: Path) -> Samples:
         folders += inside
         domains += [domain.name for _, images in inside for _ in images]
     if not domains:
-        raise InputError(f"{path} holds no images in DOMAIN/CLASS/ folders ({', '.join(sorted(IMAGE_SUFFIXES))})")
-    return image_samples(path, folders, tuple(domains))
+        raise InputError(f"{path} holds no images in DOMAIN/CLASS/ folders ({_SUFFIXES})")
+    return replace(image_samples(path, folders), domains=tuple(domains))
 
 
 def class_folders(path: Path) -> list[tuple[str, list[Path]]]:
     """Returns the name and the images of each folder, both sorted."""
-    return [(folder.name, _images(folder.rglob("*"))) for folder in _folders(path)]
+    return [(folder.name, images_below(folder)) for folder in _folders(path)]
 
 
-def image_samples(
-    root: Path, folders: Sequence[tuple[str, Sequence[Path]]], domains: tuple[str, ...] | None = None
-) -> Samples:
+def image_samples(root: Path, folders: Sequence[tuple[str, Sequence[Path]]]) -> Samples:
     """Makes samples of image files below `root`: class names with their images. Classes in sorted order."""
     classes = sorted({name for name, _ in folders})
     place = {name: k for k, name in enumerate(classes)}
-    files = [image for _, images in folders for image in images]
     labels = tuple(place[name] for name, images in folders for _ in images)
-    return Samples(str(root), "image", len(files), _loader(root, files), tuple(classes), labels, domains)
-
-
-def _loader(root: Path | None, files: Sequence[Path]) -> Callable[[Sequence[int]], Iterator[Any]]:
-    """Returns `Samples.load` for image files; with a `root`, they are called by their paths from there."""
-
-    def named(file: Path) -> str:
-        return str(file if root is None else file.relative_to(root))
-
-    def load(positions: Sequence[int]) -> Iterator[Any]:
-        probed = [files[position] for position in positions[:_PROBED]]
-        size = sum(file.stat().st_size if file.exists() else 0 for file in probed) / max(1, len(probed))
-        chosen = (files[position] for position in positions)
-        return in_order(lambda file: read_picture(file, named(file)), chosen, threads_for(size))
-
-    return load
+    samples = open_image_files([image for _, images in folders for image in images], str(root), root)
+    return replace(samples, classes=tuple(classes), labels=labels)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -32,7 +32,7 @@ class ProfileData:
     features: Path | None = None
     """Ready embeddings [n, width] instead of data: .npy or .safetensors; with --labels."""
     labels: Path | None = None
-    """A label for each row of --features: .txt, .csv, .jsonl, .npy."""
+    """A label for each row of --features: .txt, .csv, .jsonl."""
     classes: str | None = None
     """Only samples of these classes, as cat,dog or 0,1: the task's share of a data set."""
     split: str | None = None

@@ -112,7 +112,7 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     left = Profile.load(run / "profiles" / "task-01.safetensors")
     made = shutil.copytree(run, tmp_path / "again")
     classes = ("--classes", "card,hello", "--rows", 5)
-    tmx("profile", made, "--task", "task-01", "--data", data, *classes, *CPU)
+    tmx("init", made, "--data", f"task-01={data}", *classes, *CPU)
     again = Profile.load(made / "profiles" / "task-01.safetensors")
     assert (again.label_table, again.encoder, again.classifier) == (left.label_table, left.encoder, left.classifier)
     np.testing.assert_allclose(again.features, left.features, atol=1e-5)

@@ -18,7 +18,8 @@ OPTIONS = {
     "--preference --method --scale --choose --check --estimator --temper --prior --seed --classifier "
     "--classifier-checkpoint --max-samples --split --text-column --label-column --device --memory --shard-size "
     "--threads --overwrite --fresh --digest-inputs --base-name --dry-run --quiet -q --json",
-    "init": "RUN_DIR --base --task --data --head --device --overwrite --dry-run --quiet -q --json",
+    "init": "RUN_DIR --base --task --data --eval-data --head --overwrite --dry-run --quiet -q --json --keep "
+    "--text-column --label-column --split --classes --rows --seed --device --force",
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
     "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
     "--base-name --engine --workers --ray-address --dry-run --quiet -q --json",
@@ -30,8 +31,6 @@ OPTIONS = {
     "--pairs --strengths --method --similarity --on-zero --gamma --debias --raw --regularisation --iterations "
     "--bandwidth --temper --shrink --prior --choose-scale --trials --patience --search-scale --study --seed "
     "--classifier --classifier-checkpoint --max-samples --split --text-column --label-column --device",
-    "profile": "SOURCE --out -o --quiet -q --json --task --data --data-root --features --labels --classes --split "
-    "--text-column --label-column --classifier --classifier-checkpoint --rows --seed --device --force",
     "head": "MODEL --out -o --overwrite --quiet -q --json --names --data --templates --split --text-column "
     "--label-column --device",
     "train": "CONFIG --out -o --set --device --strict --dry-run --quiet -q --json",

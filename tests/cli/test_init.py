@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,19 +91,127 @@ def test_all_problems_come_at_once(tmx, trained):
     assert not (trained / "run").exists()
 
 
-def test_profiles_of_files_named_after_tasks(tmx, trained):
+def test_data_is_added_to_a_run(tmx, trained):
     tmx("init", "run", "--base", "base", "--task", "out/travel", "--task", "out/bank")
-    made = tmx("profile", "run", "--data-root", ".")
+    content = json.loads((trained / "run/run.json").read_text())
+    (trained / "run/run.json").write_text(json.dumps({**content, "planned_tasks": 5, "mine": [1]}))
+    made = tmx("init", "run", "--data", "travel=travel.csv")
     assert made.code == 0, made.err
-    assert "replaced" not in made.out
-    wrong = tmx("profile", "run", "--task", "bank", "--data", "travel.csv")
-    assert (wrong.code, "looks like that of travel" in wrong.err) == (2, True)
-    kept = Profile.load("run/profiles/bank.safetensors")
-    assert kept.classes == ("bank-0", "bank-1")
-    forced = tmx("profile", "run", "--task", "bank", "--data", "travel.csv", "--force")
-    assert "replaced the profile that was in run/profiles/bank.safetensors\n" in forced.out
-    (trained / "bank.jsonl").write_text('{"text": "card", "label": "a"}\n')
-    assert "which is the data of bank?" in tmx("profile", "run", "--data-root", ".").err
+    first = Run.open("run").kept[0]
+    assert tmx("init", "run", "--data", "bank=bank.csv", "--seed", "3").code == 0
+    run = Run.open("run")
+    assert run.kept[0] == first
+    assert [profile.task for profile in run.profiles] == ["travel", "bank"]
+    after = json.loads((trained / "run/run.json").read_text())
+    assert (after["planned_tasks"], after["mine"], after["base"]) == (5, [1], content["base"])
+    with open(run.path / first.path, newline="") as file:
+        assert sorted(row["text"] for row in csv.DictReader(file)) == sorted(
+            WORDS["travel"]
+        )  # each of four is there once
+    wrong = tmx("init", "run", "--data", "bank=travel.csv")
+    assert (wrong.code, "travel" in wrong.err) == (2, True)
+    assert Profile.load("run/profiles/bank.safetensors").classes == ("bank-0", "bank-1")
+    forced = tmx("init", "run", "--data", "bank=travel.csv", "--force")
+    assert forced.code == 0, forced.err
+    assert Profile.load("run/profiles/bank.safetensors").classes == ("travel-0", "travel-1")
+
+
+def test_columns_are_chosen_by_options(tmx, trained):
+    (trained / "odd.csv").write_text("Satz,Art\nhello,a\npay my bill,b\n")
+    words = ["--base", "base", "--task", "out/travel", "--data", "travel=odd.csv"]
+    refused = tmx("init", "run", *words)
+    assert (refused.code, "--text-column" in refused.err) == (2, True)
+    assert not (trained / "run").exists()
+    assert tmx("init", "run", *words, "--text-column", "Satz", "--label-column", "Art").code == 0
+    assert Run.open("run").kept[0].classes == ("a", "b")
+
+
+FILLERS = ("my", "my my", "my my my")
+LABELLED = {"pets": ("cat", "dog"), "tools": ("saw", "nail", "file")}
+
+
+@pytest.fixture
+def classifiers(tmp_path, monkeypatch):
+    """Makes a base and two tasks with classifiers that have learned their words; `generic` ones have no names."""
+    import torch
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    words = {"cat": "hello", "dog": "good", "saw": "pay", "nail": "card", "file": "bill"}
+
+    def make(generic=False, swapped=False, labelled=LABELLED):
+        tiny.save(tiny.build("bert"), tmp_path / "base")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
+        for task, labels in labelled.items():
+            named = (
+                {}
+                if generic
+                else {"id2label": dict(enumerate(labels)), "label2id": {n: k for k, n in enumerate(labels)}}
+            )
+            torch.manual_seed(1)
+            model = transformers.BertForSequenceClassification.from_pretrained(
+                tmp_path / "base", num_labels=len(labels), **named
+            )
+            order = sorted(labels, reverse=swapped)
+            texts = [f"{filler} {words[label]}" for label in order for filler in FILLERS]
+            targets = torch.arange(len(labels)).repeat_interleave(len(FILLERS))
+            inputs = tokenizer(texts, return_tensors="pt", padding=True)
+            with torch.no_grad():
+                pooled = model.double().bert(**inputs).pooler_output
+                wanted = torch.nn.functional.one_hot(targets).double()
+                bias = wanted.mean(dim=0)
+                model.classifier.weight.copy_(torch.linalg.lstsq(pooled, wanted - bias).solution.T)
+                model.classifier.bias.copy_(bias)
+            model.float()
+            assert (model(**inputs).logits.argmax(dim=1) == targets).all()
+            model.save_pretrained(tmp_path / task)
+            rows = [f"{filler} {words[label]},{label}" for label in labels for filler in FILLERS]
+            (tmp_path / f"{task}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        return ["--base", "base", "--task", "pets", "--task", "tools"]
+
+    return make
+
+
+def test_swapped_data_is_refused_before_anything_is_written(tmx, classifiers):
+    words = classifiers()
+    swapped = tmx("init", "run", *words, "--data", "pets=tools.csv", "--data", "tools=pets.csv")
+    assert swapped.code == 2
+    assert "'nail'" in swapped.err
+    assert "those of tools" in swapped.err
+    assert not Path("run").exists()
+    assert tmx("init", "run", *words, "--data", "pets=pets.csv", "--data", "tools=tools.csv").code == 0
+    assert Run.open("run").kept[1].classes == ("file", "nail", "saw")
+
+
+def test_classifiers_without_names_are_believed_where_they_predict_the_order(tmx, classifiers):
+    words = [*classifiers(generic=True), "--data", "pets=pets.csv", "--data", "tools=tools.csv"]
+    made = tmx("init", "run", *words, "--json")
+    assert made.code == 0, made.err
+    assert Run.open("run").kept[1].classes == (
+        "tools/LABEL_0",
+        "tools/LABEL_1",
+        "tools/LABEL_2",
+    )  # what the merge calls them
+    assert any("'nail' is LABEL_1" in note for note in json.loads(made.out)["notes"])
+
+
+@pytest.mark.parametrize("more", ["", "hello my,owl\n"])
+def test_classifiers_without_names_are_not_guessed(tmx, classifiers, more):
+    words = classifiers(generic=True, swapped=not more)
+    with open("tools.csv", "a") as file:
+        file.write(more)
+    refused = tmx("init", "run", *words, "--data", "tools=tools.csv")
+    assert (refused.code, "id2label" in refused.err) == (2, True)
+    assert not Path("run").exists()
+
+
+def test_unrelated_classifiers_without_names_are_not_one(tmx, classifiers):
+    """A merge would take the two rows of either for the same two classes."""
+    words = classifiers(generic=True, labelled={"pets": ("cat", "dog"), "tools": ("nail", "saw")})
+    for data in (["pets=pets.csv"], ["pets=pets.csv", "tools=tools.csv"]):
+        refused = tmx("init", "run", *words, *(part for text in data for part in ("--data", text)))
+        assert (refused.code, "id2label" in refused.err) == (2, True)
+        assert not Path("run").exists()
 
 
 def test_stopped_at_any_write_the_run_is_whole_or_not_there(tmx, trained, monkeypatch):

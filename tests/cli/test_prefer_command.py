@@ -446,7 +446,7 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
     result = tmx("prefer", run, "--labels", site / "labels.txt")
     assert result.code == 2
     assert "--labels needs the tasks' profiles; missing: 'cars'" in result.err
-    assert f"tmx profile {run} --task NAME --data DATA" in result.err
+    assert f"tmx init {run} --data NAME=DATA" in result.err
 
 
 def bad_features(folder, change):
@@ -538,7 +538,7 @@ def test_profiles_of_different_classifiers_are_refused(tmx, run, predictions):
 
 @pytest.fixture
 def trained(tmx, tmp_path):
-    """A run on a tiny ViT, profiled by `tmx profile` with a classifier; and a folder of the site's images."""
+    """A run on a tiny ViT, profiled by `tmx init` with a head; and a folder of the site's images."""
     pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
     pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
     import torch
@@ -563,8 +563,8 @@ def trained(tmx, tmp_path):
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     metadata = {"classes": json.dumps([f"{name} things" for name in colours]), "logit_scale": "50"}
     save_file({"weight": torch.from_numpy(rows)}, tmp_path / "head.safetensors", metadata)
-    given = ("--data-root", tmp_path / "data", "--classifier", tmp_path / "head.safetensors")
-    assert tmx("profile", folder, *given).code == 0
+    given = [part for name in colours for part in ("--data", f"{name}={tmp_path / 'data' / name}")]
+    assert tmx("init", folder, *given, "--head", tmp_path / "head.safetensors").code == 0
     (tmp_path / "images").mkdir()
     for k in range(8):
         tiny.picture(colours["cold" if k else "warm"], 100 + k).save(tmp_path / "images" / f"{k}.png")

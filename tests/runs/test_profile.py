@@ -256,7 +256,7 @@ def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], messa
 
 
 def test_files_that_are_no_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file; `tmx profile` makes profiles"):
+    with pytest.raises(InputError, match="no such file; `tmx init --data` makes profiles"):
         Profile.load(tmp_path / "none")
     (tmp_path / "cut").write_bytes(GOLDEN.read_bytes()[:-4])
     with pytest.raises(InputError, match="not a readable safetensors file"):

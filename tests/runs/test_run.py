@@ -143,7 +143,7 @@ def test_a_run_in_training(tmp_path):
         ("tailor", "--equal -o out"),
         ("eval", ""),
         ("compare", "--preference site.json"),
-        ("profile", "--data site"),
+        ("init", "--data site"),
     ],
 )
 def test_run_json_in_place_of_its_directory(tmx, tmp_path, command, options):

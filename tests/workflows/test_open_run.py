@@ -157,5 +157,5 @@ def test_profiles_are_made_and_kept(tmp_path):
     run = tmx.open_run(made.path)
     assert "0 of 2 profiles" in repr(run)
     data = made.pairs(tmp_path / "first", {"red": 4, "blue": 4})
-    assert run.profile(data, task="first")["first"].label_table == {"blue": 4, "red": 4}
+    assert run.add_data({"first": data})["first"].label_table == {"blue": 4, "red": 4}
     assert list(run.profiles) == ["first"]

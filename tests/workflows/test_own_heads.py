@@ -22,9 +22,9 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import compare
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
+from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.profile import ProfileData, profile_tasks
 from tunable_magmax.workflows.tailor import tailor
 from tunable_magmax.workflows.tailoring import Tailoring
 from tunable_magmax.workflows.target import TargetSources
@@ -105,7 +105,7 @@ def test_a_model_without_a_classifier_is_told_as_such(run):
 def test_a_task_that_the_model_never_predicts_is_told(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     for name in TASKS:
-        profile_tasks(tmp_path / "run", ProfileData(data=run / f"{name}.csv", task=name))
+        init_run(tmp_path / "run", data={name: run / f"{name}.csv"})
     inputs = TargetSources(inputs=tmp_path / "site.csv")
     texts = [f"{one} {label} {two}" for one in ("a", "the") for two in ("a", "the") for label in WORDS[7:]]
     (tmp_path / "site.csv").write_text("\n".join(["text", *texts]) + "\n")
@@ -234,7 +234,7 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
     (folder / "run.json").write_text(json.dumps(record))
     for name, labels in TASKS.items():
         data = numbered(run / f"{name}.csv", labels, tmp_path / f"{name}.csv")
-        profile_tasks(folder, ProfileData(task=name, data=data))
+        init_run(folder, data={name: data})
     names = {n: tuple(f"{n}/LABEL_{k}" for k in range(len(c))) if generic else c for n, c in TASKS.items()}
     assert {name: set(found) for name, found in Run.open(folder).classes.items()} == {
         name: set(labels) for name, labels in names.items()

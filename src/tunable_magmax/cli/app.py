@@ -41,7 +41,6 @@ COMMANDS = (
     "plan",
     "sweep",
     "prefer",
-    "profile",
     "head",
     "train",
     "eval",

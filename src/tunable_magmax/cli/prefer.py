@@ -150,7 +150,7 @@ def prefer(
     tmx prefer RUN_DIR --pairs site/classes --method search --study site.journal -o site.json
     tmx prefer RUN_DIR --weights 3,1,0 -o site.json
 
-    Labels and inputs are compared with the tasks' profiles, which `tmx profile` makes.
+    Labels and inputs are compared with the tasks' profiles, which `tmx init --data` makes.
 
     Parameters
     ----------

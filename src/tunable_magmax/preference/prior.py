@@ -124,7 +124,7 @@ def site_prior(
     if not shares.any():
         raise InputError(
             "all weight is on tasks without a sample, so their classes are not known: profile these tasks with samples "
-            "(`tmx profile RUN_DIR --task NAME --data DATA`), give weight to other tasks, or leave the prior out "
+            "(`tmx init RUN_DIR --data NAME=DATA`), give weight to other tasks, or leave the prior out "
             "(--prior none)"
         )
     named = dict(zip(map(str, counts.classes), shares.tolist(), strict=True))

@@ -200,7 +200,7 @@ class Profile:
                 metadata = opened.metadata() or {}
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            raise InputError(f"{file}: no such file; `tmx profile` makes profiles") from None
+            raise InputError(f"{file}: no such file; `tmx init --data` makes profiles") from None
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: not a readable safetensors file ({error})") from error
         if METADATA not in metadata:
@@ -252,7 +252,7 @@ def require_one(profiles: Sequence[Profile], kind: Literal["classifier", "base"]
     if missing:
         raise InputError(
             f"the profile of {some_of(missing, show=repr)} holds no {parts}, which {purpose} needs; make it again with "
-            f"`tmx profile RUN_DIR{' --classifier HEAD' if kind == 'classifier' else ''}`, or use another method"
+            f"`tmx init RUN_DIR --data NAME=DATA{' --head HEAD' * (kind == 'classifier')}`, or use another method"
         )
     for profile in profiles:
         if getattr(profile, kind) != getattr(profiles[0], kind):

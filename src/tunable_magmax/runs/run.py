@@ -97,7 +97,7 @@ class RunRecord:
 
 
 class Run:
-    """A run directory: the base, the tasks in training order, and what training and `tmx profile` left of them.
+    """A run directory: the base, the tasks in training order, and what training and `tmx init` left of them.
 
     >>> run = Run.open("run")  # doctest: +SKIP
     >>> run.base, run.tasks, run.names  # doctest: +SKIP
@@ -232,8 +232,7 @@ class Run:
         if missing:
             raise InputError(
                 f"{self.path}: {why} needs the tasks' profiles; missing: {some_of(missing, show=repr)}. Make them with "
-                f"`tmx profile {self.path} --task NAME --data DATA` (or --data-root for all tasks), or give --weights, "
-                "--alpha or --equal, which need none"
+                f"`tmx init {self.path} --data NAME=DATA`, or give --weights, --alpha or --equal, which need none"
             )
         return [profile for profile in self.profiles if profile is not None]
 

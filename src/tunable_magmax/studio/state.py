@@ -80,7 +80,7 @@ def _profiles(run: Run) -> dict[str, Any]:
         "complete": complete,
         "samples": [None if profile is None else _rows(profile) for profile in profiles],
         "can": ["labels", "inputs"] if complete else [],
-        "why_not": None if complete else "not all tasks have a profile: `tmx profile` makes them",
+        "why_not": None if complete else "not all tasks have a profile: `tmx init --data` makes them",
     }
 
 

@@ -224,6 +224,6 @@ def _write_profile(run: Run, task: str, checkpoint: Path, samples: Samples, rows
 
 def _warn_unprofiled(task: str, run: Path, error: InputError) -> None:
     warnings.warn(
-        f"{task} is recorded without a profile ({error}); make it by `tmx profile {run} --task {task} --data DATA`",
+        f"{task} is recorded without a profile ({error}); make it by `tmx init {run} --data {task}=DATA`",
         stacklevel=4,
     )

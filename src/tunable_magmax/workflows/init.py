@@ -1,189 +1,175 @@
-"""What `tmx init` does: makes a run directory of checkpoints that were trained elsewhere."""
+"""What `tmx init` does: makes a run of checkpoints that were trained elsewhere, or adds data to a run that is there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.errors import InputError, bulleted, closest
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.runs.recipe import folder_name, split_name
+from tunable_magmax.workflows.init_plan import Given, InitOptions, RunPlan, TaskData, planned, with_rows_named
 
 if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Classifier
     from tunable_magmax.runs.profile import Profile
-    from tunable_magmax.runs.trained import TrainedCheckpoint
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """A run that is made, or would be: its directory, checkpoints, and the data of its profiles, by task."""
-
-    path: Path
-    base: TrainedCheckpoint
-    tasks: Mapping[str, TrainedCheckpoint]
-    data: Mapping[str, Path]
-    head: Path | None
-    profiles: tuple[tuple[Path, Profile], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it for JSON."""
-        files = {profile.task: str(file) for file, profile in self.profiles}
-        return {
-            "run": str(self.path),
-            "base": str(self.base.path),
-            "tasks": [
-                {
-                    "name": name,
-                    "checkpoint": str(found.path),
-                    "data": None if name not in self.data else str(self.data[name]),
-                    "profile": files.get(name),
-                }
-                for name, found in self.tasks.items()
-            ],
-            "head": None if self.head is None else str(self.head),
-        }
+    from tunable_magmax.runs.run import KeptEntry, Run
 
 
 def init_run(
     path: Path,
-    base: Path,
-    tasks: Sequence[str],
-    data: Sequence[str] = (),
+    base: Path | None = None,
+    tasks: Sequence[str] = (),
+    data: Given = (),
     head: Path | None = None,
     *,
+    eval_data: Given = (),
+    options: InitOptions | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
-    device: str | None = None,
     progress: Progress | None = None,
 ) -> RunPlan:
-    """Writes the run.json of some checkpoints, which stay where they are, and profiles of the tasks that have data.
+    """Writes the run.json of some checkpoints, which stay where they are; of tasks that have data, makes profiles and
+    keeps samples.
 
-    `tasks` in training order and `data` are NAME=PATH, or a path whose name is the task's. A task's path may be the
-    folder of a training, of which the model saved at its end or the newest checkpoint-N is taken. What is wrong with
-    any of them is told at once, from headers alone; `dry_run` ends there.
+    `tasks` in training order, `data` and `eval_data` (which was not trained on) are NAME=PATH, or a path whose name is
+    the task's. A task's path may be the folder of a training, of which the model saved at its end or the newest
+    checkpoint-N is taken. Of a run that is there only data and head are given; the rest of it stays. What is wrong with
+    any of them is told at once, before anything is written; `dry_run` ends there.
 
     >>> init_run(Path("run"), Path("base"), ["travel=out/travel", "out/bank"]).tasks  # doctest: +SKIP
+    >>> init_run(Path("run"), data=["travel=travel.csv"]).kept  # doctest: +SKIP
     """
-    plan = _planned(path, base, tasks, data, head, overwrite)
+    options = options or InitOptions()
+    plan = planned(path, base, tasks, data, eval_data, head, options, overwrite)
     if dry_run:
         return plan
-    from tunable_magmax.runs.claim import remove_unfinished
-    from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
-
-    remove_unfinished((*path.glob(".run.json.*"), *path.glob("profiles/.*.safetensors.*")))
-    run = Run.begin(path, plan.base.path)
-    for name, found in plan.tasks.items():
-        run.enter(name, found.path)
-    run.save()
-    if head is not None:
-        run.register_profiles({}, head, plan.base.path)
+    plan = with_rows_named(plan, options)
+    run = _written(plan, options)
     profiles: list[tuple[Path, Profile]] = []
-    for name, where in plan.data.items():
+    kept: dict[str, KeptEntry | None] = {}
+    maker = _Maker(run, options, progress)
+    for name, given in plan.data.items():
         try:
-            profiles += profile_tasks(
-                path, ProfileData(task=name, data=where), ProfileOptions(device=device), progress=progress
-            )
+            profiles.append(maker.profile(name, given))
+            kept[name] = maker.keep(name, given)
         except InputError as error:
             raise InputError(
                 f"{error}\n{path} is there, with {len(profiles)} of {len(plan.data)} profiles; make the others by "
-                f"`tmx profile {path} --task {name} --data DATA`"
+                f"`tmx init {path} --data {name}=DATA`"
             ) from None
-    return RunPlan(path, plan.base, plan.tasks, plan.data, head, tuple(profiles))
+    kept |= {label: entry for label, entry in zip(run.labels, run.kept, strict=True) if label not in kept}
+    missing = tuple(label for label, profile in zip(run.labels, run.profiles, strict=True) if profile is None)
+    notes = (*plan.notes, *maker.notes)
+    return replace(plan, profiles=tuple(profiles), kept=kept, notes=notes, without_profile=missing)
 
 
-def _planned(
-    path: Path, base: Path, tasks: Sequence[str], data: Sequence[str], head: Path | None, overwrite: bool
-) -> RunPlan:
-    """Finds checkpoints and data; all that prevents the run is one error."""
-    from tunable_magmax.runs.run import RUN_FILE, is_run, refuse_run_file
+def _written(plan: RunPlan, options: InitOptions) -> Run:
+    """Writes run.json of a new run, or opens the one that is there; enters the head."""
+    from tunable_magmax.runs.claim import remove_unfinished
+    from tunable_magmax.runs.run import Run
 
-    refuse_run_file(path)
-    problems: list[str] = []
-    if is_run(path) and not overwrite:
-        problems.append(f"{path / RUN_FILE} exists: choose another directory, or replace it with --overwrite")
-    elif path.exists() and not path.is_dir():
-        problems.append(f"{path} is a file: give a directory")
-    if not tasks:
-        problems.append("there are no tasks: give one --task NAME=DIR for each, in training order")
-    start = _found(base, "base", problems)
-    found: dict[str, TrainedCheckpoint] = {}
-    for text in tasks:
-        name, place = _named(text, problems)
-        if name in found:
-            problems.append(f"several tasks are called {name!r}: give names that differ, as --task NAME=DIR")
-        trained = _found(Path(place), name, problems)
-        if trained is not None:
-            found[name] = trained
-            if start is not None:
-                problems += _mismatch(start.path, name, trained.path)
-    given: dict[str, Path] = {}
-    names = [_named(text, [])[0] for text in tasks]
-    for text in data:
-        name, place = _named(text, problems)
-        if name not in names:
-            hint = closest(name, names)
-            problems.append(
-                f"--data {text}: no task is called {name!r}{hint}; give NAME=DATA with one of {', '.join(names)}"
+    remove_unfinished((*plan.path.glob(".run.json.*"), *plan.path.glob("profiles/.*.safetensors.*")))
+    if plan.is_new:
+        run = Run.begin(plan.path, plan.base.path)
+        for name, found in plan.tasks.items():
+            run.enter(name, found.path)
+        run.save()
+    else:
+        run = Run.open(plan.path)
+    if plan.head is not None:
+        run.register_profiles({}, plan.head, plan.base.path)
+    if options.keep == 0 and not plan.data:
+        for t in range(len(run.tasks)):
+            run.register_kept(t, None)
+    return run
+
+
+class _Maker:
+    """Makes profiles of tasks of a run and keeps samples; `notes` is what a user should know of it."""
+
+    def __init__(self, run: Run, options: InitOptions, progress: Progress | None) -> None:
+        self.run, self.options, self.progress = run, options, progress
+        self.notes: list[str] = []
+        self._models: tuple[Classifier | None, Encoder | None] | None = None
+        self._encoder: Encoder | None = None
+
+    def profile(self, name: str, given: TaskData) -> tuple[Path, Profile]:
+        """Makes a task's profile, and enters it."""
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.profiling import make_profile
+
+        run, options = self.run, self.options
+        task = run.labels.index(name)
+        classifier, base = self._models = self._models or self._loaded()
+        self._encoder = load_encoder(run.tasks[task], options.device, assets=run.base)
+        how: dict[str, Any] = {"rows": options.rows, "seed": options.seed, "progress": self.progress}
+        profile = make_profile(name, given.samples, self._encoder, classifier=classifier, base=base, **how)
+        if not options.force:
+            _refuse_other_task(run, task, profile)
+        path = run.profile_path(name)
+        if path.exists():
+            self.notes.append(f"replaced the profile that was in {path}")
+        profile.save(path)
+        # After each, so that what was made is kept if a later one fails.
+        run.register_profiles({task: path})
+        return path, profile
+
+    def keep(self, name: str, given: TaskData) -> KeptEntry | None:
+        """Keeps samples of the task that was profiled last; held-out ones, if there are some."""
+        from tunable_magmax.runs.kept import KEEP, keep_samples
+
+        assert self._encoder is not None
+        held_out = given.held_out is not None
+        return keep_samples(
+            self.run,
+            name,
+            given.samples if given.held_out is None else given.held_out,
+            per_class=KEEP if self.options.keep is None else self.options.keep,
+            source="evaluation" if held_out else "training",
+            size=self._encoder.picture_size,
+            seed=self.options.seed,
+        )
+
+    def _loaded(self) -> tuple[Classifier | None, Encoder | None]:
+        """Loads the frozen classifier of the run, if it has one, and the base, if it can embed."""
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.head import Classifier, load_head
+
+        run, device = self.run, self.options.device
+        classifier, place = None, run.classifier_checkpoint or run.base
+        if run.head is not None:
+            classifier = Classifier(load_encoder(place, device, assets=run.base), load_head(run.head))
+            if place.absolute() == run.base.absolute():
+                return classifier, classifier.encoder
+        try:
+            return classifier, load_encoder(run.base, device)
+        except InputError as error:
+            warnings.warn(f"no embeddings by the run's base, which --method probe needs: {error}", stacklevel=2)
+            return classifier, None
+
+
+def _refuse_other_task(run: Run, task: int, profile: Profile) -> None:
+    """Refuses a profile that is probably of another task's data.
+
+    That is so if its classes are another task's and not its own, or if its samples are another task's.
+    """
+    import numpy as np
+
+    table = {name: count for name, count in profile.label_table.items() if count}
+    own = run.own_classes(task)
+    for t, label in enumerate(run.labels):
+        other, theirs = run.profiles[t], run.own_classes(t)
+        if t == task or theirs is None:
+            continue
+        elsewhere = own is not None and own.isdisjoint(table) and theirs >= table.keys()
+        rows = None if other is None else other.base_features
+        same = rows is not None and profile.base_features is not None and np.array_equal(rows, profile.base_features)
+        if elsewhere or same:
+            raise InputError(
+                f"the data given for {run.labels[task]} looks like that of {label}: its classes are "
+                f"{some_of(table)}; give the data of {run.labels[task]}, or --force if this is meant"
             )
-        elif not Path(place).exists():
-            problems.append(f"--data {text}: {place} does not exist")
-        elif name in given:
-            problems.append(f"--data {text}: {name} has {given[name]} already; put its data into one file or folder")
-        given[name] = Path(place)
-    if head is not None:
-        problems += _head_problem(head)
-    if problems:
-        listed = problems[0] if len(problems) == 1 else f"no run was made:\n{bulleted(problems)}"
-        raise InputError(listed, problems=problems if len(problems) > 1 else ())
-    assert start is not None
-    return RunPlan(path, start, found, {name: given[name] for name in found if name in given}, head)
-
-
-def _named(text: str, problems: list[str]) -> tuple[str, str]:
-    try:
-        name, place = split_name(text)
-    except InputError as error:
-        problems.append(str(error))
-        return text, text
-    return name or folder_name(Path(place)), place
-
-
-def _found(path: Path, name: str, problems: list[str]) -> TrainedCheckpoint | None:
-    from tunable_magmax.checkpoints.hub import located
-    from tunable_magmax.runs.trained import find_checkpoint
-
-    try:
-        return find_checkpoint(located(path))
-    except InputError as error:
-        problems.append(f"{name}: {error}")
-        return None
-
-
-def _mismatch(base: Path, name: str, task: Path) -> list[str]:
-    """Returns one line on why a task cannot be merged into the base, if it cannot."""
-    from tunable_magmax.engines.inputs import Inputs, model_type
-    from tunable_magmax.merging.methods import read_options
-
-    kinds = [kind for kind in (model_type(base), model_type(task)) if kind is not None]
-    if len(set(kinds)) > 1:
-        return [f"{name} is another architecture than the base: {kinds[1]}, not {kinds[0]} ({task})"]
-    try:
-        with Inputs(base, [task], read_options(1)):
-            return []
-    except InputError as error:
-        first, *rest = (line.strip(" -") for line in str(error).splitlines() if line.strip())
-        reason = rest[0] if rest and first.endswith(":") else first
-        return [f"{name} does not fit the base: {reason}"]
-
-
-def _head_problem(head: Path) -> list[str]:
-    from tunable_magmax.models.head import load_head
-
-    try:
-        load_head(head)
-    except InputError as error:
-        return [f"--head {head}: {error}"]
-    return []

@@ -24,10 +24,11 @@ from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import number, python_words
 from tunable_magmax.workflows.compare import Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
+from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.init_plan import InitOptions
 from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
 from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
-from tunable_magmax.workflows.profile import ProfileData, ProfileOptions, profile_tasks
 from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
 from tunable_magmax.workflows.site_model import Tailored
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
@@ -415,25 +416,25 @@ class Run:
         )
 
     @_in_python
-    def profile(
+    def add_data(
         self,
-        data: Place | None = None,
+        data: Mapping[str, Place],
         *,
-        task: str | None = None,
-        data_root: Place | None = None,
+        eval_data: Mapping[str, Place] | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> dict[str, Profile]:
-        """Makes the profile of a task from its data, or of all tasks from a folder of such, as `tmx profile` does.
+        """Makes profiles of tasks from their data and keeps some samples, as `tmx init RUN_DIR --data` does.
 
-        Other options are those of the command: classes, split, rows, classifier, device, ... Returns what was made.
+        `eval_data`: samples that were not trained on. Other options are those of the command: keep, classes, split,
+        rows, device, ... Returns the profiles.
         """
-        asked, making = divide("profile", options, ProfileData, ProfileOptions)
-        paths = {"data": data, "data_root": data_root}
-        asked |= {name: Path(path) for name, path in paths.items() if path is not None}
-        made = profile_tasks(self.path, ProfileData(task=task, **asked), ProfileOptions(**making), progress=progress)
+        [asked] = divide("add_data", options, InitOptions)
+        placed = [{name: Path(place) for name, place in given.items()} for given in (data, eval_data or {})]
+        how = InitOptions(**asked)
+        made = init_run(self.path, data=placed[0], eval_data=placed[1], options=how, progress=progress)
         self._run = RunDirectory.open(self.path)
-        return {profile.task: profile for _, profile in made}
+        return {profile.task: profile for _, profile in made.profiles}
 
 
 def _data(data: Any) -> Data:

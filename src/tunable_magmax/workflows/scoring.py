@@ -124,7 +124,7 @@ def find_head(
     if owner is not None:
         raise InputError(
             f"{owner.path / RUN_FILE} names no classifier head: give it with --head, or enter it with "
-            f"`tmx profile {owner.path} --classifier HEAD`"
+            f"`tmx init {owner.path} --head HEAD`"
         )
     similar = sorted(folder.glob("*head*.safetensors"))
     hint = f" (perhaps {similar[0]})" if similar else ""

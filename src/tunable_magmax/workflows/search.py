@@ -58,7 +58,7 @@ def search_preference(
     if head is None:
         raise InputError(
             f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: give it with "
-            "--classifier, or enter it with `tmx profile RUN_DIR --classifier HEAD`; labels alone need no head "
+            "--classifier, or enter it with `tmx init RUN_DIR --head HEAD`; labels alone need no head "
             "(--method label)"
         )
     known = labelled_pairs(run, pairs, head)

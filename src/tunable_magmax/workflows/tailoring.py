@@ -186,7 +186,7 @@ def require_head(target: TargetSamples, headers_only: bool = False) -> Head:
     if head is None:
         raise InputError(
             f"{run.path}: a tailored model needs a classifier head, and the run names none: give one with "
-            f"--classifier, or enter it with `tmx profile {run.path} --classifier HEAD` (`tmx head` makes one); "
+            f"--classifier, or enter it with `tmx init {run.path} --head HEAD` (`tmx head` makes one); "
             "`tmx prefer` and `tmx merge` work without one"
         )
     if head.own:
@@ -212,7 +212,7 @@ def prior_warnings(run: Run, preference: Preference, classes: Sequence[str], unw
     if preference.prior is None:
         yield (
             "there is no site prior, because the classes of the tasks are not known: profiles say them "
-            f"(`tmx profile {run.path.name} --task NAME --data DATA`)"
+            f"(`tmx init {run.path.name} --data NAME=DATA`)"
         )
         return
     lost = [name for name, share in preference.prior.shares.items() if share > 0 and name not in classes]

@@ -1,0 +1,164 @@
+"""`tmx init` of a run that is there: data becomes profiles and kept samples."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+from models import tiny
+
+from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.runs.profile import Profile
+from tunable_magmax.runs.run import Run
+
+COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}
+
+
+def images(root, count, *names):
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for k in range(count):
+            tiny.picture(COLOURS[name], k).save(root / name / f"{k}.png")
+    return root
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two tasks on a tiny ViT, with data for both, and a head over all classes."""
+    folder = tmp_path / "run"
+    model = tiny.build("vit")
+    tiny.save(model, folder / "base")
+    tasks = []
+    for t, name in enumerate(("warm", "cold"), 1):
+        tiny.changed(model, 0.02, seed=t).save_pretrained(folder / name)
+        tasks.append({"name": name, "checkpoint": name, "note": "kept"})
+    (folder / "run.json").write_text(json.dumps({"version": 1, "base": "base", "tasks": tasks, "extra": 1}))
+    images(tmp_path / "data" / "warm", 6, "red")
+    images(tmp_path / "data" / "cold", 5, "green", "blue")
+    base = load_encoder(folder / "base", "cpu")
+    means = [base.embed([tiny.picture(colour, 50)])[0] for colour in COLOURS.values()]
+    rows = torch.tensor(np.stack([mean / np.linalg.norm(mean) for mean in means]))
+    metadata = {"classes": json.dumps(list(COLOURS)), "logit_scale": "50"}
+    save_file({"weight": rows}, tmp_path / "head.safetensors", metadata)
+    return folder
+
+
+def data_of(tmp_path, *names):
+    return [part for name in names or ("warm", "cold") for part in ("--data", f"{name}={tmp_path / 'data' / name}")]
+
+
+def test_a_whole_run_with_a_head(tmx, tmp_path, run):
+    arguments = (*data_of(tmp_path), "--head", tmp_path / "head.safetensors", "--rows", 4)
+    result = tmx("init", run, *arguments, "--json")
+    assert result.code == 0, result.err
+    made = json.loads(result.out)
+    assert [task["profile"]["task"] for task in made["tasks"]] == ["warm", "cold"]
+    record = json.loads((run / "run.json").read_text())
+    assert record["extra"] == 1
+    kept = record["tasks"][1].pop("kept")
+    assert record["tasks"][1] == {
+        "name": "cold",
+        "checkpoint": "cold",
+        "note": "kept",
+        "profile": "profiles/cold.safetensors",
+    }
+    assert (kept["samples"], kept["classes"], kept["source"]) == (10, ["blue", "green"], "training")
+    assert made["tasks"][1]["kept"]["path"] == kept["path"]
+    assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
+    warm, cold = Run.open(run).profiles
+    assert (warm.classifier, warm.samples, len(warm.features)) == (cold.classifier, 6, 4)
+    assert warm.base == cold.base == checkpoint_digest(run / "base")
+    assert (warm.base_features.shape, warm.row_labels.tolist()) == ((4, 16), [0] * 4)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    assert tmx("init", run, *arguments, "--quiet").code == 0
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_the_tasks_share_of_a_data_set(tmx, tmp_path, run):
+    data = images(tmp_path / "all", 3, *COLOURS)
+    assert tmx("init", run, "--data", f"cold={data}", "--classes", "green,blue", "--keep", 2).code == 0
+    found = Profile.load(run / "profiles" / "cold.safetensors")
+    assert found.classes == ("blue", "green", "red")
+    assert (found.label_counts, found.samples) == ((3, 3, 0), 6)
+    assert sorted(path.name for path in (run / Run.open(run).kept[1].path).iterdir()) == ["blue", "green", "labels.csv"]
+    assert tmx("init", run, "--data", f"cold={data}", "--keep", 0).code == 0
+    assert not list((run / "kept").iterdir())
+
+
+def test_held_out_samples_are_kept_if_there_are_some(tmx, tmp_path, run):
+    other = images(tmp_path / "other", 9, "red")
+    assert tmx("init", run, *data_of(tmp_path), "--eval-data", f"warm={other}").code == 0
+    warm, cold = Run.open(run).kept
+    assert (warm.source, warm.samples, cold.source, cold.samples) == ("evaluation", 9, "training", 10)
+    assert Run.open(run).profiles[0].samples == 6
+    assert tmx("init", run, "--eval-data", f"cold={tmp_path / 'data/cold'}").code == 0
+    assert [entry.source for entry in Run.open(run).kept] == ["evaluation", "evaluation"]
+    said = tmx("init", run, *data_of(tmp_path, "warm"))
+    assert str(run / "kept") in said.err
+    assert "--keep 0" in said.err
+    assert tmx("init", run, "--keep", 0).code == 0
+    assert Run.open(run).kept == (None, None)
+    assert not list((run / "kept").iterdir())
+
+
+def test_rows_under_the_base_are_those_of_the_task(tmx, tmp_path, run):
+    """Also with samples that cannot be read among them, with a head and without."""
+    data = tmp_path / "data" / "cold"
+    (data / "blue" / "2.png").write_text("?")
+    for more in ((), ("--head", tmp_path / "head.safetensors")):
+        result = tmx("init", run, "--data", f"cold={data}", "--device", "cpu", *more)
+        assert result.code == 0, result.err
+        assert Run.open(run).kept[1].samples == 9
+        found = Profile.load(run / "profiles" / "cold.safetensors")
+        pictures = [(0, COLOURS["blue"], k) for k in (0, 1, 3, 4)] + [(1, COLOURS["green"], k) for k in range(5)]
+        assert found.row_labels.tolist() == [label for label, _, _ in pictures]
+        images = [tiny.picture(colour, k) for _, colour, k in pictures]
+        for values, name in ((found.base_features, "base"), (found.features, "cold")):
+            expected = load_encoder(run / name, "cpu", assets=run / "base").embed(images)
+            np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_a_base_that_cannot_embed_is_said(tmx, tmp_path, run):
+    for name in ("warm", "cold"):  # with all they need in their own folders
+        for file in (run / "base").glob("*.json"):
+            (run / name / file.name).write_bytes(file.read_bytes())
+    (run / "base" / "config.json").unlink()
+    result = tmx("init", run, *data_of(tmp_path, "warm"))
+    assert result.code == 0, result.err
+    assert "warning: no embeddings by the run's base, which --method probe needs: " in result.err
+    assert Profile.load(run / "profiles" / "warm.safetensors").base is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "--data NAME=DATA with one of warm, cold"),
+        ("--data wram={data}/warm", "no task is called 'wram' (did you mean 'warm'?)"),
+        ("--data warm={data}/none", "does not exist"),
+        ("--data warm={data}/warm/red", "--label-column"),
+        ("--data warm={data}/warm --classes pink", "no class 'pink'"),
+        ("--data warm={data}/warm --head {run}/none", "no such file"),
+        ("--data warm={data}/warm --rows 0", "6 samples, of which 0 are to be used"),
+        ("--data warm={data}/warm --keep -1", "--keep is -1"),
+        ("--data warm={table} --label-column kind", "--label-column is 'kind'"),
+        ("--data warm={table} --text-column words", "--text-column is 'words'"),
+        ("--base {run}/base --task {run}/warm", "leave out --base"),
+    ],
+)
+def test_bad_input(tmx, tmp_path, run, arguments, says):
+    (tmp_path / "table.csv").write_text("text,label\na,b\n")
+    places = {"run": run, "data": tmp_path / "data", "table": tmp_path / "table.csv"}
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    result = tmx("init", run, *arguments.format(**places).split())
+    assert result.code == 2
+    assert says in result.err
+    assert "Traceback" not in result.err
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before

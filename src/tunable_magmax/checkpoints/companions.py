@@ -20,7 +20,7 @@ MODEL_CONFIG = "config.json"
 """Without it, transformers does not load a directory."""
 
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
-_NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "tmx-*", ".*")
+_NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "run.json", "tmx-*", ".*")
 _TOOLS = (
     "tokenizer*",
     "vocab*",

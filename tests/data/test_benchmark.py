@@ -13,6 +13,7 @@ from data.files import folder, written
 from models import tiny
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -112,6 +113,18 @@ def test_texts_in_two_files_and_in_one(tmp_path):
     one = opened(tmp_path, name="texts", data="one.jsonl", tasks=1, test_share=0.3)
     assert (len(one.train), len(one.test)) == (21, 9)
     assert set(one.train.load(range(21))).isdisjoint(one.test.load(range(9)))
+
+
+def test_a_json_list_is_split_by_a_draw_and_has_no_splits_to_ask_for(tmp_path):
+    rows = [{"text": f"{label} {k}", "label": label} for label in "ab" for k in range(5)]
+    path = written(tmp_path / "all.json", json.dumps(rows))
+    benchmark = opened(tmp_path, name="texts", data="all.json", tasks=2)
+    train, test = ({*part.load(range(len(part)))} for part in (benchmark.train, benchmark.test))
+    assert (len(train), len(test), train & test) == (8, 2, set())
+    with pytest.raises(InputError, match="has no splits, but 'train'"):
+        opened(tmp_path, name="clinc150", data="all.json", tasks=2)
+    with pytest.raises(InputError, match="has no splits, but 'test'"):
+        open_samples(path, "test")
 
 
 def test_texts_in_parquet(tmp_path):

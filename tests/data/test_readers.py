@@ -187,6 +187,17 @@ def test_parquet_of_other_programs(tmp_path):
     assert open_labels(tmp_path / "a.parquet") == labels
 
 
+def test_texts_are_never_taken_for_labels(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
+    import pyarrow.parquet as pq
+
+    pq.write_table(arrow.table({"text": ["a", "b"], "label": [1.5, 2.0]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="--label-column"):
+        open_labels(tmp_path / "a.parquet")
+    pq.write_table(arrow.table({"topic": ["a", "b"]}), tmp_path / "b.parquet")
+    assert open_labels(tmp_path / "b.parquet") == ["a", "b"]
+
+
 def test_damage_inside_a_parquet_file_is_an_input_error(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
     import pyarrow.parquet as pq

@@ -15,7 +15,7 @@ from tunable_magmax.data.images import open_domain_folders
 from tunable_magmax.data.samples import Kind, Samples, is_index
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split, require_labels
-from tunable_magmax.data.tables import DATA_SUFFIXES
+from tunable_magmax.data.tables import DATA_SUFFIXES, has_splits
 from tunable_magmax.errors import InputError, closest, some_of
 
 EVERY_KEY = ("name", "tasks", "order", "scenario", "holdout", "split_seed")
@@ -79,7 +79,7 @@ def open_texts(options: DataOptions) -> Split:
         train, test = (_table(path, stems) for stems in (("train",), TEST_NAMES))
         parts = [open_samples(file, None, *options.columns) for file in (train, test)]
         return Split(parts[0], parts[1], {"split": "as found", "files": [train.name, test.name]})
-    if path.suffix.lower() == ".json":
+    if has_splits(path):
         return _json_split(path)
     return drawn_split(open_samples(path, None, *options.columns), options)
 

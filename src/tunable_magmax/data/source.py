@@ -54,7 +54,7 @@ def open_labels(
     path: str | Path | GivenSamples, split: str | None = None, label_column: str | None = None
 ) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, or of class folders."""
-    if not isinstance(path, GivenSamples) and (Path(path).suffix.lower() in DATA_SUFFIXES or not Path(path).is_dir()):
+    if not isinstance(path, GivenSamples) and not Path(path).is_dir():
         return read_labels(Path(path), split, label_column)
     samples = open_samples(path, split, None, label_column)
     if samples.labels is None:

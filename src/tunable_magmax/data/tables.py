@@ -29,7 +29,7 @@ DATA_SUFFIXES = TABLE_SUFFIXES | {".parquet", ".json"}
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one or several files, read when they are asked for.
+    """`width` columns of one or several files, read when they are asked for.
 
     `columns`: those that may hold labels or domains, `texts` and `images`: those that may hold inputs.
     `cells` reads a whole column; `load`, of parquet, inputs by their positions. `names`: class names by column.
@@ -37,6 +37,7 @@ class Table:
 
     path: Path
     size: int
+    width: int
     columns: tuple[str, ...]
     texts: tuple[str, ...]
     cells: Callable[[str], list[Any]]
@@ -56,7 +57,7 @@ class Table:
     def label(self, asked: str | None, among: Sequence[str], needed: bool = False) -> str | None:
         """Returns the column of labels; without a usual name, the only one with class names or, if needed, at all."""
         usual = self.find(asked, LABEL_COLUMNS, "--label-column", among)
-        rest = [name for name in among if name in self.names] or (among if needed else [])
+        rest = [name for name in among if name in self.names] or (among if self.width == 1 and needed else [])
         if usual is not None or not (rest or needed):
             return usual
         if len(rest) != 1:
@@ -162,6 +163,8 @@ def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None
 def read_table(path: Path, split: str | None = None) -> Table:
     """Reads a table of any format, or the parquet files of a folder; of parquet only what is asked for."""
     suffix = path.suffix.lower()
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
     if path.is_dir() or suffix == ".parquet":
         table = _parquet(path, split)
     elif suffix == ".json":
@@ -176,7 +179,7 @@ def read_table(path: Path, split: str | None = None) -> Table:
 
 
 def _origin(path: Path, split: str | None) -> str:
-    return f"{path} ({split or 'train'})" if path.suffix.lower() == ".json" else str(path)
+    return f"{path} ({split or 'train'})" if has_splits(path) else str(path)
 
 
 def _only_text(table: Table) -> str:
@@ -203,8 +206,6 @@ def _shown(columns: Sequence[str]) -> str:
 def _text_file(path: Path, suffix: str) -> Table:
     try:
         content = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from None
     if suffix in DELIMITERS:
@@ -223,7 +224,7 @@ def _rows(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         k = columns.index(column)
         return [row[k] if k < len(row) else None for row in rows]
 
-    return Table(path, len(rows), tuple(columns), tuple(columns), cells)
+    return Table(path, len(rows), len(columns), tuple(columns), tuple(columns), cells)
 
 
 def _objects(path: Path, what: str, numbered: Iterable[tuple[int, Any]]) -> Table:
@@ -234,7 +235,7 @@ def _objects(path: Path, what: str, numbered: Iterable[tuple[int, Any]]) -> Tabl
             raise InputError(f"{path}: {what} {k} is not a JSON object with columns such as 'text' and 'label'")
         rows.append(row)
     columns = tuple(dict.fromkeys(chain.from_iterable(rows)))
-    return Table(path, len(rows), columns, columns, lambda column: [row.get(column) for row in rows])
+    return Table(path, len(rows), len(columns), columns, columns, lambda column: [row.get(column) for row in rows])
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -272,6 +273,14 @@ def _delimited(path: Path, content: str, delimiters: str) -> tuple[list[str], li
         csv.field_size_limit(usual)
 
 
+def has_splits(path: Path) -> bool:
+    """Whether a file is JSON with an object of splits, not with a list of samples."""
+    if path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        return not file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
 def _json(path: Path, split: str | None) -> Table:
     """Reads a list of objects, or splits of [text, label] pairs as CLINC150 has them (by default `train`)."""
     try:
@@ -279,6 +288,8 @@ def _json(path: Path, split: str | None) -> Table:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from None
     if isinstance(content, list):
+        if split is not None:
+            raise InputError(f"{path}: a JSON list has no splits, but {split!r} was asked for; leave --split out")
         return _objects(path, "item", enumerate(content, 1))
     if not isinstance(content, dict) or not all(isinstance(pairs, list) for pairs in content.values()):
         raise InputError(
@@ -321,6 +332,7 @@ def _parquet(path: Path, split: str | None) -> Table:
     return Table(
         path,
         sum(file.metadata.num_rows for file in opened),
+        len(types),
         tuple(name for name in types if re.fullmatch(rf"u?int\d+|{_STRINGS}", types[name])),
         tuple(name for name in types if re.fullmatch(_STRINGS, types[name])),
         cells,

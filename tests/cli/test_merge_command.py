@@ -456,9 +456,9 @@ def test_unknown_and_foreign_keys_of_a_yaml_are_all_named(tmx, sequence, tmp_pat
     assert_refused(
         result,
         "unknown key 'sede' in parameters (did you mean 'seed'?)",
-        "'epsilon' in parameters is not supported",
+        "unknown key 'epsilon' in parameters",
         "tokenizer_source is 'union'",
-        "'slices' is not supported",
+        "unknown key 'slices'",
         "'merge_metod' (did you mean 'merge_method'?)",
     )
 

@@ -21,23 +21,6 @@ _Patterns: TypeAlias = Annotated[Text | tuple[Text, ...], Field(description="a p
 _One: TypeAlias = Annotated[
     int | float | str, Field(description="one number; lists by layer or by name are not supported")
 ]
-_FOREIGN = {
-    "slices": "merging by layer slices",
-    "modules": "merging by modules",
-    "tokenizer": "tokenizer merging (the output gets the base's)",
-    "chat_template": "chat templates (the output gets the base's)",
-    "epsilon": "the range of della's probabilities",
-    "gamma": "the share of outliers that breadcrumbs leaves out",
-    "t": "interpolation",
-    "filter_wise": "model_stock by filters",
-    "random_seed": "random_seed (use seed in parameters)",
-    "name": "names of merges",
-    "architecture": "another architecture (the output has the base's)",
-    "merge_method": "a method for a part of the model",
-    "base_model": "a base for a part of the model",
-    "dtype": "a type for a part of the model",
-}
-"""Keys of mergekit that are not supported, and what they are about."""
 _ELSEWHERE = {
     "dare_ties": "ties, which trims by magnitude and not at random",
     "dare_linear": "task_arithmetic, which drops nothing",
@@ -135,10 +118,9 @@ def read_merge_file(path: Path) -> MergeFile:
     keys = ", ".join(field.name for field in fields(RecipeFile))
     content = read_yaml(path, "a run directory or a YAML configuration", f"the keys {keys}")
     problems: list[str] = []
-    content = _supported(content, RecipeFile, "", problems)
-    content["parameters"] = _supported(content.get("parameters") or {}, RecipeParameters, " in parameters", problems)
-    if isinstance(content.get("models"), list):
-        content["models"] = [_entry(entry, k, problems) for k, entry in enumerate(content["models"])]
+    content["parameters"] = content.get("parameters") or {}
+    if isinstance(content.get("models"), list):  # a model may be its path alone
+        content["models"] = [{"model": entry} if isinstance(entry, str) else entry for entry in content["models"]]
     file = gather(RecipeFile, content, problems)
     problems += _not_here(content)
     # As they are written, because the report shows 1 and 1.0 differently.
@@ -283,23 +265,3 @@ def _same(root: Path, one: str, other: str) -> bool:
     if (name := hub_name(one)) is not None and name == hub_name(other):
         return True
     return (root / one).resolve() == (root / other).resolve()
-
-
-def _entry(entry: Any, k: int, problems: list[str]) -> Any:
-    """Returns a model as a mapping, also where the file has only its path."""
-    if isinstance(entry, str):
-        return {"model": entry}
-    entry = _supported(entry, ModelEntry, f" in models.{k}", problems)
-    if isinstance(entry, Mapping) and "parameters" in entry:
-        where = f" in models.{k}.parameters"
-        return {**entry, "parameters": _supported(entry["parameters"], ModelParameters, where, problems)}
-    return entry
-
-
-def _supported(section: Any, kind: Any, where: str, problems: list[str]) -> Any:
-    """Returns a section without keys that only mergekit knows; `problems` says why each is refused."""
-    if not isinstance(section, Mapping):
-        return section
-    refused = [key for key in section if key in _FOREIGN and key not in kind.__dataclass_fields__]
-    problems += [f"key {key!r}{where} is not supported: {_FOREIGN[key]}" for key in refused]
-    return {key: value for key, value in section.items() if key not in refused}

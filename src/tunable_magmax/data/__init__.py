@@ -1,1 +1,1 @@
-"""Opens data sets, labels and ready features, and deals the classes of a benchmark to tasks."""
+"""Opens data sets, labels and ready features, and divides the classes of a benchmark among tasks."""

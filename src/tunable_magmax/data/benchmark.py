@@ -168,7 +168,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """Samples and the tasks they are dealt to. `facts` records what was chosen, drawn and left out, for JSON.
+    """Samples and the tasks they belong to. `facts` records what was chosen, drawn and left out, for JSON.
 
     `classes` are the labels' own names; `prompts`: the templates that suit them, or the name of a set of templates.
     """
@@ -185,7 +185,7 @@ class Benchmark:
 
 
 def open_benchmark(options: BenchmarkOptions) -> Benchmark:
-    """Reads the data, orders the classes, and deals them to tasks.
+    """Reads the data, orders the classes, and divides them among tasks.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -213,8 +213,8 @@ def open_benchmark(options: BenchmarkOptions) -> Benchmark:
         assert options.tasks is not None
         order = order_indices(options.order, train.classes, options.name)
         width = max(2, len(str(options.tasks)))
-        dealt = equal_parts(order, options.tasks)
-        empty = [Task(f"task-{t:0{width}d}", classes) for t, classes in enumerate(dealt, 1)]
+        divided = equal_parts(order, options.tasks)
+        empty = [Task(f"task-{t:0{width}d}", classes) for t, classes in enumerate(divided, 1)]
     _require_samples(train, empty)
     tasks = tuple(_filled(task, train, test, options) for task in empty)
     _require_tests(test, tasks, facts)
@@ -327,6 +327,6 @@ def _absent(task: Task, train: Samples) -> list[str]:
 
 def _digest(train: Samples, test: Samples, tasks: Sequence[Task], drawn: Sequence[int]) -> str:
     """Returns the SHA-256 of classes, labels, split and tasks: equal wherever the data lies. Reads no inputs."""
-    dealt = [[task.name, task.classes, task.train, task.test, task.domain] for task in tasks]
-    content = json.dumps([train.classes, train.labels, test.labels, drawn, dealt])
+    divided = [[task.name, task.classes, task.train, task.test, task.domain] for task in tasks]
+    content = json.dumps([train.classes, train.labels, test.labels, drawn, divided])
     return hashlib.sha256(content.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Orders classes (or domains) and deals them to tasks."""
+"""Orders classes (or domains) and divides them among tasks."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import save_file as save_arrays
 
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import TRANSPORT_ERROR
 from tunable_magmax.runs.profile import Profile
 
 NAMES = ("birds", "cars", "flowers")
@@ -131,22 +130,23 @@ def test_labels(tmx, run, site, tmp_path, name, similarity):
     result = tmx("prefer", run, *given, "-o", out)
     assert result.code == 0, result.err
     found = Preference.load(out)
-    assert found.weights == pytest.approx((0, 0.75, 0.25))
+    assert found.weights == pytest.approx((0, 0.75, 0.25), abs=0.05)
     assert found.provenance["samples"] == 40
-    assert found.intervals[1][0] < 0.75 < found.intervals[1][1]
-    assert "90% interval" in result.out
+    if similarity == "count":  # the paper's product has no intervals
+        assert found.intervals[1][0] < 0.75 < found.intervals[1][1]
+        assert "90% interval" in result.out
 
 
-def test_estimated_weights_are_tempered_by_their_doubt_and_those_by_hand_are_not(tmx, run, site, tmp_path):
+def test_estimated_weights_are_never_0_and_those_by_hand_are_taken_as_they_are(tmx, run, site, tmp_path):
     out = tmp_path / "site.json"
     assert tmx("prefer", run, "--labels", site / "labels.txt", "-o", out).code == 0
     found = Preference.load(out)
-    doubt = 1 / 82  # the share that 40 samples may well have missed
-    assert found.tempering == found.prior.eps == pytest.approx(doubt)
-    assert found.weights == pytest.approx([doubt / 3, 0.75 * (1 - doubt) + doubt / 3, 0.25 * (1 - doubt) + doubt / 3])
+    assert 0 < found.weights[0] < 0.02
+    assert found.expected_error == json.loads(out.read_text())["expected_error"]
+    assert 0 < found.expected_error < 0.1
     assert tmx("prefer", run, "--weights", "3,1,0", "-o", out).code == 0
     by_hand = Preference.load(out)
-    assert (by_hand.weights, by_hand.tempering) == ((0.75, 0.25, 0.0), None)
+    assert (by_hand.weights, by_hand.expected_error, by_hand.prior.eps) == ((0.75, 0.25, 0.0), None, 0.02)
 
 
 @pytest.mark.parametrize("method", ["ot", "cosine", "mmd", "auto"])
@@ -159,7 +159,6 @@ def test_ready_features(tmx, run, site, method):
     assert sum(told["budget"]) == told["elements"] == 119
     if method == "auto":
         assert told["preference"]["method"] == "ot"
-        assert told["preference"]["provenance"]["auto"]["reason"] == "only features are given"
 
 
 @pytest.fixture
@@ -192,44 +191,29 @@ def test_ready_features_under_the_base(tmx, based, site, tmp_path, method, kind)
     assert result.code == 0, result.err
     found = json.loads(result.out)["preference"]
     assert found["method"] == "probe"
-    assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
+    assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.06)
     assert found["provenance"]["read"] == {"inputs": given.name}
 
 
-@pytest.mark.parametrize(
-    ("alone", "samples", "method"),
-    [
-        (True, 3, "probe"),
-        (False, 3, "probe"),  # transport expects a larger error
-        (True, 1, "probe"),
-        (False, 1, "ot"),
-    ],
-)
-def test_a_probe_that_cannot_be_trusted_gives_way_to_what_expects_less(tmx, based, site, alone, samples, method):
+def test_a_probe_that_tells_nothing_expects_a_large_error(tmx, based, site):
     rng = np.random.default_rng(0)
     for name in NAMES:
         path = based / "profiles" / f"{name}.safetensors"
         profile = Profile.load(path)
         dataclasses.replace(profile, base_features=rng.normal(size=(40, 4))).save(path)
-    np.save(site / "features" / "base.npy", rng.normal(size=(samples, 4)))
-    given = site / "features" / "base.npy" if alone else site / "features"
-    found = json.loads(tmx("prefer", based, "--inputs", given, "--json").out)["preference"]
-    facts = found["provenance"]["auto"]
-    assert found["method"] == facts["chosen"] == method
-    assert facts["reason"].startswith("expected error of probe ")
-    if method == "probe":
-        assert facts["expected_error"] > facts["limit"] == 0.4
-        assert facts["reason"].endswith("above the limit 0.4; nothing expects less")
-    else:
-        assert float(facts["reason"].split()[4].rstrip(",")) > TRANSPORT_ERROR
+    np.save(site / "features" / "base.npy", rng.normal(size=(30, 4)))
+    found = json.loads(tmx("prefer", based, "--inputs", site / "features", "--json").out)["preference"]
+    assert found["method"] == "probe"
+    assert found["expected_error"] > 0.2
 
 
 def test_a_probe_and_labels_are_combined(tmx, based, site):
     given = ("--inputs", site / "features", "--labels", site / "labels.txt")
     for method in ("auto", "probe"):
         found = json.loads(tmx("prefer", based, *given, "--method", method, "--json").out)["preference"]
-        assert [part["method"] for part in found["provenance"]["sources"]] == ["label", "probe"]
-        assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
+        assert (found["method"], found["provenance"]["labels"]) == ("probe+label", 40)
+        assert found["provenance"]["samples"] == 40 + found["provenance"]["inputs"]
+        assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.05)
 
 
 def test_samples_of_another_kind_are_warned_of_and_expect_a_larger_error(tmx, based, site, tmp_path):
@@ -343,7 +327,6 @@ def test_predictions_and_labels_share_one_likelihood(tmx, run, site, predictions
     found = json.loads(result.out)["preference"]
     assert found["method"] == "shift+label"
     assert found["weights"] == pytest.approx([0, 0.75, 0.25], abs=0.03)
-    assert found["provenance"]["auto"]["reason"] == "labels and predictions are given: one likelihood for both"
 
 
 def test_features_and_labels_are_combined(tmx, run, site):
@@ -351,17 +334,16 @@ def test_features_and_labels_are_combined(tmx, run, site):
     assert result.code == 0, result.err
     assert "combined" in result.out
     assert "label, 40 samples (1 / (bias^2 + 1 / samples))" in result.out
-    given = ("--equal", "--labels", site / "labels.txt", "--strengths", "1,1", "--temper", "0", "--json")
+    given = ("--equal", "--labels", site / "labels.txt", "--strengths", "1,1", "--json")
     told = tmx("prefer", run, *given)
-    assert json.loads(told.out)["preference"]["weights"] == pytest.approx([1 / 6, 13 / 24, 7 / 24])
+    assert json.loads(told.out)["preference"]["weights"] == pytest.approx([1 / 6, 13 / 24, 7 / 24], abs=0.03)
 
 
-def test_shrinkage_and_seed(tmx, run, site):
+def test_tempering_and_seed(tmx, run, site):
     def found(*more):
         return json.loads(tmx("prefer", run, "--labels", site / "labels.txt", "--json", *more).out)["preference"]
 
     assert found("--temper", "1")["weights"] == pytest.approx([1 / 3] * 3)
-    assert 0 < found("--shrink", "auto")["provenance"]["shrinkage"] < 0.5
     assert found("--seed", "1") == found("--seed", "1") != found("--seed", "2")
 
 
@@ -374,10 +356,10 @@ def test_a_chart(tmx, run, site, tmp_path):
 
 
 def test_a_preference_merges(tmx, run, site, tmp_path):
-    given = ("--labels", site / "labels.txt", "--temper", "0")
+    given = ("--labels", site / "labels.txt")
     assert tmx("prefer", run, *given, "-o", tmp_path / "s.json", "--quiet").out == ""
     result = tmx("merge", run, "--preference", tmp_path / "s.json", "-o", tmp_path / "m.safetensors", "--json")
-    assert json.loads(result.out)["counts"] == [0, 90, 29]
+    assert json.loads(result.out)["counts"] == Preference.load(tmp_path / "s.json").budget(119)
 
 
 @pytest.mark.parametrize("count", [19, 20])
@@ -580,10 +562,10 @@ def test_images(tmx, trained, tmp_path, method):
     found = told["preference"]
     assert found["method"] == {"auto": "probe"}.get(method, method)
     assert found["weights"][1] > 0.6
-    if method in ("auto", "probe", "shift"):
+    if method == "shift":
         assert found["weights"] == pytest.approx([1 / 8, 7 / 8], abs=0.05)
-    if method == "auto":
-        assert found["provenance"]["auto"]["reason"].startswith("expected error of probe 0.")
+    if method in ("auto", "probe"):  # of eight samples the posterior stays nearer to the middle
+        assert found["weights"] == pytest.approx([0.25, 0.75], abs=0.1)
     assert found["provenance"]["samples"] == 8
     assert [w for w in told["warnings"] if "could not be read" in w] == [
         f"{tmp_path / 'images'}: 1 of 9 samples could not be read and were left out: broken.png (not an image)"
@@ -628,9 +610,9 @@ def test_opinions_and_labels_by_task_name(tmx, run, tmp_path):
     assert tmx("prefer", run, "--weights", "cars=3,birds=1", "-o", tmp_path / "p.json").code == 0
     assert weights(tmp_path / "p.json") == (0.25, 0.75, 0)
     (tmp_path / "names.txt").write_text("cars\n" * 30 + "flowers\n" * 10)
-    found = tmx("prefer", run, "--labels", tmp_path / "names.txt", "--temper", 0, "-o", tmp_path / "p.json")
+    found = tmx("prefer", run, "--labels", tmp_path / "names.txt", "-o", tmp_path / "p.json")
     assert found.code == 0, found.err
-    assert weights(tmp_path / "p.json") == (0, 0.75, 0.25)
+    assert weights(tmp_path / "p.json") == pytest.approx((0, 0.75, 0.25), abs=0.05)
 
 
 def test_a_name_of_a_class_and_a_task_is_a_class(tmx, run, tmp_path):

@@ -30,7 +30,8 @@ def test_a_model_from_labels(tmx, image_run, labels, tmp_path):
     assert (result.code, result.err) == (0, "")
     lines = [line.split() for line in result.out.splitlines()]
     assert ["weights", "by", "label,", "from", "32", "samples;", "expected"] in [line[:7] for line in lines]
-    assert 0.7 < float(next(line for line in lines if line[0] == "first")[1]) <= 0.75  # tempered a little
+    # A posterior mean of 24 against 8 labels: a little nearer to the middle.
+    assert 0.65 < float(next(line for line in lines if line[0] == "first")[1]) <= 0.75
     for part in (
         "site prior: red",
         "merged by tunable_magmax (few tasks matter: the weights amount to 1.",

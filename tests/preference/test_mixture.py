@@ -171,7 +171,13 @@ def test_samples_that_can_be_of_no_task_or_none_at_all_are_refused() -> None:
     with pytest.raises(InputError, match="at least one sample"):
         infer_mixture(np.ones((0, 2)), groups)
     with pytest.raises(InputError, match="count"):
-        Groups.of([{"a": 1}, {}])
+        Groups.of([{"a": 1}, {"b": -1}])
+
+
+def test_a_task_without_a_class_has_next_to_no_weight() -> None:
+    groups = Groups.of([{"a": 1}, {}, {"b": 1}])
+    weights = infer_mixture(groups.of_labels(["a", "b"] * 20), groups).weights
+    assert 0 < weights[1] < 0.05
 
 
 def test_inputs_are_told_by_the_probe_also_of_classes_it_never_saw() -> None:

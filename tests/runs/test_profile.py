@@ -157,7 +157,7 @@ def test_one_classifier_for_all() -> None:
 def test_profiles_feed_every_source() -> None:
     other = replace(EXAMPLE, task="cars", classes=("tram",), label_counts=(5,), predicted=(0, 0, 9))
     profiles = [EXAMPLE, other]
-    assert Preference.from_labels([p.label_table for p in profiles], ["tram"]).weights == (0, 1)
+    assert Preference.from_labels([p.label_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
     assert Preference.from_predictions([p.predicted_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
     target = [EXAMPLE.features + 1] * 2
     assert Preference.from_features([p.features for p in profiles], target).weights == (0.5, 0.5)

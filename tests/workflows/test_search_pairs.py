@@ -87,7 +87,8 @@ def test_finds_the_task_that_helps(image_run, tmp_path):
 def test_patience_ends_what_cannot_get_better(image_run, tmp_path):
     pairs = image_run.pairs(tmp_path / "site", {"red": 6, "blue": 6})
     found = found_for(Run.open(image_run.path), pairs, trials=50, patience=3)
-    assert found.weights == (1, 0)  # the label preference, which gets everything right
+    # The label preference, which gets everything right.
+    assert found.weights == pytest.approx((1, 0), abs=0.02)
     assert (found.provenance["trials"], found.provenance["stopped"]) == (2 + 3, "patience")
 
 

@@ -544,18 +544,18 @@ def test_pairs_that_nothing_may_choose_by(probed, site, tmp_path):
 
 
 def test_unsure_weights_of_many_tasks_are_told(probed):
-    def told(method, samples, weights=(1, 1, 1, 1, 1)):
-        found = Preference(weights, method, {"samples": samples}, prior=SitePrior({"red": 1.0}, eps=0.1))
+    def told(error, weights=(1, 1, 1, 1, 1)):
+        found = Preference(weights, "label", expected_error=error, prior=SitePrior({"red": 1.0}, eps=0.1))
         warned = prior_warnings(Run.open(probed.path), found, ["red"], unwanted=False)
         return [text for text in warned if "spread over many tasks" in text]
 
-    assert told("label", 8) == [
+    assert told(0.28) == [
         "the weights are spread over many tasks and unsure (expected error 0.28). If the site wants all tasks alike, "
         "the prior costs accuracy, and --equal is better; more samples, or labels, tell"
     ]
-    assert told("label", 200) == []
-    assert told("weights", 8) == []
-    assert told("label", 8, (3, 1, 0, 0, 0)) == []
+    assert told(0.05) == []
+    assert told(None) == []
+    assert told(0.28, (3, 1, 0, 0, 0)) == []
 
 
 def test_one_sample_is_no_plural(probed, tmp_path):

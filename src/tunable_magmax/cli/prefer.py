@@ -60,12 +60,12 @@ class EstimationOptions:
     method: Annotated[
         Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
         Parameter(
-            help="auto uses labels if there are any; for inputs, it takes the first of probe, shift and ot that the "
-            "profiles allow and whose expected error is small. search tries merges on --pairs."
+            help="auto is one posterior from labels, inputs or both; for inputs without the base's embeddings in the "
+            "profiles, shift or ot is taken. search tries merges on --pairs."
         ),
     ] = "auto"
-    similarity: Literal["inner", "count"] = "inner"
-    """Compare labels by the paper's inner product, or by counts."""
+    similarity: Literal["count", "inner"] = "count"
+    """Count labels, or compare them by the paper's inner product."""
     on_zero: Literal["error", "equal"] = "error"
     """What to do if no label belongs to any task."""
     gamma: Annotated[float | None, SIGNED] = None
@@ -281,7 +281,7 @@ def _summary(result: Preferred) -> Iterator[str]:
     yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference.method, preference.provenance))
     if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
-        yield f"  {samples} are few: trust the intervals more than the weights, or even these out with --temper auto"
+        yield f"  {samples} are few: trust the intervals more than the weights"
     columns = [["task", *result.labels], ["weight", *(f"{weight:.4f}" for weight in preference.weights)]]
     if preference.intervals is not None:
         columns.append(["90% interval", *(f"{low:.3f} to {high:.3f}" for low, high in preference.intervals)])

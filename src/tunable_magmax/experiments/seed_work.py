@@ -225,7 +225,7 @@ class _Seed:
         if row.base == "likeliest":
             return bench.states[int(np.argmax(preference.weights))], None
         if row.base == "tailor":
-            weights = preference.tempered(preference.doubt).weights
+            weights = preference.weights
             method = default_method(weights)
             return bench.merge(method=method, weights=weights, scale=default_scale(method, prior=True))
         weights = preference.tempered(float(options.pop("temper", 0))).weights
@@ -328,11 +328,9 @@ def _prior_facts(site: Preference | None) -> dict[str, Any]:
 
 
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
-    auto = preference.provenance.get("auto")
-    chosen = auto if isinstance(auto, dict) else {}
     return {
         "error": float(half_l1(np.array(preference.weights), truth)),
         "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
-        "chosen": chosen.get("chosen"),
-        "expected_error": round(preference.expected_error, 6),
+        "chosen": preference.method,
+        "expected_error": None if preference.expected_error is None else round(preference.expected_error, 6),
     }

@@ -247,7 +247,7 @@ class Workbench:
             if profile.base_features is None or profile.row_labels is None:
                 raise InputError(f"the profile of task {profile.task!r} lacks the base's embeddings: train again")
             tables.append(profile.base_features)
-            labels.append(profile.row_labels.tolist())
+            labels.append(profile.row_classes)
         with self.timed("embed"):
             return TaskProbe.fit(tables, labels)
 
@@ -331,7 +331,7 @@ def with_prior(bench: Workbench, preference: Preference, meta: Sequence[int], ep
 def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference:
     labels = [profile.label_table for profile in bench.profiles]
     if source == "label":
-        return Preference.from_labels(labels, bench.labels(meta), resampling=PLAIN)
+        return Preference.from_labels(labels, bench.labels(meta))
     if source in ("ot", "ot-raw", "cosine", "mmd"):
         method: Any = source.removesuffix("-raw")
         raw = source == "ot-raw"
@@ -341,20 +341,13 @@ def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference
     if source == "pseudo":
         evidence = {**_predictions(bench, meta), "task_label_counts": labels}
         return Preference.from_predictions(**evidence, method="pseudo", resampling=PLAIN)
-    base_features = [profile.base_features for profile in bench.profiles]
-    base_labels = [profile.row_labels for profile in bench.profiles]
-    own = bench.base_features(meta)
-    if source == "probe":
-        return Preference.from_base_features(base_features, base_labels, own, fitted=bench.probe, resampling=PLAIN)
-    assert source == "auto", source  # an experiment's configuration is checked
-    return Preference.auto(
-        **_features(bench, meta),
-        **_predictions(bench, meta),
-        task_base_features=base_features,
-        task_base_labels=base_labels,
-        target_base_features=own,
+    assert source in ("probe", "auto"), source  # an experiment's configuration is checked
+    return Preference.from_base_features(
+        [profile.base_features for profile in bench.profiles],
+        [profile.row_classes for profile in bench.profiles],
+        bench.base_features(meta),
+        task_label_counts=labels,
         fitted=bench.probe,
-        resampling=PLAIN,
     )
 
 

@@ -6,7 +6,9 @@ encoders cannot. And the tasks' rows are labelled: a discriminant learned from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +25,10 @@ from tunable_magmax.data.arrays import (
 )
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import Probe
-from tunable_magmax.preference.estimate import JSON, WeightEstimate
+from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.mixture import Groups
-from tunable_magmax.preference.uncertainty import (
-    RESAMPLING,
-    Resampling,
-    conclude,
-    conclude_nothing,
-    half_l1,
-    sample_replicates,
-)
+from tunable_magmax.preference.uncertainty import half_l1
 
 # Near the best of 0, 0.25, 0.5, 0.75 and 1 on each of six settings (docs/preferences.md), whose targets have few tasks.
 CONCENTRATION = 0.5
@@ -89,13 +84,20 @@ class TaskProbe:
         shares = np.bincount(self.labels, minlength=len(self.owners)) / len(self.labels)
         own = self.probe.posterior(features) / shares
         belongs = np.eye(groups.tasks)[self.owners] * shares[:, None]
-        evidence: Floats = (own @ belongs / belongs.sum(axis=0))[:, groups.owners]
+        rows = belongs.sum(axis=0)
+        evidence: Floats = np.where(rows > 0, own @ belongs / np.where(rows > 0, rows, 1.0), 1.0)[:, groups.owners]
         columns = {key: k for k, key in enumerate(zip(groups.owners.tolist(), groups.names, strict=True))}
         for k, key in enumerate(zip(self.owners.tolist(), self.names, strict=True)):
             if key in columns:
                 evidence[:, columns[key]] = own[:, k]
         evidence /= evidence.max(axis=1, keepdims=True)
         return evidence.clip(min=LEAST)
+
+    def facts(self) -> dict[str, JSON]:
+        """Returns the probe's settings and how well it tells held-out rows."""
+        probe = self.probe
+        settings: dict[str, JSON] = {"covariance_shrinkage": probe.shrinkage, "temperature": probe.temperature}
+        return {**settings, "log_loss": probe.loss, **self.accuracies()}
 
     def accuracies(self) -> dict[str, JSON]:
         """Returns the shares of held-out rows whose class and whose task the probe tells; the latter also by task."""
@@ -109,51 +111,35 @@ class TaskProbe:
         }
 
 
-def base_estimate(
+def input_evidence(
     task_features: Sequence[Any],
     task_labels: Sequence[Any],
     target_features: Any,
     *,
-    concentration: float = CONCENTRATION,
+    task_label_counts: Sequence[Mapping[Any, float]] | None = None,
     max_samples: int | None = 5000,
     fitted: TaskProbe | None = None,
-    resampling: Resampling = RESAMPLING,
-) -> WeightEstimate:
-    """Returns weights of the mixture of tasks that best explains the target's embeddings by the base.
+    seed: int = 0,
+) -> tuple[Floats, Groups, TaskProbe, Matrix]:
+    """Returns the evidence [samples, groups] of the target's embeddings, the groups, the probe, and the rows used.
 
     `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all
-    embedded by one encoder, the base. A task that explains less than 1 - `concentration` of a sample gets no weight.
+    embedded by one encoder, the base. `task_label_counts`: samples by class of each task, by default those of its rows.
     Of more than `max_samples` target samples a seeded draw is used. `fitted`: the probe of these tasks, where it was
     made for another target already.
-
-    >>> cats, cars = [[1.0, 0.1], [1.0, 0.2], [1.0, 0.0]], [[0.1, 1.0], [0.2, 1.0], [0.0, 1.0]]
-    >>> labels = [["cat"] * 3, ["car"] * 3]
-    >>> base_estimate([cats, cars], labels, [[1.0, 0.1], [1.0, 0.2], [0.9, 0.0], [0.1, 1.0]]).weights
-    (0.7..., 0.2...)
     """
-    if not 0 <= concentration < np.inf:
-        raise InputError(f"concentration must be a number >= 0, not {concentration}")
     tasks, labels, target = _checked(task_features, task_labels, target_features)
-    record: dict[str, Any] = {"concentration": concentration, "task_samples": [len(task) for task in tasks]}
-    rows = choose_rows(len(target), max_samples, resampling.seed)
-    if len(rows) < len(target):
-        record["given_samples"], target = len(target), target[rows]
-    samples = len(target)
+    target = target[choose_rows(len(target), max_samples, seed)]
     if all((part == target[0]).all() for part in (*tasks, target)):
-        return conclude_nothing("probe", len(tasks), samples, record, resampling)
-    fitted = TaskProbe.fit(tasks, labels, resampling.seed) if fitted is None else fitted
-    likelihoods = fitted.likelihoods(fitted.probe.posterior(target))
-    weights = mixture_weights(likelihoods, np.ones((1, samples)), concentration)[0]
-    drawn = [mixture_weights(likelihoods, draws, concentration) for draws in sample_replicates(samples, resampling)]
-    record["probe"] = {
-        "covariance_shrinkage": fitted.probe.shrinkage,
-        "temperature": fitted.probe.temperature,
-        "log_loss": fitted.probe.loss,
-        **fitted.accuracies(),
-    }
-    record["expected_error"] = expected_error(fitted, weights, samples, concentration, resampling.seed)
-    record["outside"] = outside(fitted, weights, fitted.probe.distances(target))
-    return conclude("probe", weights, np.concatenate(drawn) if drawn else None, samples, record, resampling)
+        warnings.warn(
+            "all features are identical, in every task and in the target: they say nothing; check the encoder and the "
+            "inputs",
+            stacklevel=3,
+        )
+    fitted = TaskProbe.fit(tasks, labels, seed) if fitted is None else fitted
+    tables = [Counter(own) for own in labels] if task_label_counts is None else task_label_counts
+    groups = Groups.of(tables)
+    return fitted.evidence(target, groups), groups, fitted, target
 
 
 def mixture_weights(

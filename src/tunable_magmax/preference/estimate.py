@@ -16,12 +16,16 @@ Intervals: TypeAlias = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class WeightEstimate:
-    """Weights over tasks, normalised on entry, with the method's name, what went in, and intervals where known."""
+    """Weights over tasks, normalised on entry, with the method's name and what went in.
+
+    `intervals` and `expected_error`, half the L1 distance to the site's true weights, are None where not known.
+    """
 
     weights: tuple[float, ...]
     method: str = "weights"
     provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
     intervals: Intervals | None = None
+    expected_error: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", normalised(self.weights))

@@ -49,20 +49,18 @@ class Groups:
     owners: Integers
     names: tuple[Hashable, ...]
     shares: Floats
+    tasks: int
 
     @classmethod
     def of(cls, tables: Sequence[Mapping[Hashable, float]]) -> Groups:
-        """Takes one class-to-count mapping for each task; every task has a class, every count is above 0."""
+        """Takes one class-to-count mapping for each task; a count of 0 is no class of the task."""
+        tables = [{name: count for name, count in table.items() if count != 0} for table in tables]
         owners = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         counts = np.array([count for table in tables for count in table.values()], dtype=np.float64)
-        if not all(tables) or not (counts > 0).all() or not np.isfinite(counts).all():
-            raise InputError(f"each task needs a class, and each class a count above 0: {list(tables)}")
+        if not len(counts) or not (counts > 0).all() or not np.isfinite(counts).all():
+            raise InputError(f"there must be a class, and counts must be finite and not negative: {list(tables)}")
         names = tuple(name for table in tables for name in table)
-        return cls(owners, names, counts / np.bincount(owners, counts)[owners])
-
-    @property
-    def tasks(self) -> int:
-        return int(self.owners[-1]) + 1
+        return cls(owners, names, counts / np.bincount(owners, counts)[owners], len(tables))
 
     def of_labels(self, labels: Iterable[Hashable]) -> Floats:
         """Returns the evidence [labels, groups] of class names; a name of no class is a row of zeros."""
@@ -105,7 +103,7 @@ def infer_mixture(evidence: Floats, groups: Groups, seed: int = 0) -> Mixture:
     """Returns the posterior, given likelihoods [samples, groups], each row up to a factor. One seed, one result.
 
     >>> groups = Groups.of([{"cat": 1}, {"car": 1}])
-    >>> infer_mixture(groups.of_labels(["cat"] * 6 + ["car"] * 2), groups).weights.round(1).tolist()
+    >>> infer_mixture(groups.of_labels(["cat"] * 30 + ["car"] * 10), groups).weights.round(1).tolist()
     [0.7, 0.3]
     """
     rows = _checked(evidence, groups)

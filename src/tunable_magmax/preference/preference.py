@@ -22,15 +22,18 @@ from tunable_magmax.preference.estimate import (
     checked_weights,
     task_count,
 )
-from tunable_magmax.preference.prior import PriorSource, SitePrior, doubt, site_prior
+from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior, doubt, site_prior
 from tunable_magmax.showing import data_frame, html_table, number, shown_shares
 
 if TYPE_CHECKING:
     import pandas
     from numpy.typing import ArrayLike
 
+    from tunable_magmax.data.arrays import Floats
+    from tunable_magmax.preference.base_features import TaskProbe
     from tunable_magmax.preference.features import FeatureMethod
-    from tunable_magmax.preference.labels import Similarity
+    from tunable_magmax.preference.labels import OnZero, Similarity
+    from tunable_magmax.preference.mixture import Groups
     from tunable_magmax.preference.shift import ShiftMethod
 
 VERSION = 2
@@ -63,6 +66,7 @@ class PreferenceFile:
     method: str = "weights"
     tasks: list[str] | None = None
     intervals: list[tuple[float, float]] | None = None
+    expected_error: float | None = None
     scale: float | None = None
     tempering: float | None = None
     prior: PriorFile | None = None
@@ -147,9 +151,9 @@ class Preference(WeightEstimate):
     def to_json(self) -> str:
         """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes.
 
-        A preference without scale, tempering and prior is written as version 1, which older programs read.
+        A preference without scale, tempering and prior is written as version 1.
         """
-        keys = ("method", "weights", "tasks", "intervals")
+        keys = ("method", "weights", "tasks", "intervals", *(("expected_error",) if self.expected_error else ()))
         record: dict[str, JSON] = {"version": 1, **{key: getattr(self, key) for key in keys}}
         if (self.scale, self.tempering, self.prior) != (None, None, None):
             prior = None if self.prior is None else {**vars(self.prior)}
@@ -201,8 +205,9 @@ class Preference(WeightEstimate):
         file = check_json(PreferenceFile, text, where, VERSION)
         try:
             prior = None if file.prior is None else SitePrior(**vars(file.prior))
-            found = cls(file.weights, file.method, file.provenance or {}, file.intervals, file.tasks)  # type: ignore[arg-type]
-            return replace(found, scale=file.scale, tempering=file.tempering, prior=prior)
+            found = cls(file.weights, file.method, file.provenance or {}, file.intervals)  # type: ignore[arg-type]
+            more = {name: getattr(file, name) for name in ("expected_error", "tasks", "scale", "tempering")}
+            return replace(found, **more, prior=prior)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
 
@@ -219,15 +224,10 @@ class Preference(WeightEstimate):
         return replace(self, tasks=None if tasks is None else tuple(tasks))
 
     @property
-    def expected_error(self) -> float:
-        """The half-L1 error to be expected of the weights, before tempering; see `uncertainty.expected_error`."""
-        from tunable_magmax.preference.uncertainty import expected_error
-
-        return expected_error(self)
-
-    @property
     def doubt(self) -> float:
-        """How much of the preference is spread evenly by default: the prior's eps, and the tempering of estimates."""
+        """How much of a prior is spread evenly by default."""
+        if self.expected_error is None:
+            return HAND_EPS
         samples = self.provenance.get("samples")
         return doubt(self.expected_error, samples if isinstance(samples, int) and samples > 0 else None)
 
@@ -251,14 +251,16 @@ class Preference(WeightEstimate):
     def with_prior(
         self, task_label_counts: Sequence[Any], labels: Sequence[Any] | None = None, *, eps: float | None = None
     ) -> Preference:
-        """Returns the same preference with the site prior that its weights mean; call it before `tempered`.
+        """Returns the same preference with the site prior that its weights mean, unless it has one already.
 
-        One class-to-count mapping per task; `labels`: the target's own, which refine it. `eps`: by default it follows
-        the expected error.
+        One class-to-count mapping per task; `labels`: the target's own, which refine it. `eps`: by default 0.02 where
+        the weights were given by hand, else it follows the expected error.
 
         >>> Preference((3, 1)).with_prior([{"cat": 5}, {"car": 5}], eps=0.1).prior.shares
         {'cat': 0.75, 'car': 0.25}
         """
+        if self.prior is not None:
+            return self if eps is None else replace(self, prior=replace(self.prior, eps=eps))
         used = self.doubt if eps is None else eps
         return replace(self, prior=site_prior(self.weights, task_label_counts, used, labels))
 
@@ -266,7 +268,41 @@ class Preference(WeightEstimate):
 
     @classmethod
     def _of(cls, estimate: WeightEstimate) -> Preference:
-        return cls(**vars(estimate))
+        from tunable_magmax.preference.uncertainty import expected_error
+
+        return cls(**{**vars(estimate), "expected_error": expected_error(estimate)})
+
+    @classmethod
+    def from_evidence(
+        cls,
+        evidence: Floats,
+        groups: Groups,
+        method: str = "posterior",
+        provenance: Mapping[str, JSON] | None = None,
+        *,
+        labelled: bool = False,
+        seed: int = 0,
+    ) -> Preference:
+        """Returns the posterior's mean, intervals and expected error, with the site prior; see `mixture`.
+
+        `evidence` [samples, groups]: how likely each sample is under each class of each task. `labelled`: whether the
+        evidence holds labels, of which the prior is said to come then.
+        """
+        from tunable_magmax.preference.mixture import infer_mixture
+
+        found = infer_mixture(evidence, groups, seed)
+        facts: dict[str, JSON] = {"samples": found.samples, "mattering": found.mattering, "seed": seed}
+        shares: dict[str, float] = {}
+        for name, share in found.class_shares.items():
+            shares[str(name)] = shares.get(str(name), 0.0) + share
+        return cls(
+            tuple(found.weights.tolist()),
+            method,
+            {**(provenance or {}), **facts, "concentration": found.concentration},
+            tuple((low, high) for low, high in found.intervals.clip(0, 1).tolist()),
+            found.expected_error,
+            prior=SitePrior(shares, LEAST_EPS, "labels" if labelled else "tasks"),
+        )
 
     @classmethod
     def from_weights(
@@ -309,17 +345,36 @@ class Preference(WeightEstimate):
         task_label_counts: Sequence[Any],
         labels: Iterable[Any],
         *,
-        similarity: Similarity = "inner",
-        **options: Any,
+        similarity: Similarity = "count",
+        on_zero: OnZero = "error",
+        seed: int = 0,
     ) -> Preference:
-        """Estimates from labels of the target; one class-to-count mapping per task. See `labels.label_estimate`.
+        """Estimates from labels of the target; one class-to-count mapping per task.
 
-        >>> Preference.from_labels([{"cat": 8}, {"car": 8}], ["cat", "cat", "cat", "car"]).weights
-        (0.75, 0.25)
+        "count": the posterior of the mixture. "inner": the paper's inner product of class shares, without intervals,
+        which favours tasks of few classes. `on_zero`: what to do if no label belongs to a task.
+
+        >>> few, many = Preference.from_labels([{"cat": 8}, {"car": 8}], ["cat"] * 30 + ["car"] * 10).weights
+        >>> round(few, 1), round(many, 1)
+        (0.7, 0.3)
         """
-        from tunable_magmax.preference.labels import label_estimate
+        from tunable_magmax.preference.labels import count_classes, label_estimate, plain_list, warn_unknown
+        from tunable_magmax.preference.mixture import Groups
+        from tunable_magmax.preference.uncertainty import Resampling
 
-        return cls._of(label_estimate(task_label_counts, labels, similarity=similarity, **options))
+        given = plain_list(labels, "labels")
+        counts = count_classes(task_label_counts, given)
+        if similarity != "count" or not counts.target.any():
+            plain = Resampling(replicates=0)
+            return cls._of(
+                label_estimate(task_label_counts, given, similarity=similarity, on_zero=on_zero, resampling=plain)
+            )
+        warn_unknown(counts)
+        tasks = counts.tasks.tolist()
+        groups = Groups.of([{c: n for c, n in zip(counts.classes, row, strict=True) if n} for row in tasks])
+        known = [name for name, count in zip(counts.classes, counts.target, strict=True) for _ in range(int(count))]
+        facts = {"unknown": sum(counts.unknown.values())}
+        return cls.from_evidence(groups.of_labels(known), groups, "label", facts, labelled=True, seed=seed)
 
     @classmethod
     def from_features(
@@ -339,15 +394,33 @@ class Preference(WeightEstimate):
     ) -> Preference:
         """Estimates from inputs of the target, embedded by the base alone, as the tasks' labelled rows are.
 
-        See `base_features.base_estimate`.
+        See `base_features.input_evidence`.
 
         >>> tasks, labels = [[[2.0, 0.1], [2.0, 0.2]], [[0.1, 2.0], [0.2, 2.0]]], [["cat"] * 2, ["car"] * 2]
-        >>> Preference.from_base_features(tasks, labels, [[0.1, 2.0], [0.0, 1.0]]).weights
-        (0.0, 1.0)
+        >>> Preference.from_base_features(tasks, labels, [[0.1, 2.0], [0.0, 1.0]] * 9).weights[1] > 0.8
+        True
         """
-        from tunable_magmax.preference.base_features import base_estimate
+        from tunable_magmax.preference.base_features import input_evidence
 
-        return cls._of(base_estimate(task_features, task_labels, target_features, **options))
+        seed = options.get("seed", 0)
+        evidence, groups, fitted, rows = input_evidence(task_features, task_labels, target_features, **options)
+        return cls.from_evidence(evidence, groups, "probe", {"probe": fitted.facts()}, seed=seed).with_ood_share(
+            fitted, rows
+        )
+
+    def with_ood_share(self, fitted: TaskProbe, features: Any) -> Preference:
+        """Returns the same preference with the share of samples that are unlike every task in its facts.
+
+        More of them than a mixture of the tasks holds count as misjudged in the expected error.
+        """
+        import numpy as np
+
+        from tunable_magmax.preference.base_features import outside
+        from tunable_magmax.preference.uncertainty import MOST_OUTSIDE
+
+        share = outside(fitted, np.asarray(self.weights), fitted.probe.distances(features))
+        error = min(1.0, (self.expected_error or 0.0) + max(0.0, share - MOST_OUTSIDE))
+        return replace(self, expected_error=error).with_facts(outside=share)
 
     @classmethod
     def from_predictions(
@@ -360,13 +433,6 @@ class Preference(WeightEstimate):
         from tunable_magmax.preference.shift import shift_estimate
 
         return cls._of(shift_estimate(task_predictions, predictions, method=method, **options))
-
-    @classmethod
-    def auto(cls, **evidence: Any) -> Preference:
-        """Estimates from the best of what is given, by a rule that needs no labels. See `auto.Evidence`."""
-        from tunable_magmax.preference.auto import Evidence, auto_estimate
-
-        return cls._of(auto_estimate(Evidence(**evidence)))
 
     @classmethod
     def combined(cls, sources: Sequence[Preference], strengths: Sequence[float] | None = None) -> Preference:

@@ -22,6 +22,8 @@ PriorSource: TypeAlias = Literal["tasks", "labels"]
 # eps = error^2, chosen on other seeds, splits and environments than the tables' (docs/results.md), but not below the
 # share of something that n samples may well have missed, and between these.
 LEAST_EPS, MOST_EPS = 0.002, 0.9
+HAND_EPS = 0.02
+"""The part that is spread evenly where weights were given by hand."""
 # The site's labels weigh against imagined ones, which are shared out as the tasks' classes are: as many as explain best
 # how uneven the labels are.
 IMAGINED_LABELS = (5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)

@@ -171,6 +171,8 @@ def expected_error(estimate: WeightEstimate) -> float:
     >>> expected_error(WeightEstimate((3, 1), "weights"))
     0.6
     """
+    if estimate.expected_error is not None:
+        return estimate.expected_error
     facts = estimate.provenance
     parts = facts.get("sources")
     if estimate.method == "combined" and isinstance(parts, Sequence):

@@ -151,6 +151,11 @@ class Profile:
         return dict(zip(self.classes, self.label_counts, strict=True))
 
     @property
+    def row_classes(self) -> list[str]:
+        """The class names of the labelled rows."""
+        return [self.classes[index] for index in np.asarray(self.row_labels).tolist()]
+
+    @property
     def predicted_table(self) -> dict[str, int]:
         """Class name to number of predictions, as `Preference.from_predictions` takes it."""
         if self.predicted is None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunable_magmax.preference.base_features import CONCENTRATION, expected_error, farthest
-from tunable_magmax.preference.estimate import WeightEstimate
+from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import expected_error as estimated_error
 from tunable_magmax.workflows.target import TargetSamples
 
 SETTLED = 0.05
@@ -57,33 +55,11 @@ def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]
 def samples_needed(target: TargetSamples, preference: Preference) -> int | None:
     """Returns about how many samples would bring the expected error down to `SETTLED`.
 
-    None if it is there already, or if more samples would not do it. The error is taken for a + b / sqrt(n), by its
-    value for the samples at hand and for four times as many.
+    None if it is there already, if it would take too many, or if nothing is known of the error. The posterior's error
+    falls as 1 / sqrt(n).
     """
-    samples = preference.provenance.get("samples")
-    if not isinstance(samples, int) or samples < 1 or preference.expected_error <= SETTLED:
+    samples, error = preference.provenance.get("samples"), preference.expected_error
+    if not isinstance(samples, int) or samples < 1 or error is None or error <= SETTLED:
         return None
-    if preference.method == "probe" and target.can_probe:
-        weights = np.asarray(preference.weights)
-        few, many = (expected_error(target.probe, weights, n, CONCENTRATION) for n in (samples, 4 * samples))
-    else:
-        few, many = (_with_samples(preference, n) for n in (samples, 4 * samples))
-    return needed_by(few, many, samples, SETTLED)
-
-
-def needed_by(few: float, many: float, samples: int, settled: float) -> int | None:
-    """Returns the n at which a + b / sqrt(n) is `settled`, if it is `few` for `samples` and `many` for four times that.
-
-    >>> needed_by(0.2, 0.1, 100, 0.05), needed_by(0.2, 0.15, 100, 0.05)
-    (1600, None)
-    """
-    slope = 2 * (few - many)
-    rest = few - slope
-    if slope <= 0 or rest >= settled:
-        return None
-    needed = math.ceil(samples * (slope / (settled - rest)) ** 2 - 1e-9)
-    return needed if samples < needed <= MOST_NEEDED else None
-
-
-def _with_samples(preference: Preference, samples: int) -> float:
-    return estimated_error(WeightEstimate(preference.weights, preference.method, {"samples": samples}))
+    needed = math.ceil(samples * (error / SETTLED) ** 2 - 1e-9)
+    return needed if needed <= MOST_NEEDED else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, closest, some_of
 from tunable_magmax.files import Progress
@@ -42,13 +44,14 @@ OUTSIDE = 0.2
 class Estimation:
     """The method and its details. None is the method's default; an option that changes nothing is refused.
 
-    `temper`: how far estimated weights are moved towards equal ones, from 0 to 1, or "auto": as far as the bootstrap
-    says that their differences are noise. `prior`: "none" leaves the site prior out, a number is its eps. `seed`: of
-    the bootstrap. `trials` to `study` are options of `search.Search`. `choose_scale`: score scales on the pairs, too.
+    `method`: "auto" is the posterior of the mixture, from labels, from inputs by the probe, or from both. `temper`: how
+    far to move estimated weights towards equal ones, from 0 to 1. `prior`: "none" leaves the site prior out, a number
+    is its eps. `seed`: of the posterior. `trials` to `study` are options of `search.Search`. `choose_scale`: score
+    scales on the pairs, too.
     """
 
     method: PreferenceMethod = "auto"
-    similarity: Similarity = "inner"
+    similarity: Similarity = "count"
     on_zero: OnZero = "error"
     gamma: float | None = None
     debias: bool = False
@@ -250,10 +253,10 @@ def _with_prior(preference: Preference, target: TargetSamples, estimation: Estim
     """Adds the site prior where the classes of all tasks are known."""
     tables = class_tables(target.run)
     if estimation.prior == "none" or tables is None:
-        return preference
+        return replace(preference, prior=None)
     if target.sources.pairs is not None:
         target = replace(target, sources=replace(target.sources, labels=target.sources.pairs))
-    labels = target.labels if target.sources.labels is not None and not target.by_task else None
+    labels = None if preference.prior or target.sources.labels is None or target.by_task else target.labels
     return preference.with_prior(tables, labels, eps=None if estimation.prior == "auto" else estimation.prior)
 
 
@@ -266,16 +269,11 @@ def class_tables(run: Run) -> list[dict[str, int]] | None:
 
 
 def _tempered(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
-    """Tempers weights that were estimated from samples; not those given by hand, or found by a search.
-
-    By default as far as they are in doubt, which for a good estimate is next to nothing.
-    """
+    """Tempers weights as far as was asked for, by default not at all."""
     if estimation.temper == "auto":
         amount = preference.provenance.get("shrinkage", 0.0)
         return replace(preference, tempering=float(amount) if isinstance(amount, (int, float)) else None)
-    if not target.sources.samples or estimation.method == "search":
-        return preference
-    return preference.tempered(preference.doubt if estimation.temper is None else estimation.temper)
+    return preference if estimation.temper is None else preference.tempered(estimation.temper)
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------
@@ -314,29 +312,27 @@ def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
     labelled = sources.labels is not None
+    if method == "probe" or (method == "auto" and target.can_probe):
+        return [_by_probe(target, estimation)]
     joint = labelled and not target.by_task and (method in ("shift", "em") or (method == "auto" and target.can_predict))
     labels = [_by_labels(target, estimation)] if labelled and not joint else []
     if method == "auto":
-        return [*labels, _by_rule(target, estimation, joint)]
-    if method == "probe":
-        return [*labels, _by_probe(target, estimation)]
+        by_rule = _by_predictions if target.can_predict else _by_features
+        method = "shift" if target.can_predict else "ot"
+        return [*labels, by_rule(target, replace(estimation, method=method), *([joint] if target.can_predict else []))]
     if method in BY_PREDICTIONS:
         return [*labels, _by_predictions(target, estimation, joint)]
     return [*labels, _by_features(target, estimation)]
 
 
 def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
-    if target.by_task:
-        counts = [{label: 1} for label in target.run.labels]
-    else:
+    how: Any = {"similarity": estimation.similarity, "on_zero": estimation.on_zero, "seed": estimation.seed}
+    if not target.by_task:
         counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
-    return Preference.from_labels(
-        counts,
-        target.labels,
-        similarity=estimation.similarity,
-        on_zero=estimation.on_zero,
-        resampling=estimation.resampling,
-    )
+        return Preference.from_labels(counts, target.labels, **how)
+    # The classes of the run say nothing of the weights then, and a prior of task names would be none of classes.
+    found = Preference.from_labels([{label: 1} for label in target.run.labels], target.labels, **how)
+    return replace(found, prior=None)
 
 
 def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
@@ -356,15 +352,27 @@ def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
 
 
 def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
+    """Returns the posterior of the inputs, and of labels where some are given: one likelihood for all of them."""
+    from tunable_magmax.preference.mixture import Groups
+
     features = target.base_features  # first, because it checks that the profiles hold the base's embeddings
-    options: dict[str, Any] = {"fitted": target.probe, "resampling": estimation.resampling}
-    return Preference.from_base_features(*_base_rows(target), features, **options)
-
-
-def _base_rows(target: TargetSamples) -> tuple[list[Any], list[Any]]:
-    """Returns the tasks' rows under the base, and their classes; an index counts inside its own profile."""
-    profiles = target.run.require_profiles("a probe")
-    return [profile.base_features for profile in profiles], [profile.row_labels for profile in profiles]
+    profiles, probe = target.run.require_profiles("a probe"), target.probe
+    groups = Groups.of([{name: n for name, n in profile.label_table.items() if n} for profile in profiles])
+    evidence = [probe.evidence(features, groups)]
+    labelled = target.sources.labels is not None
+    facts: dict[str, Any] = {"probe": probe.facts()}
+    if labelled:
+        labels, names = target.labels, target.run.labels
+        own = groups.of_task_names(labels, names) if target.by_task else groups.of_labels(labels)
+        known = own[own.any(axis=1)]
+        facts |= {"inputs": len(features), "labels": len(known), "unknown": len(own) - len(known)}
+        evidence.append(known)
+    method = "probe+label" if labelled else "probe"
+    by_class = labelled and not target.by_task
+    found = Preference.from_evidence(
+        np.concatenate(evidence), groups, method, facts, labelled=by_class, seed=estimation.seed
+    )
+    return found.with_ood_share(probe, features)
 
 
 def _by_predictions(target: TargetSamples, estimation: Estimation, joint: bool) -> Preference:
@@ -380,26 +388,6 @@ def _by_predictions(target: TargetSamples, estimation: Estimation, joint: bool) 
         on_zero=estimation.on_zero,
         resampling=estimation.resampling,
     )
-
-
-def _by_rule(target: TargetSamples, estimation: Estimation, joint: bool) -> Preference:
-    """Applies the rule of `auto`. Predictions and features are made only if the rule asks for them."""
-    profiles = target.run.require_profiles("comparing inputs")
-    evidence: dict[str, Any] = {"resampling": estimation.resampling}
-    if target.can_predict:
-        evidence["task_predictions"] = [profile.predicted_table for profile in profiles]
-        evidence["predictions"] = lambda: target.predictions
-    if joint:
-        counts = [profile.label_table for profile in profiles]
-        return Preference.auto(**evidence, task_label_counts=counts, labels=target.labels)
-    if target.can_probe:
-        evidence["task_base_features"], evidence["task_base_labels"] = _base_rows(target)
-        evidence["target_base_features"] = lambda: target.base_features
-        evidence["fitted"] = target.probe
-    if target.can_compare or (target.sources.inputs is not None and not target.can_predict and not target.can_probe):
-        evidence["task_features"] = [profile.features for profile in profiles]
-        evidence["target_features"] = lambda: target.features
-    return Preference.auto(**evidence)
 
 
 def _with_facts(preference: Preference, target: TargetSamples) -> Preference:

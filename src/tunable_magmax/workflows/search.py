@@ -23,7 +23,6 @@ from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
-from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import read_each
 from tunable_magmax.workflows.own import OwnModels, scoring_encoder
@@ -41,7 +40,7 @@ def search_preference(
     pairs: Samples,
     settings: Search,
     *,
-    similarity: Similarity = "inner",
+    similarity: Similarity = "count",
     watch: SearchWatch | None = None,
 ) -> Preference:
     """Returns the weights, and the scale if that is searched, whose merge of the target's run classifies `pairs` best.
@@ -98,7 +97,7 @@ def search_preference(
         "intervals": {"level": LEVEL, "rule": RULE},
     }
     intervals = _intervals(result.history, best, samples, LEVEL)
-    return Preference(best.weights, "search", record, intervals, run.names, scale=best.scale)
+    return Preference(best.weights, "search", record, intervals, tasks=run.names, scale=best.scale)
 
 
 # -- the labelled sample -------------------------------------------------------------------------------------------
@@ -131,9 +130,7 @@ def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str
     counts = [profile.label_table for profile in profiles]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        by_labels = Preference.from_labels(
-            counts, labels, similarity=similarity, on_zero="equal", resampling=Resampling(replicates=0)
-        )
+        by_labels = Preference.from_labels(counts, labels, similarity=similarity, on_zero="equal")
     return starts if _same(by_labels.weights, starts["equal"]) else {**starts, "label": by_labels.weights}
 
 

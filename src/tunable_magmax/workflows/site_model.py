@@ -20,7 +20,7 @@ from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
-from tunable_magmax.workflows.target import OPINIONS, TargetReading, TargetSources
+from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -75,10 +75,11 @@ def weights_words(method: str) -> str:
 def weights_error(found: Mapping[str, Any]) -> str:
     """Returns the expected error of a record's weights, as the end of a sentence; nothing is known of an opinion's.
 
-    >>> weights_error({"method": "probe", "expected_error": 0.08}), weights_error({"method": "weights"})
+    >>> weights_error({"method": "probe", "expected_error": 0.08}), weights_error({"expected_error": None})
     ('; expected error 0.08', '')
     """
-    return "" if found["method"] in OPINIONS else f"; expected error {found['expected_error']:.2f}"
+    error = found["expected_error"]
+    return "" if error is None else f"; expected error {error:.2f}"
 
 
 def record_bytes(record: Mapping[str, Any]) -> bytes:

@@ -19,7 +19,6 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.candidates import Candidate, merge_by
@@ -294,7 +293,6 @@ class _Work:
         opinions = sources.weights is not None or sources.alpha is not None or sources.equal
         by_labels = not opinions and estimation.method in ("auto", "label") and tables is not None
         eps = estimation.prior if isinstance(estimation.prior, float) else None
-        quiet = Resampling(replicates=0)
 
         def refit(labels: Sequence[str]) -> Preference:
             found = whole
@@ -302,8 +300,7 @@ class _Work:
                 warnings.simplefilter("ignore")
                 if by_labels:
                     assert tables is not None
-                    options: dict[str, Any] = {"similarity": estimation.similarity, "on_zero": "equal"}
-                    found = Preference.from_labels(tables, labels, resampling=quiet, **options)
+                    found = Preference.from_labels(tables, labels, similarity=estimation.similarity, on_zero="equal")
                 if whole.prior is not None and tables is not None:
                     found = found.with_prior(tables, labels, eps=eps)
             return found.tempered(whole.tempering or 0.0) if by_labels else found

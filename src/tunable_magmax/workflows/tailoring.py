@@ -228,7 +228,12 @@ def prior_warnings(run: Run, preference: Preference, classes: Sequence[str], unw
             "--prior none leaves the prior out"
         )
     error = preference.expected_error
-    if preference.method not in OPINIONS and effective_tasks(preference.weights) > MANY_TASKS and error > UNSURE:
+    if (
+        error is not None
+        and preference.method not in OPINIONS
+        and effective_tasks(preference.weights) > MANY_TASKS
+        and error > UNSURE
+    ):
         yield (
             f"the weights are spread over many tasks and unsure (expected error {error:.2f}). If the site wants all "
             "tasks alike, the prior costs accuracy, and --equal is better; more samples, or labels, tell"

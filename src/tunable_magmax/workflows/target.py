@@ -243,7 +243,7 @@ class TargetSamples:
         """The probe of the tasks' rows under the base, fitted once."""
         profiles = self.run.require_profiles("a probe")
         rows = task_matrices([profile.base_features for profile in profiles], "base features")
-        return TaskProbe.fit(rows, [np.asarray(profile.row_labels).tolist() for profile in profiles], self.seed)
+        return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
 
     @property
     def embedded(self) -> bool:

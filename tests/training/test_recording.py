@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,9 @@ from models import tiny
 
 import tunable_magmax as tmx
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.pretrained import load_image_processor
 from tunable_magmax.models.state import checkpoint_digest
+from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
@@ -95,6 +96,13 @@ def test_a_sequence_by_the_callback(start, tmp_path):
     assert travel.encoder == checkpoint_digest(run.tasks[0])
     assert travel.base == checkpoint_digest(run.base)
     assert tmx.merge_checkpoints(run.base, run.checkpoints, tmp_path / "merged").names == ("travel", "bank")
+    assert [entry.source for entry in run.kept] == ["training", "training"]
+    assert sorted(open_kept(run, 1).load(range(2))) == ["my card", "pay my bill"]
+    for path in run.tasks:  # with its own tokenizer
+        answer = transformers.pipeline("text-classification", str(path), device="cpu")("pay my bill")[0]
+        inputs = start[1]("pay my bill", return_tensors="pt")
+        scores = model.from_pretrained(path).eval()(**inputs).logits.softmax(dim=1)
+        assert answer["score"] == pytest.approx(float(scores.max().detach()), abs=1e-5)
 
 
 def test_what_is_recorded_is_replaced_only_if_asked(start, tmp_path):
@@ -126,16 +134,6 @@ def test_an_interrupted_training_records_nothing_and_can_be_done_again(start, tm
     assert list(recorded(tmp_path / "run")) == ["travel"]
 
 
-def test_numbers_in_data_are_rows_of_the_models_classifier(tmp_path):
-    model = SimpleNamespace(config=SimpleNamespace(id2label={1: "bye", 0: "greet"}))
-    (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
-    for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
-        samples = task_samples(data, model)
-        assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]
-    with pytest.raises(InputError, match="-1, which stands for none"):
-        task_samples([("hello", -1)], model)
-
-
 def test_two_lines_of_any_loop(tmp_path):
     model = torch.nn.Linear(3, 2)
     with pytest.raises(InputError, match="has no base yet"):
@@ -148,7 +146,7 @@ def test_two_lines_of_any_loop(tmp_path):
         assert record_task(tmp_path / "run", name, model).is_dir()
     base, tasks = Run.open(tmp_path / "run").base, recorded(tmp_path / "run")
     assert tmx.merge_checkpoints(base, tasks, tmp_path / "merged", weights={"two": 1}).counts == (0, 8)
-    with pytest.warns(UserWarning, match="three is recorded without a profile"):
+    with pytest.warns(UserWarning, match="three is recorded without a profile or samples"):
         record_task(tmp_path / "run", "three", model, [("hello", "greet")])
     assert list(recorded(tmp_path / "run")) == ["one", "two", "three"]
     with pytest.raises(InputError, match="has tasks already"):
@@ -160,6 +158,7 @@ def test_a_process_killed_while_it_records_leaves_the_run_as_it_was(tmp_path):
     record_task(tmp_path / "run", "one", torch.nn.Linear(3, 2))
     code = """
 import os, sys, torch
+from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import record_task
 Run.save = lambda self: os._exit(9)
@@ -174,3 +173,174 @@ record_task(sys.argv[1], "two", torch.nn.Linear(3, 2))
 def test_importing_needs_no_transformers():
     code = "import tunable_magmax as tmx, sys; tmx.training.callback; assert 'transformers' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- what a task's data tells ------------------------------------------------------------------------------------------
+
+COLOURS = {"red": (220, 20, 20), "blue": (20, 20, 220)}
+
+
+class ClassLabel:
+    """A column of a Hugging Face data set whose numbers have names."""
+
+    def __init__(self, names):
+        self.names = names
+
+
+class Table:
+    """As `datasets.Dataset`: columns by name, items by position, and a transform that `with_format(None)` undoes."""
+
+    def __init__(self, columns, names, transform=None):
+        self._columns, self._names, self._transform = columns, names, transform
+        self.features = {key: ClassLabel(names) if key == "label" else None for key in columns}
+        self.column_names = [*columns]
+
+    def __len__(self):
+        return len(self._columns["label"])
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self._columns[key]
+        item = {name: values[key] for name, values in self._columns.items()}
+        return self._transform(item) if self._transform else item
+
+    def with_format(self, kind):
+        assert kind is None
+        return Table(self._columns, self._names)
+
+
+class Folder(torch.utils.data.Dataset):
+    """As torchvision's ImageFolder: pairs of a picture and a number, and the names of classes."""
+
+    def __init__(self, pictures, labels, transform=lambda picture: picture, classes=("red", "blue")):
+        self.pictures, self.targets, self.transform, self.classes = pictures, labels, transform, classes
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def __getitem__(self, position):
+        return self.transform(self.pictures[position]), self.targets[position]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A classifier of pictures without names for its classes, its image processor, pictures and their labels."""
+    tiny.save(tiny.build("vit"), tmp_path / "pretrained")
+    processor = load_image_processor(transformers, [tmp_path / "pretrained"])
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**tiny.VISION))
+    labels = [k % 2 for k in range(8)]
+    return model, processor, [tiny.picture([*COLOURS.values()][k], seed=n) for n, k in enumerate(labels)], labels
+
+
+@pytest.mark.parametrize("form", ["pairs", "table", "transformed", "pixels", "folder", "tensors", "part"])
+def test_pictures_give_a_profile_in_whatever_form_a_loop_has_them(tmp_path, pictures, form):
+    model, processor, values, labels = pictures
+
+    def pixels(picture):
+        return processor(images=picture, return_tensors="pt")["pixel_values"][0]
+
+    made = [{"pixel_values": pixels(value), "labels": label} for value, label in zip(values, labels, strict=True)]
+    table = {"image": values, "label": labels}
+    data = {
+        "pairs": list(zip(values, [["red", "blue"][k] for k in labels], strict=True)),
+        "table": Table(table, ["red", "blue"]),
+        "transformed": Table(table, ["red", "blue"], lambda item: {"pixel_values": 0}),
+        "pixels": Table({"pixel_values": [one["pixel_values"] for one in made], "label": labels}, ["red", "blue"]),
+        "folder": Folder(values, labels),
+        "tensors": Folder(values, labels, pixels),
+        "part": torch.utils.data.Subset(Folder(values, labels), range(8)),
+    }[form]
+    record_base(tmp_path / "run", model, processor)
+    record_task(tmp_path / "run", "colours", model, data)
+    run = Run.open(tmp_path / "run")
+    with torch.no_grad():
+        expected = model.vit(torch.stack([one["pixel_values"] for one in made])).last_hidden_state[:, 0]
+    # Pixel values are rounded to the 256 values that they were made of.
+    np.testing.assert_allclose(run.profiles[0].features, expected, atol=1e-3)
+    assert run.profiles[0].label_table == {"red": 4, "blue": 4}
+    assert sorted(run.classes["colours"]) == ["blue", "red"]
+    assert run.kept[0].samples == 8
+    labels_of = transformers.AutoConfig.from_pretrained(run.tasks[0]).id2label
+    if form != "pairs":  # there, what the untrained model answers does not tell which row is which class
+        assert labels_of == {0: "red", 1: "blue"}
+    assert (run.tasks[0] / "preprocessor_config.json").is_file()
+
+
+def test_tasks_whose_classes_have_no_names_stay_apart(start, tmp_path):
+    tokenizer = start[1]
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**tiny.TEXT))
+    record_base(tmp_path / "run", model, tokenizer)
+    for task in DATA:
+        numbered = [{"text": text, "label": k % 2} for k, (text, _) in enumerate(DATA[task])]
+        record_task(tmp_path / "run", task, tiny.changed(model), numbered)
+    run = Run.open(tmp_path / "run")
+    assert run.classes == {task: (f"{task}/LABEL_0", f"{task}/LABEL_1") for task in DATA}
+    assert model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}  # the model that goes on is as it was
+    tmx.merge_checkpoints(run.base, run.checkpoints, tmp_path / "merged")
+    labels = transformers.AutoConfig.from_pretrained(tmp_path / "merged").id2label
+    assert sorted(labels.values()) == sorted(name for names in run.classes.values() for name in names)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_rows_without_names_are_named_by_what_they_answer(start, tmp_path, flipped):
+    """The classes are texts, and the model was trained to give one or the other row for them."""
+    tokenizer = start[1]
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**tiny.TEXT))
+    texts = tokenizer([text for text, _ in DATA["travel"]], padding=True, return_tensors="pt")
+    rows = torch.tensor([(name == "part") != flipped for _, name in DATA["travel"]]).long()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(30):
+        optimiser.zero_grad()
+        model(**texts, labels=rows).loss.backward()
+        optimiser.step()
+    record_base(tmp_path / "run", model, tokenizer)
+    record_task(tmp_path / "run", "travel", model, DATA["travel"])
+    path = Run.open(tmp_path / "run").tasks[0]
+    answers = transformers.pipeline("text-classification", str(path), device="cpu")(
+        [text for text, _ in DATA["travel"]]
+    )
+    assert [answer["label"] for answer in answers] == [name for _, name in DATA["travel"]]
+
+
+def test_samples_are_kept_of_what_was_not_trained_on_or_not_at_all(start, tmp_path):
+    model, tokenizer = start
+    record_base(tmp_path / "run", model, tokenizer)
+    held = [("good bye my card", "part"), ("hello my card", "greet")]
+    record_task(tmp_path / "run", "travel", model, DATA["travel"], eval_data=held, keep=1)
+    record_task(tmp_path / "run", "bank", model, DATA["bank"], keep=0)
+    run = Run.open(tmp_path / "run")
+    assert (run.kept[0].source, run.kept[0].samples, run.kept[1]) == ("evaluation", 2, None)
+    assert sorted(open_kept(run, 0).load(range(2))) == sorted(text for text, _ in held)
+    assert all(profile is not None for profile in run.profiles)
+
+
+class Opaque(Tokens):
+    def __getitem__(self, position):
+        return {"labels": 0, "inputs_embeds": torch.zeros(3, 16)}
+
+
+def test_data_that_no_profile_can_be_made_of_is_refused_before_training(start, tmp_path, pictures):
+    plain = trainer(start, tmp_path, "travel", data=Opaque(DATA["travel"], start[1]))
+    with pytest.raises(InputError, match="inputs_embeds"):
+        plain.train()
+    assert recorded(tmp_path / "run") == {}
+    model, _, values, labels = pictures
+    args = transformers.TrainingArguments(str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True)
+    record = callback(tmp_path / "pictures", "colours")
+    with pytest.raises(InputError, match="image processor"):
+        transformers.Trainer(model, args, train_dataset=Folder(values, labels), callbacks=[record]).train()
+
+
+def test_numbers_in_data_are_names(tmp_path):
+    names = {0: "greet", 1: "bye"}
+    (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
+    for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
+        samples = task_samples(data, names)
+        assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]
+    with pytest.raises(InputError, match="-1, which stands for none"):
+        task_samples([("hello", -1)], names)
+    for wrong in (["hi", "bye"], [3], [{"label": 1}], [("hello", None)], [("hello", True)], [], {"text": "hello"}, 3):
+        with pytest.raises(InputError):
+            task_samples(wrong, names)

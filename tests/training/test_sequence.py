@@ -101,6 +101,8 @@ def test_a_run_is_complete(made):
     trained = [entry.pop("training") for entry in record["tasks"]]
     assert [(one["steps"], one["samples"]) for one in trained] == [(8, 14), (8, 14)]
     assert all(one["loss"] > 0 and one["seconds"] > 0 and 0 <= one["accuracy"] <= 1 for one in trained)
+    kept = [entry.pop("kept") for entry in record["tasks"]]
+    assert [(one["source"], one["samples"], one["asked"]) for one in kept] == [("training", 14, 20)] * 2
     assert record["tasks"] == [
         {"name": name, "checkpoint": name, "profile": f"profiles/{name}.safetensors", "classes": classes}
         for name, classes in (("task-01", ["card", "hello"]), ("task-02", ["pay", "bill"]))
@@ -111,6 +113,7 @@ def test_a_run_is_complete(made):
         "base",
         "classifier-head.safetensors",
         "config.yaml",
+        "kept",
         "metrics.json",
         "profiles",
         "run.json",
@@ -222,6 +225,15 @@ def test_progress_is_told(tmp_path):
     assert ("reading", 28, 28) in told
     assert [(tick.task, tick.tasks, tick.step) for tick in ticks] == [(0, 2, 25), (0, 2, 28), (1, 2, 25), (1, 2, 28)]
     assert all(tick.samples_per_second > 0 and tick.loss > 0 for tick in ticks)
+
+
+@pytest.mark.parametrize(("keep", "counts"), [(2, [4, 4]), (0, [None, None])])
+def test_samples_are_kept_of_what_is_held_out(tmp_path, keep, counts):
+    config = toy.config(tmp_path, keep=keep, benchmark={"holdout": 0.3}, matrix=False)
+    run = Run.open(train(config, tmp_path / "run").path)
+    assert [entry and entry.samples for entry in run.kept] == counts
+    assert {entry.source for entry in run.kept if entry} <= {"evaluation"}
+    assert [profile.samples for profile in run.profiles] == [10, 10]  # of 14, 4 are held out
 
 
 # -- going on --------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ FULL = {
         "precision": "float32",
     },
     "profile": {"rows": 9},
+    "keep": 3,
     "matrix": False,
     "text_tower": "keep",
     "seed": 4,

@@ -64,8 +64,8 @@ def missing_jobs(experiment: Experiment, results: Path) -> list[Job]:
     return [job for job in plan_jobs(experiment) if (experiment.setting, job.kind, job.seed, job.name) not in known]
 
 
-PLACES = {"model", "benchmark.data", "head.file"}
-"""Settings that may differ from those of the records: where files lie."""
+PLACES = {"model", "benchmark.data", "head.file", "keep"}
+"""Settings that may differ from those of the records: where files lie, and how many samples are kept."""
 
 
 def refuse_other_settings(experiment: Experiment, records: Sequence[Mapping[str, Any]], file: Path) -> None:

@@ -27,6 +27,7 @@ from tunable_magmax.config import (
 )
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
+from tunable_magmax.runs.kept import KEEP
 
 GLYPHS, BUILTIN = "glyphs", "builtin"
 Augmentation: TypeAlias = Literal["none", "crop", "flip", "crop+flip", "resized-crop"]
@@ -87,7 +88,10 @@ class ProfileSection:
 
 @dataclass(frozen=True)
 class RunFile:
-    """run.yaml: what to train, on what, and how. `matrix`: measure the accuracies after each task."""
+    """run.yaml: what to train, on what, and how.
+
+    `keep`: how many samples of each class are kept in the run, 0 for none. `matrix`: measure after each task.
+    """
 
     __pydantic_config__ = STRICT
     model: Text
@@ -95,6 +99,7 @@ class RunFile:
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
     profile: ProfileSection = ProfileSection()
+    keep: Annotated[int, Field(ge=0)] = KEEP
     matrix: bool = True
     text_tower: Literal["drop", "keep"] = "drop"
     seed: Seed = 0
@@ -109,6 +114,7 @@ class TrainConfig:
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
     profile: ProfileSection = ProfileSection()
+    keep: int = KEEP
     matrix: bool = True
     text_tower: Literal["drop", "keep"] = "drop"
     seed: int = 0

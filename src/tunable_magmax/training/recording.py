@@ -1,4 +1,5 @@
-"""Records what anybody's training loop makes into a run directory: the base, then a checkpoint and a profile a task."""
+"""Records what anybody's training loop makes into a run directory: the base, then for each task a checkpoint, a profile
+and a few samples."""
 
 from __future__ import annotations
 
@@ -11,14 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.files import locked, write_folder
+from tunable_magmax.files import locked, write_folder, write_json
+from tunable_magmax.runs.kept import KEEP, write_kept
 from tunable_magmax.runs.profile import ROWS
-from tunable_magmax.runs.run import BASE, Run, is_run
-from tunable_magmax.training.task_data import task_samples
+from tunable_magmax.runs.run import BASE, Evidence, KeptEntry, Run, is_run
+from tunable_magmax.training.task_data import data_names, first_input, task_samples
 
 TASKS = "tasks"
+VOTES = 200
+"""Samples that a classifier is asked about, to learn which of its rows is which class."""
 RunPath = str | os.PathLike[str]
 
 
@@ -28,16 +33,16 @@ def recorded(run: RunPath) -> dict[str, Path]:
     return dict(Run.open(path, begun=True).checkpoints) if is_run(path) else {}
 
 
-def record_base(run: RunPath, base: Any, tokenizer: Any = None) -> Path:
+def record_base(run: RunPath, base: Any, processing_class: Any = None) -> Path:
     """Records the model that training begins with, before its first task; returns its checkpoint.
 
-    `base` is a model, which is saved into the run directory with the tokenizer (or image processor), or the path of a
+    `base` is a model, which is saved into the run directory with its tokenizer or image processor, or the path of a
     checkpoint, which stays where it is. A run that has tasks keeps its base; before that, the base is replaced.
     """
     with _locked(run) as path:
         if is_run(path) and Run.open(path, begun=True).tasks:
             raise InputError(f"{path} has tasks already, so its base stays; choose another directory for another base")
-        return _record_base(path, base, tokenizer).base
+        return _record_base(path, base, processing_class).base
 
 
 def record_task(
@@ -47,16 +52,20 @@ def record_task(
     data: Any = None,
     *,
     base: Any = None,
-    tokenizer: Any = None,
+    processing_class: Any = None,
+    eval_data: Any = None,
     replace: bool = False,
     rows: int = ROWS,
+    keep: int = KEEP,
     seed: int = 0,
 ) -> Path:
     """Records a model that was just trained on a task, with a profile of the task's data; returns its checkpoint.
 
-    `data`: a path, pairs of a text and its label, or a data set of dicts; without, there is no profile. The base must
-    have been recorded before (`record_base`), or is `base`, a path. A task that is recorded already is refused, or
-    with `replace` replaced. All is complete or not there: a process that is killed can record the task again.
+    `data`: a path, pairs of an input and its label, or a data set of texts or pictures; without, there is no profile.
+    `eval_data`: the same, not trained on; `keep` samples of each class are kept of it, or else of `data`. `rows`: how
+    many samples the profile embeds, 0 for no profile. The base must have been recorded before (`record_base`), or is
+    `base`, a path. A task that is recorded already is refused, or with `replace` replaced. All is complete or not
+    there: a process that is killed can record the task again.
 
     >>> record_base("run", model)  # doctest: +SKIP
     >>> record_task("run", "travel", model, "travel.csv")  # doctest: +SKIP
@@ -69,17 +78,26 @@ def record_task(
                 f"{path} has no base yet: call record_base({os.fspath(run)!r}, model) before the first task is "
                 "trained, or give base=, the path of the checkpoint that training began with"
             )
-        opened = opened or _record_base(path, base, tokenizer)
+        opened = opened or _record_base(path, base, processing_class)
         old = recorded(run).get(task)
         checkpoint = _free_folder(opened, task)
-        write_folder(checkpoint, lambda folder: _save(model, folder))
-        samples = None if data is None else _samples(data, model, tokenizer, task, path)
-        profiled = samples is not None and _write_profile(opened, task, checkpoint, samples, rows, seed)
-        classes = None
-        if samples is not None and samples.labels is not None:
-            used = set(samples.labels)
-            classes = [name for k, name in enumerate(samples.classes) if k in used]
-        opened.enter(task, checkpoint, classes, profiled)
+        write_folder(checkpoint, lambda folder: _save(model, folder, processing_class, opened.base))
+        names = _class_names(task, model, data)
+        classes = [*names.values()] if _unnamed(names, task) else None
+        profiled, kept = False, None
+        try:
+            if data is not None or eval_data is not None:
+                names, classes, profiled, kept = _record_data(
+                    opened, task, checkpoint, names, data, eval_data, rows=rows, keep=keep, seed=seed
+                )
+        except InputError as error:  # a training must not be lost because its data or model does not allow a profile
+            warnings.warn(
+                f"{task} is recorded without a profile or samples ({error}); "
+                f"`tmx init {path} --data {task}=DATA` adds them",
+                stacklevel=2,
+            )
+        _name_rows(checkpoint, names)
+        opened.enter(task, checkpoint, classes, profiled, kept)
         opened.save()
         if old is not None and old != checkpoint and old.is_relative_to(path / TASKS):
             shutil.rmtree(old, ignore_errors=True)
@@ -87,13 +105,22 @@ def record_task(
 
 
 def callback(
-    run: RunPath, task: str, data: Any = None, *, replace: bool = False, rows: int = ROWS, seed: int = 0
+    run: RunPath,
+    task: str,
+    data: Any = None,
+    *,
+    eval_data: Any = None,
+    replace: bool = False,
+    rows: int = ROWS,
+    keep: int = KEEP,
+    seed: int = 0,
 ) -> Any:
     """Returns a `transformers.TrainerCallback` that records the task when its training ends, and before it the base.
 
-    `data`, for the profile: as of `record_task`; by default what the Trainer trains on. A training that is interrupted
-    records nothing, and can be done again. A task that is recorded already is refused at once, so that it is not
-    trained in vain; `recorded(run)` says which are, and where their checkpoints are.
+    `data` and `eval_data`: as of `record_task`; by default what the Trainer trains on and evaluates on. Data that no
+    profile can be made of is refused when training begins, unless `rows` and `keep` are 0. A training that is
+    interrupted records nothing, and can be done again. A task that is recorded already is refused at once, so that it
+    is not trained in vain; `recorded(run)` says which are, and where their checkpoints are.
 
     >>> Trainer(model, args, train_dataset=data, callbacks=[callback("run/", task="travel")])  # doctest: +SKIP
     """
@@ -102,35 +129,58 @@ def callback(
     except ImportError:
         raise InputError('a callback needs transformers: pip install "tunable-magmax[train]"') from None
     _refuse_recorded(Path(run), task, replace)
-    if isinstance(data, str | os.PathLike) and not Path(data).exists():
-        raise InputError(f"{os.fspath(data)} does not exist: give the data of {task}")
-    options: dict[str, Any] = {"replace": replace, "rows": rows, "seed": seed}
+    for given in (data, eval_data):
+        if isinstance(given, str | os.PathLike) and not Path(given).exists():
+            raise InputError(f"{os.fspath(given)} does not exist: give the data of {task}")
+    options: dict[str, Any] = {"replace": replace, "rows": rows, "keep": keep, "seed": seed}
 
     class RecordTask(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             known = Run.open(Path(run), begun=True) if is_run(Path(run)) else None
             given = known is not None and (bool(known.tasks) or known.base != Path(run) / BASE)
-            if given or not state.is_world_process_zero:
+            if not state.is_world_process_zero:
                 return
-            if state.global_step == 0:
-                record_base(run, parts["model"], _tokenizer(parts))
+            if not given and state.global_step == 0:
+                record_base(run, parts["model"], _tool(parts))
             elif known is None:
                 raise InputError(
                     f"training goes on from step {state.global_step}, and {os.fspath(run)} does not know where it "
                     f"began: call record_base({os.fspath(run)!r}, BASE) with the path of the pre-trained checkpoint"
                 )
+            if rows or keep:
+                _require_readable(Run.open(Path(run), begun=True), data, _tool(parts), parts)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             if state.is_world_process_zero:
-                used = parts["train_dataloader"].dataset if data is None else data
-                record_task(run, task, parts["model"], used, tokenizer=_tokenizer(parts), **options)
+                used, held = _data(data, parts, "train"), _data(eval_data, parts, "eval")
+                record_task(run, task, parts["model"], used, eval_data=held, processing_class=_tool(parts), **options)
 
     return RecordTask()
 
 
-def _tokenizer(parts: Any) -> Any:
+def _data(given: Any, parts: Any, which: str) -> Any:
+    """Returns the data that is given, or else the Trainer's."""
+    loader = parts.get(f"{which}_dataloader")
+    return given if given is not None or loader is None else loader.dataset
+
+
+def _tool(parts: Any) -> Any:
     """Returns what prepares the Trainer's inputs, which older versions of transformers call tokenizer."""
     return parts.get("processing_class") or parts.get("tokenizer")
+
+
+def _require_readable(run: Run, data: Any, tool: Any, parts: Any) -> None:
+    """Refuses data that no profile and no samples can be made of, as far as its first item tells."""
+    from tunable_magmax.models.pretrained import IMAGE_FILES, VOCABULARIES
+
+    advice = "give the callback other data=, or rows=0 and keep=0 to record no more than the checkpoint"
+    try:
+        kind = first_input(_data(data, parts, "train"), tool)
+    except InputError as error:
+        raise InputError(f"{error}; {advice}") from None
+    files, needed = (IMAGE_FILES, "image processor") if kind == "image" else (VOCABULARIES, "tokenizer")
+    if not any((run.base / name).is_file() for name in files) and not hasattr(tool, "save_pretrained"):
+        raise InputError(f"{run.base} has no {needed}: give it to the Trainer as processing_class, or {advice}")
 
 
 @contextmanager
@@ -154,7 +204,7 @@ def _refuse_recorded(path: Path, task: str, replace: bool) -> None:
         warnings.warn(f"{task!r} is replaced, and later tasks were trained on from what it was", stacklevel=3)
 
 
-def _record_base(path: Path, base: Any, tokenizer: Any) -> Run:
+def _record_base(path: Path, base: Any, processing_class: Any) -> Run:
     if isinstance(base, str | os.PathLike):
         place = Path(base)
         if not place.exists():
@@ -162,30 +212,38 @@ def _record_base(path: Path, base: Any, tokenizer: Any) -> Run:
     else:
         place = path / BASE
         shutil.rmtree(place, ignore_errors=True)
-        write_folder(place, lambda folder: _save(base, folder, tokenizer))
+        write_folder(place, lambda folder: _save(base, folder, processing_class))
     run = Run.begin(path, place)
     run.save()
     return run
 
 
-def _save(model: Any, folder: Path, tokenizer: Any = None) -> None:
-    """Saves a model as transformers does, or the tensors of any other module."""
+def _save(model: Any, folder: Path, processing_class: Any, home: Path | None = None) -> None:
+    """Saves a model as transformers does, with what prepares its inputs, or the tensors of any other module.
+
+    `home`: the checkpoint whose tokenizer or image processor is the model's if none is given.
+    """
     if hasattr(model, "peft_config"):
         raise InputError(
             "the model is a LoRA adapter on a base: save it with save_pretrained, and make the run by "
             "`tmx init run/ --base BASE --task NAME=ADAPTER`"
         )
-    if hasattr(model, "save_pretrained"):
-        from tunable_magmax.models.pretrained import quiet
+    if not hasattr(model, "save_pretrained"):
+        from safetensors.torch import save_model
 
-        with quiet():
-            model.save_pretrained(folder)
-            if hasattr(tokenizer, "save_pretrained"):
-                tokenizer.save_pretrained(folder)
+        save_model(model, str(folder / "model.safetensors"))
         return
-    from safetensors.torch import save_model
+    from tunable_magmax.models.pretrained import IMAGE_FILES, TEXT_FILES, quiet
 
-    save_model(model, str(folder / "model.safetensors"))
+    with quiet():
+        model.save_pretrained(folder)
+        if hasattr(processing_class, "save_pretrained"):
+            processing_class.save_pretrained(folder)
+            return
+    for name in (*IMAGE_FILES, *TEXT_FILES):
+        if home is not None and (home / name).is_file() and not (folder / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(home / name, folder / name)
 
 
 def _free_folder(run: Run, task: str) -> Path:
@@ -199,31 +257,85 @@ def _free_folder(run: Run, task: str) -> Path:
     return run.empty_folder(f"{TASKS}/{place}")
 
 
-def _samples(data: Any, model: Any, tokenizer: Any, task: str, run: Path) -> Samples | None:
-    try:
-        return task_samples(data, model, tokenizer)
-    except InputError as error:
-        _warn_unprofiled(task, run, error)
-        return None
+# -- what a task's data tells -----------------------------------------------------------------------------------------
 
 
-def _write_profile(run: Run, task: str, checkpoint: Path, samples: Samples, rows: int, seed: int) -> bool:
-    """Writes the profile; a training must not be lost because its data or model does not allow one."""
+def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
+    """Returns the classes that numbers stand for: by the model's configuration, by the data, or TASK/LABEL_0 and so on.
+
+    So that classes without names of two tasks are not taken for the same.
+    """
+    known = getattr(getattr(model, "config", None), "id2label", None) or {}
+    named = {int(key): str(known[key]) for key in sorted(known, key=int)}
+    told = dict(enumerate(data_names(data)))
+    if not named or not are_generic([*named.values()]):
+        return named or told
+    return {k: told.get(k, f"{task}/{name}") for k, name in named.items()}
+
+
+def _unnamed(names: dict[int, str], task: str) -> bool:
+    return bool(names) and list(names.values()) == [f"{task}/LABEL_{k}" for k in names]
+
+
+def _record_data(
+    run: Run,
+    task: str,
+    checkpoint: Path,
+    names: dict[int, str],
+    data: Any,
+    eval_data: Any,
+    *,
+    rows: int,
+    keep: int,
+    seed: int,
+) -> tuple[dict[int, str], list[str], bool, KeptEntry | None]:
+    """Writes profile and kept samples; returns the classes' names by row and those in use, and what was written."""
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.profiling import make_profile
 
-    try:
-        encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base)
-        profile = make_profile(task, samples, encoder, base=base, rows=rows, seed=seed)
-    except InputError as error:
-        _warn_unprofiled(task, run.path, error)
-        return False
-    profile.save(run.profile_path(task))
-    return True
+    encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base, assets=checkpoint)
+    tool = encoder.image_processor or encoder.tokenizer
+    held = None if eval_data is None else task_samples(eval_data, names, tool)
+    samples = held if data is None else task_samples(data, names, tool)
+    assert samples is not None
+    assert samples.labels is not None
+    if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):
+        names = {**names, **_voted(checkpoint, run.base, samples)}
+    if rows and data is not None:
+        make_profile(task, samples, encoder, base=base, rows=rows, seed=seed).save(run.profile_path(task))
+    source: Evidence = "training" if held is None else "evaluation"
+    chosen = samples if held is None else held
+    kept = write_kept(run, task, chosen, per_class=keep, source=source, size=encoder.picture_size, seed=seed)
+    used = set(samples.labels)
+    return names, [name for k, name in enumerate(samples.classes) if k in used], bool(rows and data is not None), kept
 
 
-def _warn_unprofiled(task: str, run: Path, error: InputError) -> None:
-    warnings.warn(
-        f"{task} is recorded without a profile ({error}); make it by `tmx init {run} --data {task}=DATA`",
-        stacklevel=4,
-    )
+def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:
+    """Returns which class each row of a classifier is, by what it answers for samples; nothing if that is not clear."""
+    import numpy as np
+
+    from tunable_magmax.data.arrays import choose_rows
+    from tunable_magmax.models.own import load_own
+
+    assert samples.labels is not None
+    votes = np.zeros((len(samples.classes), len(samples.classes)), dtype=int)
+    encoder, chosen = load_own(checkpoint, assets=assets), choose_rows(len(samples), VOTES, 0)
+    for where, inputs in samples.batches(chosen, len(chosen), {}):
+        for position, answer in zip(where, encoder.embed(inputs).argmax(axis=1).tolist(), strict=True):
+            if answer >= len(votes):
+                return {}
+            votes[samples.labels[position], answer] += 1
+    rows = votes.argmax(axis=1).tolist()
+    if len(set(rows)) < len(rows) or (2 * votes.max(axis=1) <= votes.sum(axis=1)).any():
+        return {}
+    return {row: samples.classes[rows.index(row)] for row in sorted(rows)}
+
+
+def _name_rows(checkpoint: Path, names: dict[int, str]) -> None:
+    """Writes the names of a classifier's rows into its config.json, where it has none but LABEL_0, LABEL_1, ..."""
+    config = ModelConfig.of(checkpoint)
+    if config is None or config.labels is None or not are_generic(config.labels) or len(config.labels) != len(names):
+        return
+    by_row = {str(k): name for k, name in names.items()}
+    numbers = {name: k for k, name in names.items()}
+    write_json(config.path, {**config.content, "id2label": by_row, "label2id": numbers})

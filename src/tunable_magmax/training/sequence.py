@@ -26,6 +26,7 @@ from tunable_magmax.models.prepared import Decoded, Prepared
 from tunable_magmax.models.pretrained import put_companions, quiet
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
+from tunable_magmax.runs.kept import write_kept
 from tunable_magmax.runs.run import METRICS, Run
 from tunable_magmax.training.config import BUILTIN, TrainConfig
 from tunable_magmax.training.heads import load_base, make_head, new_classifier, read_classifier, unfrozen
@@ -131,17 +132,27 @@ class _Sequence(ABC):
         self.save(checkpoint)
         known = self.measure(t) if config.matrix else math.nan
         result = replace(result, seconds=round(result.seconds, 3), accuracy=None if math.isnan(known) else known)
+        samples = self.benchmark.train.subset(inputs.positions)  # those that can be read
         make_profile(
             task.name,
-            self.benchmark.train.subset(inputs.positions),  # those that can be read
+            samples,
             load_encoder(checkpoint, str(self.base.device), assets=run.base),
             classifier=self.classifier,
             base=self.base,
             rows=config.profile.rows,
             seed=config.seed,
         ).save(run.profile_path(task.name))
+        kept = write_kept(
+            run,
+            task.name,
+            self.benchmark.train.subset(task.held) if task.held else samples,
+            per_class=config.keep,
+            source="evaluation" if task.held else "training",
+            size=self.base.picture_size,
+            seed=config.seed,
+        )
         names = [self.benchmark.classes[k] for k in task.classes]
-        run.enter(task.name, checkpoint, names, profiled=True, training=asdict(result))
+        run.enter(task.name, checkpoint, names, profiled=True, kept=kept, training=asdict(result))
         run.save()
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tunable_magmax.checkpoints.hidden_layer import LAYERS
 
 import tunable_magmax
 from tunable_magmax import merge_checkpoints
-from tunable_magmax.checkpoints.hidden_layer import LAYERS
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.own import OwnModels
+from tunable_magmax.evaluation.run_models import BuiltinModels
 from tunable_magmax.workflows.plan import plan_merge
 from tunable_magmax.workflows.verify import verify_checkpoint
 
@@ -122,7 +122,7 @@ def test_layers_that_have_nothing_in_common_share_their_units(tmp_path, kind):
         own.append(logits(model))
     expected = torch.cat(own, dim=1)
     assert (logits(merged) - expected).abs().max() < 0.02 * expected.std(dim=0).mean()
-    in_memory = OwnModels.read(base, tasks).with_heads({}, [3, 1])
+    in_memory = BuiltinModels.read(base, tasks).with_heads({}, [3, 1])
     assert in_memory.keys() >= set(report.heads["divided"])
     for made, value in in_memory.items():
         assert torch.equal(tensors(tmp_path / "out")[made], value), made

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.discriminant import FOLDS, SHRINKAGES, Probe, deal_folds, unit_rows
+from tunable_magmax.models.discriminant import FOLDS, SHRINKAGES, Probe, stratified_folds, unit_rows
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def test_known_gaussians_have_the_posteriors_of_bayes() -> None:
 def test_held_out_posteriors_are_those_of_fits_without_the_fold() -> None:
     points, labels, _ = gaussians(1, 90)
     probe = Probe.fit(points, labels, 3)
-    folds = deal_folds(labels, 0)
+    folds = stratified_folds(labels, 0)
     rows = unit_rows(points)
     for k in range(FOLDS):
         seen = folds != k
@@ -142,12 +142,12 @@ def test_one_seed_one_result() -> None:
     assert (first.held_out == second.held_out).all()
     assert (first.held_out != other.held_out).any()
     # Written down: the lottery is the same on every machine and with every version of numpy.
-    assert deal_folds(np.zeros(8, dtype=np.int64), 0).tolist() == [2, 1, 3, 0, 4, 0, 2, 1]
+    assert stratified_folds(np.zeros(8, dtype=np.int64), 0).tolist() == [2, 1, 3, 0, 4, 0, 2, 1]
 
 
 def test_folds_are_dealt_inside_each_class() -> None:
     labels = np.array([0] * 12 + [1] * 5 + [2] * 3)
-    folds = deal_folds(labels, 0)
+    folds = stratified_folds(labels, 0)
     assert np.bincount(folds[:12]).tolist() == [3, 3, 2, 2, 2]
     assert sorted(folds[12:17]) == [0, 1, 2, 3, 4]
     assert sorted(folds[17:]) == [0, 1, 2]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.head import Head, save_head
-from tunable_magmax.models.own import load_own
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
@@ -99,7 +99,7 @@ def test_a_named_checkpoint_of_a_run_has_the_rows_of_all_labels(run, name):
 
 def test_a_model_without_a_classifier_is_told_as_such(run):
     with pytest.raises(InputError, match="is a BertModel, which has no classifier of its own"):
-        load_own(run / "base")
+        load_builtin(run / "base")
 
 
 def test_a_task_that_the_model_never_predicts_is_told(run, tmp_path):
@@ -146,7 +146,7 @@ def test_merges_in_memory_and_on_disk_are_one_and_a_run_has_a_matrix(run, tmp_pa
 def test_the_prior_of_a_site_is_in_the_bias_of_its_model(run, tmp_path):
     opened = Run.open(run)
     made = tailor(opened, TargetSources(weights=(0.9, 0.1)), tmp_path / "site")
-    assert made.record["own_head"]
+    assert made.record["builtin_head"]
     assert not (tmp_path / "site/head.safetensors").exists()
     plain = torch.cat([load_file(run / name / "model.safetensors")["classifier.bias"] for name in TASKS])
     labels = [label for names in TASKS.values() for label in names]

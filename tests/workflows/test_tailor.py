@@ -20,6 +20,7 @@ import adapters
 from labelled_run import TASKS, LabelledRun, enter
 from models import tiny
 from safetensors.torch import load_file, save_file
+from tunable_magmax.workflows.tailor_plan import plan_tailor
 
 from tunable_magmax import METHODS, Preference, verify_checkpoint
 from tunable_magmax.data.source import open_samples
@@ -40,7 +41,6 @@ from tunable_magmax.workflows.prefer import Estimation, prefer
 from tunable_magmax.workflows.scale import ScaleChoice, deal
 from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailor_plan import plan_tailor
 from tunable_magmax.workflows.tailoring import (
     MANY_TASKS,
     Tailoring,

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.heads import BASE, CHOICES, DROP, LAST, MERGED, STACK, HeadedModel, Heads
-from tunable_magmax.checkpoints.hidden_layer import ShareUnits, find_hidden_layer
+from tunable_magmax.checkpoints.heads import (
+    BASE,
+    CHOICES,
+    DROP,
+    LAST,
+    MERGED,
+    STACK,
+    FittedTensors,
+    HeadedModel,
+    Heads,
+)
 from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
 from tunable_magmax.checkpoints.tensors import TensorInfo, widest
 from tunable_magmax.checkpoints.views import View
@@ -28,20 +37,17 @@ _UNUSED = ("mask_token",)
 
 
 def match_heads(
-    opened: Sequence[Opened],
-    heads: str | None = None,
-    class_bias: Mapping[str, float] | None = None,
-    share_units: ShareUnits | None = None,
+    opened: Sequence[Opened], heads: str | None = None, fitted: FittedTensors | None = None
 ) -> Heads | None:
     """Returns how base (first) and tasks fit together in spite of their heads; None if they have to be equal.
 
     That is so for checkpoints without a config.json or of different architectures, for adapters, and where names and
     shapes are equal already. `heads`: what to do with them; None: merge them if they are equal, else stack them.
-    `share_units`: makes one hidden layer of those that have nothing in common; None: they are averaged.
+    `fitted`: tensors that take the place of the tasks' own.
     """
     models = _models(opened)
     if models is None:
-        if heads is not None or class_bias is not None:
+        if heads is not None or fitted is not None:
             raise InputError(
                 "heads can be chosen for models of transformers only: base and tasks must be directories with a "
                 "config.json of one model type that names their architectures, and no adapters"
@@ -54,12 +60,11 @@ def match_heads(
     rule = _rule(heads, base, tasks, kinds)
     labels = [task.config.labels if kind else None for task, kind in zip(tasks, kinds, strict=True)]
     known = [each for each in labels if each is not None]
-    if rule == MERGED and heads is None and class_bias is None and _alike(base, tasks, known):
+    if rule == MERGED and heads is None and fitted is None and _alike(base, tasks, known):
         return None
     if rule in (DROP, BASE):
         return _without_heads(rule, prefix, base, tasks)
-    found = _with_heads(rule, prefix, base, tasks, kinds, _distinct(labels, tasks), class_bias)
-    return replace(found, _share_units=share_units)
+    return _with_heads(rule, prefix, base, tasks, kinds, _distinct(labels, tasks), fitted)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -197,7 +202,7 @@ def _with_heads(
     tasks: Sequence[HeadedModel],
     kinds: Sequence[tuple[str, ...]],
     task_labels: Sequence[tuple[str, ...] | None],
-    class_bias: Mapping[str, float] | None,
+    fitted: FittedTensors | None,
 ) -> Heads:
     giver = _task_of(rule) if rule.startswith("task") else next(t for t, kind in enumerate(kinds) if kind)
     counted = [giver] if rule.startswith("task") else [t for t, kind in enumerate(kinds) if kind]
@@ -214,10 +219,18 @@ def _with_heads(
         if not rule.startswith("task")
         else []
     )
-    if rule == MERGED:  # the prior is added to a bias, which is then made; the rest is merged
-        classifier = [name for name in classifier if name.endswith(".bias")] if class_bias is not None else []
-    mean = [name for name in kinds[giver] if name not in classifier and name not in common]
+    if rule == MERGED:
+        classifier = []
+    replaced = [] if fitted is None else list(fitted.tensors)
+    if any(name not in tasks[giver].names for name in replaced):
+        odd = [name for name in replaced if name not in tasks[giver].names]
+        raise InputError(f"the fitted head has {some_of(odd, show=repr)}, which the tasks' classifiers have not")
+    mean = [name for name in kinds[giver] if name not in (*classifier, *common, *replaced)]
+    classifier = [name for name in classifier if name not in replaced]
     made: dict[str, TensorInfo] = {}
+    for name in replaced:
+        assert fitted is not None
+        made[name] = TensorInfo(name, widest([tasks[t].info(name) for t in counted]), fitted.tensors[name].shape)
     for name in (*classifier, *mean):
         infos = [tasks[t].info(name) for t in counted]
         shape = (len(labels), *infos[0].shape[1:]) if name in classifier and labels is not None else infos[0].shape
@@ -237,7 +250,7 @@ def _with_heads(
     config = _config(tasks[giver].config, [tasks[t].config for t in counted], labels)
     found = Heads(
         rule, views, copied, labels, tuple(classifier), tuple(mean), tuple(left_out), (), config, giver,
-        tuple(task_labels), tuple(tasks), class_bias, find_hidden_layer(tasks[giver].config, classifier, mean),
+        tuple(task_labels), tuple(tasks), fitted,
     )  # fmt: skip
     return replace(found, notes=tuple(_notes(found, prefix, base, task_labels)))
 
@@ -321,8 +334,9 @@ def _notes(
     elif found.rule.startswith("task"):
         yield f"the head is that of {found.rule}"
     if found.mean and found.rule == STACK:
-        apart = ", or units of each task if these have nothing in common" if found.hidden is not None else ""
-        yield f"layers that only the tasks have are means by weight{apart}: {some_of(found.mean, show=repr)}"
+        yield f"layers that only the tasks have are means by weight: {some_of(found.mean, show=repr)}"
+    if found.fitted is not None:
+        yield f"fitted to the merged encoder: {some_of(found.fitted.tensors, show=repr)}"
 
 
 def _number(labels: Sequence[str]) -> str:

@@ -12,6 +12,23 @@ from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_json
 
+_DENSE = ("classifier.dense", "tanh")
+HIDDEN_LAYERS = {
+    "bert": ("bert.pooler.dense", "tanh"),
+    "camembert": _DENSE,
+    "deberta": ("pooler.dense", "gelu"),
+    "deberta-v2": ("pooler.dense", "gelu"),
+    "distilbert": ("pre_classifier", "relu"),
+    "electra": ("classifier.dense", "gelu"),
+    "longformer": _DENSE,
+    "mpnet": _DENSE,
+    "roberta": _DENSE,
+    "xlm-roberta": _DENSE,
+}
+"""The hidden layer that classifiers have between encoder and last layer, and its activation, by model type.
+
+Nothing else lies between the two but dropout.
+"""
 _GENERIC = re.compile(r"LABEL_[0-9]+")
 
 

@@ -23,7 +23,6 @@ from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import identities, read_json, show_size
-from tunable_magmax.merging.hidden_units import share_units
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors
@@ -43,8 +42,7 @@ class Inputs:
         self.heads: Heads | None = None
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
-            bias = None if options.class_bias is None else dict(options.class_bias)
-            self.heads = match_heads(self.checkpoints, options.heads, bias, share_units)
+            self.heads = match_heads(self.checkpoints, options.heads, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
             self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from tunable_magmax.checkpoints.companions import check_companion
+from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
@@ -78,7 +79,7 @@ def merge_checkpoints(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
     heads: str | None = None,
-    class_bias: Mapping[str, float] | None = None,
+    fitted_head: FittedTensors | None = None,
     memory: int | str | None = None,
     shard_size: int | str | None = None,
     threads: int | None = None,
@@ -98,7 +99,7 @@ def merge_checkpoints(
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
     A task may be a directory with a LoRA adapter (docs/lora.md), or have a classifier of its own (docs/heads.md):
-    `heads` is then "stack", "last", "drop" or a task's name, and `class_bias` is added to its bias, by label.
+    `heads` is then "stack", "last", "drop" or a task's name, and `fitted_head` takes the place of its tensors.
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
     `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report,
@@ -136,7 +137,7 @@ def merge_checkpoints(
         include=include,
         exclude=exclude,
         heads=named_heads(heads, names, tasks),
-        class_bias=class_bias,
+        fitted_head=fitted_head,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
     resources.check_method(method)
@@ -189,7 +190,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
         try:
             if job.shard_size is None:
                 output.check_sidecar("report.json")
-            report = completed(merge(), inputs, job.options, settings)
+            report = completed(merge(), inputs, settings)
             inputs.refuse_changed()
             report = write_sidecars(report, inputs, output, settings.base_model, settings.additions)
         except InputError:
@@ -201,16 +202,14 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
     return report
 
 
-def completed(report: MergeReport, inputs: Inputs, options: Options, settings: OutputSettings) -> MergeReport:
+def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
     """Returns a report with what is known of its inputs: digests if asked for, names, adapters, commits on the hub."""
     digests = inputs.digests() if settings.digest_inputs else {}
     names, adapters = settings.task_names(report.tasks), inputs.described()
     report = replace(report, inputs=digests, names=names, adapters=adapters, hub=inputs.pins())
     if inputs.heads is None:
         return report
-    weights = options.head_weights(report.tasks)
-    doubts = inputs.heads.doubts(weights)
-    return replace(report, heads=inputs.heads.describe(weights), warnings=(*report.warnings, *doubts))
+    return replace(report, heads=inputs.heads.describe())
 
 
 @dataclass(frozen=True, slots=True)

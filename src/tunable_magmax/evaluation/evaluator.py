@@ -261,15 +261,14 @@ class Evaluator:
         parts = []
         done = 0
         for logits in self._logits():
-            scores = logits if self._bias is None else logits + self._bias
-            parts.append(predict(scores, owner[done : done + len(scores)], members))
-            done += len(scores)
+            parts.append(predict(logits, owner[done : done + len(logits)], members))
+            done += len(logits)
             if progress is not None:
                 progress("evaluating", done, len(self))
         return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
 
     def logits(self, state: Mapping[str, Tensor] | None = None, progress: Progress | None = None) -> Tensor:
-        """Returns the scaled cosines with the head's rows [n, classes], without its bias, on the encoder's device."""
+        """Returns what the head gives [n, classes], on the encoder's device."""
         import torch
 
         if state is not None:
@@ -299,17 +298,25 @@ class Evaluator:
         self._refills[names](state)
 
     def _logits(self) -> Iterator[Tensor]:
-        """Yields the scaled cosines with the head's rows, [b, classes] for each batch."""
+        """Yields what the head gives, [b, classes] for each batch."""
         import torch
 
+        from tunable_magmax.models.builtin import BuiltinEncoder
         from tunable_magmax.models.parallel import in_parallel
+
+        weight, bias = self._weight, self._bias
+        if isinstance(self.encoder, BuiltinEncoder):  # whose classifier is replaced with the other weights
+            linear, device = self.encoder.linear, self.encoder.device
+            weight = torch.from_numpy(linear.weight).float().to(device)
+            bias = torch.from_numpy(linear.bias).float().to(device)
 
         def logits(rows: range) -> Tensor:
             with torch.inference_mode(), full_float32(self.encoder.device, self.precise):
                 features = self.encoder.pool(self.prepared.batch(rows)).float()
-                if not self.head.own:
+                if not self.head.builtin:
                     features = torch.nn.functional.normalize(features, dim=1)
-                return self.head.logit_scale * features @ self._weight.T
+                scores = self.head.logit_scale * features @ weight.T
+                return scores if bias is None else scores + bias
 
         try:
             with self.encoder.evaluating():

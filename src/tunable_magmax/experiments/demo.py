@@ -36,8 +36,7 @@ from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.candidates import right_answers
 from tunable_magmax.workflows.prefer import Estimation
 from tunable_magmax.workflows.site_model import HEAD, Tailored
-from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import Tailoring
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 # Five characters each, in the order in which the alphabet brings them.
@@ -249,7 +248,7 @@ def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
                 run,
                 _sources(_site_folder(place, site), source),
                 place / "models" / f"{slug(site)}-{source}",
-                Tailoring(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
+                TailorOptions(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
                 TargetReading(device="cpu"),
                 progress=report,
             )
@@ -266,7 +265,7 @@ def _sources(folder: Path, source: str) -> TargetSources:
 
 
 def _made(model: Tailored) -> Made:
-    return Made(model.report.method, model.report.scale, tuple(model.record["warnings"]))
+    return Made(model.report.method, model.report.scale, tuple(model.record.warnings))
 
 
 def _measure(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.merging.budget import read_budget, read_decimal, read_weights
@@ -28,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "include": None,
     "exclude": None,
     "heads": None,
-    "class_bias": None,
+    "fitted_head": None,
 }
 """What the options of a merge are if nobody sets them. A scale of None is the method's own default."""
 _OUT_DTYPES = {name: code for code, name in FLOATS.items()} | {code.lower(): code for code in FLOATS}
@@ -56,8 +57,8 @@ class Options:
     exclude: tuple[str, ...] | None
     heads: str | None = None
     """What becomes of heads that base and tasks do not share; of files only."""
-    class_bias: tuple[tuple[str, float], ...] | None = None
-    """What is added to the bias of the classifier, by label: the log of a site's prior; of files only."""
+    fitted_head: FittedTensors | None = None
+    """Tensors that take the place of the tasks' own classifiers; of files only."""
 
     @classmethod
     def read(cls, tasks: int, **given: Any) -> Options:
@@ -80,7 +81,7 @@ class Options:
             include=_read_patterns(options["include"], "include"),
             exclude=_read_patterns(options["exclude"], "exclude"),
             heads=_read_heads(options["heads"]),
-            class_bias=_read_class_bias(options["class_bias"]),
+            fitted_head=options["fitted_head"],
         )
 
     def head_weights(self, tasks: int) -> list[float]:
@@ -170,13 +171,3 @@ def _read_heads(heads: Any) -> str | None:
     if heads is None or isinstance(heads, str):
         return heads
     raise InputError(f"heads is {heads!r}, expected stack, last, drop or the name of a task")
-
-
-def _read_class_bias(bias: Any) -> tuple[tuple[str, float], ...] | None:
-    if bias is None:
-        return None
-    pairs = bias.items() if isinstance(bias, Mapping) else bias
-    read = tuple((str(label), float(value)) for label, value in pairs)
-    if not all(math.isfinite(value) for _, value in read):
-        raise InputError("class_bias must hold finite numbers, one for each label")
-    return read

@@ -214,8 +214,8 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
     }
     if options.heads is not None:
         used["heads"] = options.heads
-    if options.class_bias is not None:
-        used["class_bias"] = dict(options.class_bias)
+    if options.fitted_head is not None:
+        used["fitted_head"] = options.fitted_head.digest
     for name in reads:
         value = getattr(options, name)
         if isinstance(value, tuple):

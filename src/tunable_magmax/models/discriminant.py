@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,9 @@ class Probe:
         rows = unit_rows(matrix)
         centre = rows.mean(axis=0)
         rows -= centre
-        folds = deal_folds(indices, seed)
+        folds = stratified_folds(indices, seed)
         members = [np.flatnonzero(folds == k) for k in range(FOLDS)]
-        totals = [_totals(rows[each], indices[each], classes) for each in members]
+        totals = [class_totals(rows[each], indices[each], classes) for each in members]
         counts, sums, scatter = (np.stack(part).sum(axis=0) for part in zip(*totals, strict=True))
         parts = [
             _Part.of(rows, indices, each, (counts - left_out[0], sums - left_out[1], scatter - left_out[2]), centre)
@@ -102,7 +102,7 @@ class Discriminant:
     log_prior: Floats
 
     @classmethod
-    def of(cls, totals: _Totals, centre: Floats) -> Discriminant:
+    def of(cls, totals: Totals, centre: Floats) -> Discriminant:
         counts, sums, scatter = totals
         rows, width = counts.sum(), scatter.shape[0]
         present = counts > 0
@@ -129,9 +129,40 @@ class Discriminant:
 
     def scores(self, rotated: Floats, shrinkage: float) -> Floats:
         """Returns log densities [n, classes] under the shrunk covariance, up to a constant for each row."""
-        scaled = self.means * self._precision(shrinkage)
-        scores: Floats = rotated @ scaled.T - 0.5 * (self.means * scaled).sum(axis=1)
+        scaled, offset = self._scaled(shrinkage)
+        scores: Floats = rotated @ scaled.T + offset
         return scores
+
+    def linear(self, shrinkage: float) -> tuple[Floats, Floats]:
+        """Returns matrix [classes, width] and bias [classes] of the same scores, for rows that are not rotated."""
+        scaled, offset = self._scaled(shrinkage)
+        weight: Floats = scaled @ self.axes.T
+        return weight, offset - weight @ self.centre
+
+    def with_anchors(self, anchors: Floats) -> Discriminant:
+        """Returns the same with means for classes without rows: those that `anchors` [classes, width] suggest.
+
+        Anchors are directions, such as an old head's rows; their length is that which fits the other classes best.
+        """
+        present = np.isfinite(self.log_prior)
+        if present.all() or not present.any():
+            return self
+        rotated = anchors @ self.axes
+        away = rotated - rotated[present].mean(axis=0)
+        middle = self.means[present].mean(axis=0)
+        size = float(np.square(away[present]).sum())
+        factor = float(((self.means[present] - middle) * away[present]).sum()) / size if size > 0 else 0.0
+        means = np.where(present[:, None], self.means, middle + max(0.0, factor) * away)
+        return replace(self, means=means, log_prior=np.where(present, self.log_prior, 0.0))
+
+    def _scaled(self, shrinkage: float) -> tuple[Floats, Floats]:
+        """Returns the means over the shrunk covariance, and each class's offset; the least for a class without rows."""
+        scaled = self.means * self._precision(shrinkage)
+        offset = -0.5 * (self.means * scaled).sum(axis=1)
+        present = np.isfinite(self.log_prior)
+        if present.any():
+            offset = np.where(present, offset, offset[present].min())
+        return scaled, offset
 
     def posterior(self, rotated: Floats, shrinkage: float, temperature: float) -> Floats:
         logs = self.scores(rotated, shrinkage) / temperature + self.log_prior
@@ -150,12 +181,12 @@ class Discriminant:
         return precision
 
 
-def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Deals each row to a fold, inside each class from the first fold on; the lottery shuffles.
+def stratified_folds(labels: NDArray[np.int64], seed: int, count: int = FOLDS) -> NDArray[np.int64]:
+    """Returns the fold of each row; the rows of a class are shuffled, then dealt from the first fold on.
 
     Classes of one size are shuffled alike, so that the order of classes does not matter.
 
-    >>> deal_folds(np.array([0, 0, 1, 1, 1]), seed=0).tolist()
+    >>> stratified_folds(np.array([0, 0, 1, 1, 1]), seed=0).tolist()
     [1, 0, 1, 0, 2]
     """
     folds = np.empty(len(labels), dtype=np.int64)
@@ -164,23 +195,27 @@ def deal_folds(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     _, sizes = np.unique(labels, return_counts=True)
     for members in np.split(order, np.cumsum(sizes)[:-1]):
         shuffled = sorted(range(len(members)), key=lambda p: (ticket(start, p), p))
-        folds[members[shuffled]] = np.arange(len(members)) % FOLDS
+        folds[members[shuffled]] = np.arange(len(members)) % count
     return folds
 
 
-# Of some rows: how many of each class [classes], their sums [classes, width], and their scatter about 0 [width, width].
-_Totals = tuple[Floats, Floats, Floats]
+# Of some rows: how much each class counts [classes], the sums of its rows [classes, width], and the rows' scatter about
+# 0 [width, width].
+Totals = tuple[Floats, Floats, Floats]
 
 
-def _totals(rows: Floats, labels: NDArray[np.int64], classes: int) -> _Totals:
-    """Returns what a fit needs of some rows; of the rows of one fold, so that leaving it out is a subtraction."""
-    order = np.argsort(labels, kind="stable")
-    rows, labels = rows[order], labels[order]
+def class_totals(rows: Floats, labels: NDArray[np.int64], classes: int, counts: Floats | None = None) -> Totals:
+    """Returns what a fit needs of some rows; of the rows of one fold, so that leaving it out is a subtraction.
+
+    `counts` [rows]: how much each counts, by default 1.
+    """
+    weighted = rows if counts is None else rows * counts[:, None]
     sums = np.zeros((classes, rows.shape[1]))
     if len(rows):
-        present, starts = np.unique(labels, return_index=True)
-        sums[present] = np.add.reduceat(rows, starts, axis=0)
-    return np.bincount(labels, minlength=classes).astype(np.float64), sums, rows.T @ rows
+        order = np.argsort(labels, kind="stable")
+        present, starts = np.unique(labels[order], return_index=True)
+        sums[present] = np.add.reduceat(weighted[order], starts, axis=0)
+    return np.bincount(labels, counts, classes).astype(np.float64), sums, weighted.T @ rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +234,7 @@ class _Part:
         rows: Floats,
         labels: NDArray[np.int64],
         members: NDArray[np.int64],
-        others: _Totals,
+        others: Totals,
         centre: Floats,
     ) -> _Part:
         counts, sums, scatter = others

@@ -119,10 +119,6 @@ class Encoder:
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
-        if self.pooling == "logits":
-            module: Any = self.module
-            inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
-            return _tensor(module(**inputs).logits)
         return self.pool_texts(batch) if isinstance(batch, Mapping) else self.pool_images(batch)
 
     def pool_images(self, pixels: Tensor) -> Tensor:
@@ -325,6 +321,15 @@ def _family(module: Any) -> str:
 def _tensor(value: Any) -> Tensor:
     tensor: Tensor = value
     return tensor
+
+
+def probe_batch(encoder: Encoder) -> Tensor | dict[str, Tensor]:
+    """Returns a prepared input, on which to see what a forward pass does."""
+    if encoder.image_processor is None:
+        return encoder.prepare_texts(["a text"])
+    from PIL import Image
+
+    return encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
 
 
 class Refill:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.builtin import BuiltinEncoder
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0
@@ -38,8 +41,8 @@ class Head:
     logit_scale: float
     digest: str
     bias: NDArray[np.float32] | None = None
-    own: bool = False
-    """Whether the model has a classifier of its own: what its encoder gives are logits already."""
+    builtin: bool = False
+    """Whether it is the model's own classifier, which reads features as they are."""
 
     @classmethod
     def of(
@@ -48,7 +51,7 @@ class Head:
         classes: Sequence[str],
         logit_scale: float,
         bias: NDArray[Any] | None = None,
-        own: bool = False,
+        builtin: bool = False,
     ) -> Head:
         """Makes a head of its parts, and checks them; its digest is that of the file that `save_head` writes.
 
@@ -71,14 +74,14 @@ class Head:
             if added.shape != (len(names),) or not np.isfinite(added).all():
                 raise InputError(f"the bias of a head of {len(names)} classes must be as many finite numbers")
             tensors["bias"] = torch.from_numpy(added)
-        return cls(rows, names, float(logit_scale), tensors_digest(tensors), added, own)
+        return cls(rows, names, float(logit_scale), tensors_digest(tensors), added, builtin)
 
     def with_bias(self, bias: NDArray[Any] | None, factor: float = 1.0) -> Head:
         """Returns the head with a bias, such as a site's log prior, in place of any that it had; None: without one.
 
         `factor`: by what its logit scale is multiplied; see `calibration.logit_factor`.
         """
-        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias, self.own)
+        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias, self.builtin)
 
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.
@@ -99,17 +102,17 @@ class Head:
             )
         kept = [rows[name] for name in names]
         bias = None if self.bias is None else self.bias[kept]
-        return Head.of(self.weight[kept], names, self.logit_scale, bias, self.own)
+        return Head.of(self.weight[kept], names, self.logit_scale, bias, self.builtin)
 
     def logits(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        """Returns the scaled scores [n, classes] of raw embeddings [n, dim], without the bias.
+        """Returns the scaled scores [n, classes] of raw embeddings [n, dim], with the bias if there is one.
 
-        The embeddings are L2-normalised first, unless they are logits; the rows of `weight` are taken as they are.
+        The embeddings of a frozen head are L2-normalised first; the rows of `weight` are taken as they are.
         """
         rows = features.astype(np.float64)
-        unit = rows if self.own else _normalised(rows)
+        unit = rows if self.builtin else _normalised(rows)
         scores: NDArray[np.float64] = self.logit_scale * unit @ self.weight.astype(np.float64).T
-        return scores
+        return scores if self.bias is None else scores + self.bias
 
     def probabilities(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes] of raw embeddings [n, dim]: a softmax of the scores with bias."""
@@ -119,8 +122,6 @@ class Head:
                 "together; give the head's own encoder with --classifier-checkpoint"
             )
         logits = self.logits(features)
-        if self.bias is not None:
-            logits += self.bias
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: NDArray[np.float32] = (raised / raised.sum(axis=1, keepdims=True)).astype(np.float32)
         return shares
@@ -153,7 +154,7 @@ class Classifier:
 
 def require_match(encoder: Encoder, head: Head) -> None:
     """Refuses a head that has another width than the encoder's embeddings."""
-    if encoder.dim != head.weight.shape[1]:
+    if not head.builtin and encoder.dim != head.weight.shape[1]:
         raise InputError(
             f"the head has width {head.weight.shape[1]} and the encoder {encoder.path} has width {encoder.dim}: they "
             "do not belong together; give the encoder that the head was made for, or make a head for this one"
@@ -231,9 +232,11 @@ def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
     return Head.of(_name_rows(encoder, classes, templates), classes, scale)
 
 
-def own_head(classes: Sequence[str]) -> Head:
-    """Makes the head of a model that has a classifier of its own: its logits as they are."""
-    return Head.of(np.eye(len(classes)), classes, 1.0, own=True)
+def builtin_head(classes: Sequence[str], encoder: BuiltinEncoder | None = None) -> Head:
+    """Makes the head of a model that has its own classifier; without its encoder, one that has the classes only."""
+    if encoder is None:
+        return Head.of(np.eye(len(classes)), classes, 1.0, builtin=True)
+    return Head.of(encoder.linear.weight, classes, 1.0, encoder.linear.bias, builtin=True)
 
 
 def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:

@@ -66,6 +66,14 @@ class Prepared:
         """Returns raw pixels uint8 [b, 3, h, w] of some rows, on the encoder's device, for augmentation."""
         return self._gather(self.inputs["pixels"], rows)
 
+    def by_length(self) -> list[int]:
+        """Returns the rows in ascending order of their tokens, so that batches need little padding."""
+        mask = self.inputs.get("attention_mask")
+        if mask is None or self.device.type != "cpu":
+            return list(range(len(self)))
+        order: list[int] = mask.sum(dim=1).argsort(stable=True).tolist()
+        return order
+
     def subset(self, rows: Sequence[int]) -> Prepared:
         """Returns some of the inputs, as if only they had been prepared."""
         import torch
@@ -129,6 +137,19 @@ def prepare(
         _normaliser(encoder, device) if samples.kind == "image" else lambda tokens: tokens,
         len(failed),
     )
+
+
+def joined(parts: Sequence[Prepared], encoder: Encoder) -> Prepared:
+    """Returns several inputs as one, in order; all are of one encoder, and their labels are left out."""
+    import torch
+
+    first = parts[0]
+    if first.kind == "image":
+        inputs = {"pixels": torch.cat([part.inputs["pixels"] for part in parts])}
+    else:
+        inputs = _padded([part.inputs for part in parts], encoder)
+    positions = tuple(range(sum(map(len, parts))))
+    return replace(first, positions=positions, labels=None, inputs=inputs, failed=sum(part.failed for part in parts))
 
 
 def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = INPUTS_AT_ONCE) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import write_folder
-from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.encoder import Encoder, probe_batch
 from tunable_magmax.models.pretrained import from_state, put_companions, quiet
 from tunable_magmax.models.state import tensors_digest
 
@@ -109,12 +109,7 @@ def _reached(encoder: Encoder, parameters: Sequence[nn.Parameter]) -> list[bool]
     """Says for each parameter whether the embedding of an input depends on it."""
     import torch
 
-    if encoder.image_processor is not None:
-        from PIL import Image
-
-        batch: Any = encoder.prepare_images([Image.new("RGB", (32, 32), (127, 127, 127))])
-    else:
-        batch = encoder.prepare_texts(["a text"])
+    batch = probe_batch(encoder)
     with encoder.evaluating(), torch.enable_grad():
         slopes = torch.autograd.grad(encoder.pool(batch).sum(), list(parameters), allow_unused=True)
     return [slope is not None for slope in slopes]

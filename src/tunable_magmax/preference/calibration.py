@@ -50,7 +50,7 @@ class Calibration:
         known = [profile for profile in profiles if profile is not None and profile.base_features is not None]
         self._tables: list[_Rows] = []
         self._tasks = len(profiles)
-        if head.own or not known or len(known) != len(profiles):
+        if head.builtin or not known or len(known) != len(profiles):
             return
         place = {name: index for index, name in enumerate(head.classes)}
         features = [[np.asarray(profile.base_features), np.asarray(profile.features)] for profile in known]

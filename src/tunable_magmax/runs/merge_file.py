@@ -42,7 +42,7 @@ _ELSEWHERE = {
 """Methods that only mergekit has, and the closest one here."""
 _THEIRS = ("ties", "task_arithmetic", "linear")
 """Methods that mergekit has, too."""
-_OURS = {"scale", "weights", "budget", "scope", "compare", "keep", "seed", "heads", "class_bias"}
+_OURS = {"scale", "weights", "budget", "scope", "compare", "keep", "seed", "heads"}
 """Parameters that mergekit does not know, and that shape the result: a file with one of them has our defaults."""
 
 
@@ -86,7 +86,6 @@ class RecipeParameters:
     include: _Patterns | None = None
     exclude: _Patterns | None = None
     heads: Text | None = None
-    class_bias: Annotated[dict[str, float] | None, Field(description="added to the classifier's bias, by label")] = None
 
 
 @dataclass(frozen=True)

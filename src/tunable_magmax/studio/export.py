@@ -20,7 +20,6 @@ from tunable_magmax.studio.points import PointRequest, Preset, commands
 from tunable_magmax.studio.server import STATIC
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.state import state_of
-from tunable_magmax.workflows.site_model import without_paths
 
 VERSION = 1
 NEAREST, POWER = 8, 2
@@ -154,3 +153,20 @@ def one_file(data: Mapping[str, Any]) -> str:
     policy = f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; img-src data: blob:"
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (head + embedded + rest).replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
+
+
+def without_paths(text: str, paths: Sequence[Path | None]) -> str:
+    """Returns a text in which paths are only names, so that equal inputs elsewhere give equal bytes.
+
+    >>> without_paths("/data/site/images: 1 of 3 samples", [Path("/data/site"), Path("/data/site/images")])
+    'images: 1 of 3 samples'
+    >>> without_paths("/data/site-2/a.png is no image", [Path("/data/site")])
+    '/data/site-2/a.png is no image'
+    """
+    named = {str(path): path.name for path in paths if path is not None and path.name}
+    if not named:
+        return text
+    longest_first = "|".join(map(re.escape, sorted(named, key=len, reverse=True)))
+    # Whole paths only: neither the end of another one, nor the beginning of a longer name.
+    whole = rf"(?<![\w./-])(?:{longest_first})(?![\w-]|\.\w)"
+    return re.sub(whole, lambda match: named[match[0]], text)

@@ -26,8 +26,7 @@ from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import Tailoring
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -170,10 +169,8 @@ class Writer:
                 self._tell(replace(self._models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, preset is not None and preset.file is not None
-        estimation = Estimation(seed=self.seed, prior="auto" if setting.informed else "none")
-        options = Tailoring(
-            setting.method, setting.scale, "auto", "auto", self.seed, estimation, {**SETTINGS, "fresh": True}
-        )
+        estimation = Estimation(seed=self.seed)
+        options = TailorOptions(setting.method, setting.scale, "auto", self.seed, None, estimation, SETTINGS)
         # As the shown command does it: by the file of a preset, or by weights.
         sources = TargetSources() if by_file else TargetSources(weights=setting.preference.weights)
         try:

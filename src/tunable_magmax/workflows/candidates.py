@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.evaluator import Evaluator
-from tunable_magmax.files import Progress, show_size
+from tunable_magmax.evaluation.run_models import BuiltinModels, read_each, refuse_too_large
+from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.own import OwnModels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,35 +83,6 @@ def usual_candidates(run: Run, scales: Sequence[float | str] = ("matched",)) -> 
     )
 
 
-def refuse_adapters(run: Run, instead: str = "") -> None:
-    """Refuses to score the models of a run whose tasks are adapters; `instead` says how to do without."""
-    adapter = next(filter(holds_adapter, run.tasks), None)
-    if adapter is not None:
-        raise InputError(
-            f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on labelled samples: {instead}make "
-            f"checkpoints of the adapters and a run of these: {as_checkpoint(adapter)}"
-        )
-
-
-def refuse_too_large(run: Run) -> None:
-    """Refuses a run whose base and tasks do not fit into memory together; reads headers only."""
-    from tunable_magmax.checkpoints.source import open_checkpoint
-    from tunable_magmax.merging.resources import available_memory
-
-    sizes = []
-    for path in (run.base, *run.tasks):
-        with open_checkpoint(path) as checkpoint:
-            sizes.append(sum(info.nbytes for info in checkpoint.tensors.values()))
-    # Beside them: the merged vector, the model made of it, the encoder that it is put into, and a bit for each task.
-    needed, available = sum(sizes) + MODELS_BESIDE * sizes[0] + len(run.tasks) * sizes[0] // 32, available_memory()
-    if available is not None and needed > available:
-        raise InputError(
-            f"{run.path}: the base ({show_size(sizes[0])}) and {len(run.tasks)} tasks are held in memory together, "
-            f"which needs about {show_size(needed)}, but {show_size(available)} are free: take a run of fewer tasks, "
-            "close other programs, or merge with tmx sweep or tmx tailor, which need less, and measure with tmx eval"
-        )
-
-
 class Merges:
     """The checkpoints of a run and its merges, all in memory. A context manager.
 
@@ -129,7 +98,7 @@ class Merges:
         self.seed = seed
         self.reports: dict[Candidate, MergeReport] = {}
         """The report of the latest merge of each candidate."""
-        self._own = OwnModels.read(run.base, run.tasks, run.heads, progress) if own else None
+        self._own = BuiltinModels.read(run.base, run.tasks, run.heads, progress) if own else None
         if self._own is None:
             self._states = read_each((run.base, *run.tasks), read_tensors, progress)
         else:
@@ -178,7 +147,7 @@ class Candidates(Merges):
     def __init__(self, run: Run, evaluator: Evaluator, *, seed: int = 0, progress: Progress | None = None) -> None:
         """`evaluator`: with the encoder of the run's base; its head's bias is not used. `seed`: of the lottery."""
         self.evaluator = evaluator
-        super().__init__(run, seed=seed, progress=progress, own=evaluator.head.own)
+        super().__init__(run, seed=seed, progress=progress, own=evaluator.head.builtin)
 
     @property
     def truth(self) -> NDArray[np.int64]:
@@ -203,15 +172,3 @@ def right_answers(logits: Any, truth: Any, bias: Any = None) -> NDArray[np.bool_
     predicted, _ = predict(scores, np.full(len(scores), -1), [])
     right: NDArray[np.bool_] = predicted == np.asarray(truth)
     return right
-
-
-def read_each(
-    paths: Sequence[Path], read: Callable[[Path], _Content], progress: Progress | None = None
-) -> list[_Content]:
-    """Reads checkpoints one after the other, by `read`."""
-    contents = []
-    for done, path in enumerate(paths, 1):
-        contents.append(read(path))
-        if progress is not None:
-            progress("loading", done, len(paths))
-    return contents

@@ -17,7 +17,7 @@ from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.evaluator import full_float32
 from tunable_magmax.runs.run import is_run
-from tunable_magmax.workflows.scoring import OwnHead, find_head, open_head
+from tunable_magmax.workflows.scoring import BuiltinHead, find_head, open_head
 
 if TYPE_CHECKING:
     from tunable_magmax.models.head import Classifier
@@ -81,7 +81,7 @@ class LoadedClassifier:
     [Prediction('cat', 0.931)]
     """
 
-    def __init__(self, classifier: Classifier, head_file: Path | OwnHead, has_prior: bool) -> None:
+    def __init__(self, classifier: Classifier, head_file: Path | BuiltinHead, has_prior: bool) -> None:
         self._classifier, self.head_file, self.has_prior = classifier, head_file, has_prior
 
     def __repr__(self) -> str:
@@ -197,9 +197,9 @@ def load_classifier(
     >>> load_classifier("site-model").predict("photo.jpg")  # doctest: +SKIP
     [Prediction('cat', 0.931)]
     """
+    from tunable_magmax.models.builtin import load_builtin
     from tunable_magmax.models.encoder import load_encoder
     from tunable_magmax.models.head import Classifier
-    from tunable_magmax.models.own import load_own
 
     model = located(path)
     if not model.exists():
@@ -214,6 +214,6 @@ def load_classifier(
         )
     head_file, owner = find_head(model, head, takes_run=False)
     used, applied = open_head(head_file, prior)
-    load = load_own if used.own else load_encoder
+    load = load_builtin if used.builtin else load_encoder
     encoder = load(model, device, assets=None if owner is None else owner.base)
     return LoadedClassifier(Classifier(encoder, used), head_file, applied is not None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.config import LENIENT, Seed, check
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.run_models import BuiltinModels, refuse_adapters
 from tunable_magmax.files import Progress, load_json
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
@@ -20,18 +21,16 @@ from tunable_magmax.workflows.candidates import (
     Candidate,
     Candidates,
     merge_by,
-    refuse_adapters,
     right_answers,
     tunable,
     usual_candidates,
 )
 from tunable_magmax.workflows.choice import LIKELIEST
 from tunable_magmax.workflows.merge import require_tasks
-from tunable_magmax.workflows.own import OwnModels
 from tunable_magmax.workflows.scoring import (
     AppliedPrior,
+    BuiltinHead,
     Data,
-    OwnHead,
     Prior,
     Reading,
     find_head,
@@ -110,7 +109,7 @@ def compare(
     """
     reading = reading or Reading()
     opened = _open(run, preference, head, rivals)
-    own = OwnModels.read(opened.run.base, opened.run.tasks, opened.run.heads) if opened.head.own else None
+    own = BuiltinModels.read(opened.run.base, opened.run.tasks, opened.run.heads) if opened.head.builtin else None
     evaluator, origin = open_evaluator(opened.run.base, data, opened.head, opened.run, reading, progress, own)
     samples = len(evaluator)
     biases: dict[bool, Any] = {False: None} if opened.prior is None else {True: opened.head.bias, False: None}
@@ -181,7 +180,7 @@ def plan_comparison(
 class _Opened:
     run: Run
     preference: Preference
-    head_file: Path | OwnHead
+    head_file: Path | BuiltinHead
     head: Head
     """With the prior as its bias, if there is one."""
     prior: AppliedPrior | None

@@ -16,13 +16,13 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
+from tunable_magmax.evaluation.run_models import BuiltinModels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import merge_recipe_in_memory, read_own
-from tunable_magmax.workflows.own import OwnModels
+from tunable_magmax.workflows.merge import merge_recipe_in_memory, read_builtin
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,
@@ -139,7 +139,7 @@ def evaluate(
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
-    from tunable_magmax.models.own import own_labels
+    from tunable_magmax.models.builtin import builtin_labels
 
     reading = reading or Reading()
     given = None if run is None else Run.open(run)
@@ -157,10 +157,10 @@ def evaluate(
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior, owner)
     own, state = None, None if merged is None else merged.state_dict
-    if used.own and isinstance(subject, Recipe):
-        own = read_own(subject, progress)
-    elif used.own and given is not None and (number := checkpoint_number(base, given)) is not None:
-        own = OwnModels.read(given.base, given.tasks, given.heads, progress)
+    if used.builtin and isinstance(subject, Recipe):
+        own = read_builtin(subject, progress)
+    elif used.builtin and given is not None and (number := checkpoint_number(base, given)) is not None:
+        own = BuiltinModels.read(given.base, given.tasks, given.heads, progress)
         state = own.of_checkpoint(number) if state is None else state
     evaluator, origin = open_evaluator(base, data, used, owner, reading, progress, own)
     if isinstance(subject, Recipe):
@@ -169,7 +169,11 @@ def evaluate(
     report = None if merged is None else merged.report
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
     accuracy = evaluator.measure(state, progress)
-    if not used.own and accuracy.overall.interval()[0] <= 1 / len(used.classes) and own_labels(base) is not None:
+    if (
+        not used.builtin
+        and accuracy.overall.interval()[0] <= 1 / len(used.classes)
+        and builtin_labels(base) is not None
+    ):
         warnings.warn(
             f"{accuracy.overall.value:.1%} is no better than guessing among {len(used.classes)} classes: are the rows "
             f"of {head_file} for the normalised embeddings of this model? It has a classifier of its own, which is "
@@ -206,7 +210,7 @@ def evaluate_run(
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
     used, applied = open_head(head_file, prior, trained)
-    own = OwnModels.read(trained.base, trained.tasks, progress=progress) if used.own else None
+    own = BuiltinModels.read(trained.base, trained.tasks, progress=progress) if used.builtin else None
     evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress, own)
     with open_checkpoint(trained.base) as base:
         needed = list(base.tensors)

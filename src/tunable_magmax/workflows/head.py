@@ -44,11 +44,11 @@ def make_head(model: str | Path, source: HeadSource, progress: Progress | None =
     >>> make_head("clip", HeadSource(names="cat,dog")).classes  # doctest: +SKIP
     ('cat', 'dog')
     """
+    from tunable_magmax.models.builtin import builtin_labels
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.own import own_labels
 
     if (source.names is None) == (source.data is None):
-        own = own_labels(model) if source.names is None else None
+        own = builtin_labels(model) if source.names is None else None
         if own is not None:
             raise InputError(
                 f"{model} has a classifier of its own, over {len(own)} classes: every command uses it, and no head "

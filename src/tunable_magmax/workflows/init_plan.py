@@ -294,10 +294,10 @@ def _check_labels(
     """Puts the names of the tasks' classifiers in place of indices; finds labels that contradict them."""
     from tunable_magmax.checkpoints.model_config import are_generic
     from tunable_magmax.data.class_names import by_name, with_names
-    from tunable_magmax.models.own import own_labels
-    from tunable_magmax.workflows.own import task_labels
+    from tunable_magmax.evaluation.run_models import task_labels
+    from tunable_magmax.models.builtin import builtin_labels
 
-    rows = {name: own_labels(found.path) for name, found in checkpoints.items()}
+    rows = {name: builtin_labels(found.path) for name, found in checkpoints.items()}
     merged = dict(zip(checkpoints, task_labels(base, [found.path for found in checkpoints.values()]), strict=True))
     for given in (read, apart):
         for name, samples in given.items():
@@ -332,19 +332,19 @@ def _nameless(task: str, checkpoint: Path, samples: Samples, rows: Sequence[str]
 def with_rows_named(plan: RunPlan, options: InitOptions) -> RunPlan:
     """Puts the classes of classifiers without names in place of labels, where their order is certain."""
     from tunable_magmax.checkpoints.model_config import are_generic
-    from tunable_magmax.models.own import own_labels
-    from tunable_magmax.workflows.own import task_labels
+    from tunable_magmax.evaluation.run_models import task_labels
+    from tunable_magmax.models.builtin import builtin_labels
 
     merged = dict(zip(plan.tasks, task_labels(plan.base.path, [t.path for t in plan.tasks.values()]), strict=True))
     names = {
         name: _present(given.samples)
         for name, given in plan.data.items()
-        if are_generic(own_labels(plan.tasks[name].path) or ("",))
+        if are_generic(builtin_labels(plan.tasks[name].path) or ("",))
     }
     data, notes = dict(plan.data), list(plan.notes)
     for name, present in names.items():
         given, checkpoint = plan.data[name], plan.tasks[name].path
-        rows, target = own_labels(checkpoint), merged[name]
+        rows, target = builtin_labels(checkpoint), merged[name]
         assert rows is not None
         assert target is not None
         if {*present} & {*rows, *target}:
@@ -373,16 +373,17 @@ def _in_order(samples: Samples, checkpoint: Path, base: Path, options: InitOptio
 
     from tunable_magmax.data.samples import Unreadable
     from tunable_magmax.data.splits import limited
-    from tunable_magmax.models.own import load_own
+    from tunable_magmax.models.builtin import load_builtin
 
     assert samples.labels is not None
-    encoder = load_own(checkpoint, options.device, assets=base)
+    encoder = load_builtin(checkpoint, options.device, assets=base)
     place = {label: k for k, label in enumerate(sorted(set(samples.labels)))}
-    votes = np.zeros((len(place), encoder.dim))
+    votes = np.zeros((len(place), len(encoder.labels)))
     failed: dict[int, Unreadable] = {}
     chosen = limited(range(len(samples)), samples.labels, TRIED, options.seed)
     for positions, inputs in samples.batches(chosen, TRIED, failed):
         true = [place[samples.labels[position]] for position in positions]
-        np.add.at(votes, (true, encoder.embed(inputs).argmax(axis=1)), 1)
+        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
+        np.add.at(votes, (true, logits.argmax(axis=1)), 1)
     certain = bool((votes.argmax(axis=1) == np.arange(len(place))).all())
     return certain and float(np.trace(votes)) >= AGREEMENT * float(votes.sum())

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.evaluator import Evaluator
 from tunable_magmax.evaluation.mixture import MixedShare, mixed_share, sample_weights
+from tunable_magmax.evaluation.run_models import refuse_adapters, scoring_encoder
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, Merges, merge_by, refuse_adapters, right_answers
-from tunable_magmax.workflows.own import scoring_encoder
+from tunable_magmax.workflows.candidates import Candidate, Merges, merge_by, right_answers
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Measuring:
         self.run, self.device, self.progress = run, device, progress
         self.head_file, _ = find_head(run.base, head, run)
         self.head: Head = open_head(self.head_file, "none", run)[0]
-        self.merges = Merges(run, seed=seed, progress=progress, own=self.head.own)
+        self.merges = Merges(run, seed=seed, progress=progress, own=self.head.builtin)
         self._encoder: Encoder | None = None
         self._calibration: Calibration | None = None
         self._lock = threading.RLock()

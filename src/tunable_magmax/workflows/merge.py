@@ -12,11 +12,11 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
 if TYPE_CHECKING:
+    from tunable_magmax.evaluation.run_models import BuiltinModels
     from tunable_magmax.files import Progress
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.preference.preference import Preference
-    from tunable_magmax.workflows.own import OwnModels
 
 Notify = Callable[[str], None]
 
@@ -55,18 +55,20 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
     return MergeResult(report, tuple(notes), lacking)
 
 
-def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own: OwnModels | None = None) -> Merged:
+def merge_recipe_in_memory(
+    recipe: Recipe, progress: Progress | None = None, own: BuiltinModels | None = None
+) -> Merged:
     """Merges as a recipe says, without writing anything; all checkpoints are in memory at a time.
 
     `own`: the models, if they have classifiers of their own and are in memory already.
     """
+    from tunable_magmax.evaluation.run_models import read_each
     from tunable_magmax.merging.methods import read_options
     from tunable_magmax.merging.state_dicts import merge_state_dicts
     from tunable_magmax.models.state import read_tensors
-    from tunable_magmax.workflows.candidates import read_each
 
-    own = own or read_own(recipe, progress)
-    options = {name: value for name, value in recipe.options.items() if name not in ("heads", "class_bias")}
+    own = own or read_builtin(recipe, progress)
+    options = {name: value for name, value in recipe.options.items() if name != "heads"}
     if own is None:
         base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
         merged = merge_state_dicts(base, tasks, **options)
@@ -74,21 +76,21 @@ def merge_recipe_in_memory(recipe: Recipe, progress: Progress | None = None, own
         options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None
         merged = merge_state_dicts(own.states[0], own.states[1:], **options)
         weights = read_options(len(recipe.tasks), **options).head_weights(len(recipe.tasks))
-        heads = None if own.heads is None else own.heads.describe(weights)
+        heads = None if own.heads is None else own.heads.describe()
         merged = replace(merged, state_dict=own.with_heads(merged.state_dict, weights))
         merged = replace(merged, report=replace(merged.report, heads=heads))
     return replace(merged, report=replace(merged.report, names=recipe.names))
 
 
-def read_own(recipe: Recipe, progress: Progress | None = None) -> OwnModels | None:
+def read_builtin(recipe: Recipe, progress: Progress | None = None) -> BuiltinModels | None:
     """Reads the models of a recipe under common names if they have classifiers of their own; None if not."""
     from tunable_magmax.engines.inputs import named_heads
-    from tunable_magmax.workflows.own import OwnModels, merged_labels
+    from tunable_magmax.evaluation.run_models import BuiltinModels, merged_labels
 
     heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
     if merged_labels(recipe.base, recipe.tasks, heads) is None:
         return None
-    return OwnModels.read(recipe.base, recipe.tasks, heads, progress, recipe.options.get("class_bias"))
+    return BuiltinModels.read(recipe.base, recipe.tasks, heads, progress)
 
 
 def recipe_of(

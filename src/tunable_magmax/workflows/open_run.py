@@ -32,8 +32,7 @@ from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
 from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
 from tunable_magmax.workflows.site_model import Tailored
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
-from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import Tailoring
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 from tunable_magmax.workflows.verdicts import Comparison
 
@@ -249,12 +248,12 @@ class Run:
         ...     merged = [session.merge(weights=preference) for preference in preferences]
         """
         from tunable_magmax.merging.state_dicts import MergeSession
-        from tunable_magmax.models.own import own_labels
+        from tunable_magmax.models.builtin import builtin_labels
         from tunable_magmax.models.state import read_tensors
 
         self._refuse_adapters("make checkpoints of the adapters first, with `tmx merge`")
-        found = [own_labels(path) for path in self.tasks]
-        if any(labels is not None for labels in found) and {own_labels(self.base)} != set(found):
+        found = [builtin_labels(path) for path in self.tasks]
+        if any(labels is not None for labels in found) and {builtin_labels(self.base)} != set(found):
             raise InputError(
                 "the tasks have classifiers of their own, which a session does not put together: `merge` does, in "
                 "memory too"
@@ -289,12 +288,9 @@ class Run:
         strengths: Sequence[float] | None = None,
         method: str = "auto",
         scale: float | str | None = None,
-        choose: Literal["auto", "none"] = "auto",
-        check: Literal["auto", "none"] = "auto",
+        head: Literal["auto", "fitted", "old"] = "auto",
         heads: str | None = None,
         estimator: PreferenceMethod = "auto",
-        temper: float | Literal["auto"] | None = None,
-        prior: float | Literal["auto", "none"] = "auto",
         seed: int = 0,
         overwrite: bool = False,
         progress: Progress | None = None,
@@ -311,7 +307,6 @@ class Run:
         >>> tmx.load_classifier(model).predict(images[0])  # doctest: +SKIP
         [Prediction('cat', 0.931)]
         """
-        options |= {"temper": temper, "prior": prior}
         estimation, reading, output = divide("tailor", options, Estimation, TargetReading, others=WRITING)
         asked = Estimation(method=estimator, seed=seed, **estimation)
         samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
@@ -320,7 +315,7 @@ class Run:
             self._run,
             sources,
             out,
-            Tailoring(method, scale, choose, check, seed, asked, {"overwrite": overwrite, **output}, heads),
+            TailorOptions(method, scale, head, seed, heads, asked, {"overwrite": overwrite, **output}),
             TargetReading(**reading),
             preference=None if preference is None else self._preference(preference),
             progress=progress,

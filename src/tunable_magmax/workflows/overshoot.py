@@ -101,10 +101,10 @@ def can_embed(target: TargetSamples) -> bool:
 
 def embedded_by(target: TargetSamples, head: Head, model: Path) -> NDArray[Any]:
     """Embeds the inputs of a target by a merged model; with a classifier of its own, these are its logits."""
+    from tunable_magmax.models.builtin import load_builtin
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.own import load_own
 
-    load = load_own if head.own else load_encoder
+    load = load_builtin if head.builtin else load_encoder
     return np.asarray(target.embed(load(model, target.reading.device, assets=target.run.base).embed, "checking"))
 
 
@@ -120,7 +120,7 @@ def count_calls(target: TargetSamples, head: Head, preference: Preference, featu
     if home is None:
         return []
     # The prior is in the weights of a classifier that the model has itself.
-    scores = features if head.own else head.probabilities(features)
+    scores = features if head.builtin else head.probabilities(features)
     owners = home[scores.argmax(axis=1)]
     weights = zip(tasks, preference.weights, strict=True) if tasks else ()
     return [TaskCalls(task, int((owners == t).sum()), len(owners), w) for t, (task, w) in enumerate(weights)]

@@ -17,10 +17,10 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.comparison import ALPHA, paired, sign_test
 from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.evaluation.run_models import refuse_adapters, scoring_encoder
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import MASK, lottery_state, ticket
-from tunable_magmax.workflows.candidates import Candidate, Candidates, refuse_adapters, right_answers, tunable
-from tunable_magmax.workflows.own import scoring_encoder
+from tunable_magmax.workflows.candidates import Candidate, Candidates, right_answers, tunable
 from tunable_magmax.workflows.search import labelled_pairs
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 

@@ -24,8 +24,9 @@ from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 from tunable_magmax.workflows.merge_records import logged_inputs
 
 if TYPE_CHECKING:
+    from tunable_magmax.evaluation.run_models import BuiltinModels
+    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
-    from tunable_magmax.workflows.own import OwnModels
 
 Data: TypeAlias = str | Path | Samples | Benchmark | None
 """Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
@@ -78,7 +79,7 @@ class AppliedPrior:
 
 
 @dataclass(frozen=True)
-class OwnHead:
+class BuiltinHead:
     """The classifier that a model has itself: its labels, and the log prior that is in its bias, by label."""
 
     labels: tuple[str, ...]
@@ -102,7 +103,7 @@ def _written_prior(model: Path) -> dict[str, float] | None:
 
 def find_head(
     model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, *, takes_run: bool = True
-) -> tuple[Path | OwnHead, Run | None]:
+) -> tuple[Path | BuiltinHead, Run | None]:
     """Returns the head to evaluate with, and the run that says what the tasks are, if there is one.
 
     They are those given; else those beside the model; else those of the run that it was merged from, by the merge's
@@ -135,10 +136,10 @@ def find_head(
     )
 
 
-def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
+def _own_head(model: Path | Recipe, run: Run | None) -> BuiltinHead | None:
     from tunable_magmax.engines.inputs import named_heads
-    from tunable_magmax.models.own import own_labels
-    from tunable_magmax.workflows.own import merged_labels
+    from tunable_magmax.evaluation.run_models import merged_labels
+    from tunable_magmax.models.builtin import builtin_labels
 
     if isinstance(model, Recipe):
         heads = named_heads(model.options.get("heads"), model.names, model.tasks)
@@ -146,8 +147,8 @@ def _own_head(model: Path | Recipe, run: Run | None) -> OwnHead | None:
     elif run is not None and checkpoint_number(model, run) is not None:
         labels, prior = merged_labels(run.base, run.tasks, run.heads), None
     else:
-        labels, prior = own_labels(model), _written_prior(model)
-    return None if labels is None else OwnHead(labels, prior)
+        labels, prior = builtin_labels(model), _written_prior(model)
+    return None if labels is None else BuiltinHead(labels, prior)
 
 
 def checkpoint_number(model: Path, run: Run) -> int | None:
@@ -156,16 +157,18 @@ def checkpoint_number(model: Path, run: Run) -> int | None:
     return places.index(model.resolve()) if model.resolve() in places else None
 
 
-def open_head(file: Path | OwnHead, prior: Prior = "auto", run: Run | None = None) -> tuple[Head, AppliedPrior | None]:
+def open_head(
+    file: Path | BuiltinHead, prior: Prior = "auto", run: Run | None = None
+) -> tuple[Head, AppliedPrior | None]:
     """Reads a head, with the bias that `prior` asks for; also says which prior that is.
 
     With a preference's prior, `run` holds the profiles that say whether the logits are too flat for it.
     """
-    from tunable_magmax.models.head import load_head, own_head
+    from tunable_magmax.models.head import builtin_head, load_head
     from tunable_magmax.preference.calibration import site_head
 
-    if isinstance(file, OwnHead):
-        inside, head = file.prior, own_head(file.labels)
+    if isinstance(file, BuiltinHead):
+        inside, head = file.prior, builtin_head(file.labels)
         if inside is not None and prior == "auto":
             return head, AppliedPrior("bias")
         if inside is not None:  # it is in the weights, so to leave it out is to take it off again
@@ -223,7 +226,7 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         data = _benchmark_file(Path(data)) if is_benchmark else open_samples(data, reading.split, *columns)
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
-        if head.own:  # one task's own classifier knows its own classes only
+        if head.builtin:  # one task's own classifier knows its own classes only
             tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
         labelled = label_samples(data, head.classes, tasks, strict=reading.strict)
         return labelled.draw(reading.limit, reading.seed), data.origin
@@ -260,18 +263,19 @@ def open_evaluator(
     run: Run | None,
     reading: Reading,
     progress: Progress | None = None,
-    models: OwnModels | None = None,
+    models: BuiltinModels | None = None,
 ) -> tuple[Evaluator, str]:
     """Makes an evaluator with the checkpoint's encoder, or of `models`; also returns what to call its data."""
+    from tunable_magmax.models.builtin import load_builtin
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.own import load_own
 
     labelled, origin = open_labelled(data, head, run, reading)
     assets = None if run is None else run.base
+    encoder: Encoder
     if models is not None:
         encoder = models.encoder(reading.device)
-    elif head.own:
-        encoder = load_own(checkpoint, reading.device, assets=assets)
+    elif head.builtin:
+        encoder = load_builtin(checkpoint, reading.device, assets=assets)
     else:
         encoder = load_encoder(checkpoint, reading.device, assets=assets)
     options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}

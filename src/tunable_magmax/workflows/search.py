@@ -18,14 +18,13 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.comparison import sign_test
 from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_labels
+from tunable_magmax.evaluation.run_models import BuiltinModels, read_each, scoring_encoder
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import read_each
-from tunable_magmax.workflows.own import OwnModels, scoring_encoder
 from tunable_magmax.workflows.target import BATCH, TargetSamples
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class _Scorer:
         from tunable_magmax.models.state import checkpoint_digest, read_state
 
         self._evaluator = evaluator
-        self._own = OwnModels.read(run.base, run.tasks, run.heads, progress) if evaluator.head.own else None
+        self._own = BuiltinModels.read(run.base, run.tasks, run.heads, progress) if evaluator.head.builtin else None
         if self._own is None:
             states, digests = zip(*read_each((run.base, *run.tasks), read_state, progress), strict=True)
         else:

@@ -1,23 +1,20 @@
-"""The files that tailoring adds to a merged model, and how a model that is complete already is recognised."""
+"""The files that tailoring adds to a merged model, what is told of it, and how a complete one is recognised."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.config import LENIENT, check
 from tunable_magmax.data.given import GivenSamples, Source
 from tunable_magmax.engines.card import card_cell
 from tunable_magmax.engines.log import read_report
-from tunable_magmax.files import identities, load_json, read_json, write_atomic
+from tunable_magmax.files import identities, read_json
 from tunable_magmax.preference.preference import FILE, Preference
-from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
 from tunable_magmax.workflows.target import TargetReading, TargetSources
@@ -26,129 +23,178 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
-VERSION = 1
-LIKELY = 10
-"""How many of the likeliest classes a record and a card name."""
+VERSION = 2
+SHOWN = 5
+"""Tasks that a line names, those of largest weight."""
 
 
-def prior_record(prior: SitePrior | None, classes: Sequence[str], logit_factor: float) -> dict[str, Any] | None:
-    """Returns what the record says of a prior, whose shares are in the preference, and of the head that it is for."""
-    if prior is None:
-        return None
-    shares = likeliest(prior, classes)
-    return {"eps": prior.eps, "source": prior.source, "logit_factor": logit_factor, "likeliest": shares}
+@dataclass(frozen=True)
+class MixtureRecord:
+    """What is believed of the site's weights, and from what."""
+
+    __pydantic_config__ = LENIENT
+    method: str
+    samples: int | None
+    weights: dict[str, float]
+    intervals: dict[str, list[float]] | None
+    expected_error: float | None
+    """The half-L1 error to be expected of the weights; None of those given by hand."""
+    ood_share: float | None = None
+    """The share of samples that are like none of the tasks'."""
 
 
-def factor_sentence(factor: float) -> str | None:
-    """Says that a head was sharpened; None if it was not.
+@dataclass(frozen=True)
+class MergeRecord:
+    """The merge, and why it was taken. `tried`: candidates with their log loss, best first."""
 
-    >>> factor_sentence(3.4)
-    "the head's logits were too flat for a prior, by the profiles' labelled rows: its logit scale is 3.4 times as large"
-    """
-    why = "the head's logits were too flat for a prior, by the profiles' labelled rows"
-    return None if factor == 1 else f"{why}: its logit scale is {factor:g} times as large"
-
-
-def likeliest(prior: SitePrior, classes: Sequence[str], count: int = LIKELY) -> dict[str, float]:
-    """Returns the likeliest classes and their shares as a head of these classes has them: with what eps spreads.
-
-    Equal shares are in the order of the classes' names.
-
-    >>> likeliest(SitePrior({"cat": 1, "dog": 3}, eps=0.1), ["cat", "dog"], 1)
-    {'dog': 0.725}
-    """
-    known = {name: prior.shares[name] for name in classes if prior.shares.get(name, 0.0) > 0}
-    whole, even = sum(known.values()), prior.eps / len(classes)
-    shares = {name: round((1 - prior.eps) * share / whole + even, 9) for name, share in known.items()}
-    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:count])
+    __pydantic_config__ = LENIENT
+    method: str
+    scale: float | str
+    why: str
+    effective_tasks: float
+    tried: tuple[dict[str, Any], ...] = field(default=())
+    judged_by: int = 0
+    """Labelled samples that judged candidates."""
 
 
-def weights_words(method: str) -> str:
-    """Returns where weights come from.
+@dataclass(frozen=True)
+class HeadRecord:
+    """The head: "fitted" or "old", from how many samples, and its cross-validated log loss beside the old one's."""
 
-    >>> weights_words("probe"), weights_words("weights")
-    ('weights by probe', 'weights given by hand')
-    """
-    return "weights given by hand" if method == "weights" else f"weights by {method}"
-
-
-def weights_error(found: Mapping[str, Any]) -> str:
-    """Returns the expected error of a record's weights, as the end of a sentence; nothing is known of an opinion's.
-
-    >>> weights_error({"method": "probe", "expected_error": 0.08}), weights_error({"expected_error": None})
-    ('; expected error 0.08', '')
-    """
-    error = found["expected_error"]
-    return "" if error is None else f"; expected error {error:.2f}"
-
-
-def record_bytes(record: Mapping[str, Any]) -> bytes:
-    """Returns the content of tmx-tailor.json: equal records are equal bytes."""
-    return (json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    __pydantic_config__ = LENIENT
+    kind: str
+    note: str | None
+    rows: int
+    kept: int
+    labelled: int
+    profiles: int
+    trained_on: bool
+    """Whether kept samples were trained on, so that they flatter."""
+    log_loss: float | None
+    old_log_loss: float | None
+    view: str
+    shrinkage: float | None
+    digest: str | None
+    embedded: int
+    """Forward passes that choosing and fitting took, in samples."""
 
 
-def without_paths(text: str, paths: Sequence[Path | None]) -> str:
-    """Returns a text in which paths are only names, so that equal inputs elsewhere give equal bytes.
+@dataclass(frozen=True)
+class TailorRecord:
+    """What one tailoring found and made: tmx-tailor.json, the summary on the terminal, and the card."""
 
-    >>> without_paths("/data/site/images: 1 of 3 samples", [Path("/data/site"), Path("/data/site/images")])
-    'images: 1 of 3 samples'
-    >>> without_paths("/data/site-2/a.png is no image", [Path("/data/site")])
-    '/data/site-2/a.png is no image'
-    """
-    named = {str(path): path.name for path in paths if path is not None and path.name}
-    if not named:
-        return text
-    longest_first = "|".join(map(re.escape, sorted(named, key=len, reverse=True)))
-    # Whole paths only: neither the end of another one, nor the beginning of a longer name.
-    whole = rf"(?<![\w./-])(?:{longest_first})(?![\w-]|\.\w)"
-    return re.sub(whole, lambda match: named[match[0]], text)
+    __pydantic_config__ = LENIENT
+    sources: dict[str, str]
+    mixture: MixtureRecord
+    merge: MergeRecord
+    head: HeadRecord
+    expected: dict[str, list[float]]
+    """The accuracy to expect with its 90 % interval: of the tailored model, the base and the last checkpoint."""
+    simpler: str | None
+    """"base" or "last", if it cannot be told from the tailored model."""
+    likeliest: dict[str, float]
+    """The likeliest classes of the site with their shares."""
+    warnings: tuple[str, ...] = field(default=())
+    version: int = VERSION
 
-
-# -- the model card ---------------------------------------------------------------------------------------------------
-
-
-def card_section(record: Mapping[str, Any], preference: Preference, labels: Sequence[str]) -> str:
-    """Returns the section of the model card: weights, prior, scale, evidence, and how to use the model."""
-    return "\n" + "\n".join(_card_lines(record, preference, labels)) + "\n"
+    def to_json(self) -> str:
+        """Returns the file's text; equal records are equal bytes."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _card_lines(record: Mapping[str, Any], preference: Preference, labels: Sequence[str]) -> Iterator[str]:
-    found, merge, prior = record["preference"], record["merge"], record["prior"]
-    samples = f" from {found['samples']} samples of the site" if found["samples"] else ""
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def summary_lines(record: TailorRecord) -> Iterator[str]:
+    """Yields mixture, merge, head and expected accuracy, a line or two each, for screens of 80 columns."""
+    found, merge, head = record.mixture, record.merge, record.head
+    order = sorted(found.weights, key=lambda name: -found.weights[name])
+    parts = []
+    for name in order[:SHOWN]:
+        pair = None if found.intervals is None else found.intervals[name]
+        parts.append(f"{name} {found.weights[name]:.2f}" + ("" if pair is None else f" [{pair[0]:.2f}, {pair[1]:.2f}]"))
+    left = len(order) - SHOWN
+    if left > 0:
+        rest = max(0.0, 1 - sum(found.weights[name] for name in order[:SHOWN]))
+        parts.append(f"{number(left, 'other')} {rest:.2f}")
+    yield from _wrapped("mixture", parts)
+    if found.samples is not None:
+        source = f"from {number(found.samples, 'sample')} by {found.method}"
+        error = "" if found.expected_error is None else f"; expected error of the weights {found.expected_error:.2f}"
+        yield f"{'':10}{source}{error}"
+    scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
+    what = {"last_task": "the base as it is" if merge.scale == 0 else "the last checkpoint as it is"}
+    named = what.get(merge.method, f"{merge.method}, scale {scale}")
+    yield f"{'merge':10}{named}; {merge.why}; {merge.effective_tasks:.1f} tasks matter"
+    yield f"{'head':10}{head_words(head)}"
+    if record.expected:
+        own, rivals = record.expected.get("tailored"), []
+        for name, title in (("base", "base"), ("last", "last checkpoint")):
+            if name in record.expected:
+                rivals.append(f"{title} {record.expected[name][0]:.0%}")
+        if own is not None:
+            share = f"{own[0]:.0%} right [{own[1]:.0%}, {own[2]:.0%}]"
+            yield f"{'expected':10}{share}     {', '.join(rivals)} (heads fitted, too)"
+        if head.trained_on:
+            yield f"{'':10}judged on kept samples that were trained on, so the truth may be lower"
+    if record.simpler is not None:
+        option = "--method last_task --scale 0" if record.simpler == "base" else "--method last_task --scale 1"
+        yield f"{'':10}the {'base' if record.simpler == 'base' else 'last checkpoint'} is as good here: {option}"
+
+
+def head_words(head: HeadRecord) -> str:
+    """Returns what the head is, and from what."""
+    if head.kind != "fitted":
+        return f"the old one, with the site's shares; {head.note}"
+    parts = [(head.kept, "kept"), (head.labelled, "labelled"), (head.profiles, "profile")]
+    rows = " + ".join(f"{count:,} {name}" for count, name in parts if count)
+    loss = "" if head.log_loss is None else f", log loss {head.log_loss:.2f}"
+    old = "" if head.old_log_loss is None else f" (old head: {head.old_log_loss:.2f})"
+    return f"fitted to {rows} samples{loss}{old}"
+
+
+def _wrapped(title: str, parts: Sequence[str], width: int = 80) -> Iterator[str]:
+    line = f"{title:10}"
+    for k, part in enumerate(parts):
+        if k and len(line) + len(part) + 2 > width:
+            yield line.rstrip()
+            line = " " * 10
+        line += part + "  "
+    yield line.rstrip()
+
+
+def card_section(record: TailorRecord) -> str:
+    """Returns the section of the model card: weights, merge, head, evidence, and how to use the model."""
+    return "\n" + "\n".join(_card_lines(record)) + "\n"
+
+
+def _card_lines(record: TailorRecord) -> Iterator[str]:
+    found = record.mixture
     yield from ("## Tailored to a site", "")
-    words = weights_words(found["method"]).replace("weights", "Weights", 1)
-    error = weights_error(found)
-    yield f"{words}{samples}{error}{' (half-L1)' if error else ''}."
+    samples = "" if found.samples is None else f" from {number(found.samples, 'sample')} of the site"
+    error = "" if found.expected_error is None else f"; their expected error is {found.expected_error:.2f} (half-L1)"
+    yield f"Weights by {found.method}{samples}{error}."
     yield from ("", "| task | weight | interval |", "| --- | ---: | --- |")
-    ends = preference.intervals or [None] * len(labels)
-    for label, weight, pair in zip(labels, preference.weights, ends, strict=True):
+    for name, weight in found.weights.items():
+        pair = None if found.intervals is None else found.intervals[name]
         shown = "" if pair is None else f"{pair[0]:.3f} to {pair[1]:.3f}"
-        yield f"| {card_cell(label)} | {weight:.4f} | {shown} |"
+        yield f"| {card_cell(name)} | {weight:.4f} | {shown} |"
     yield ""
-    if prior is None:
-        yield "The head has no site prior: all classes count alike."
-    else:
-        likely = ", ".join(f"{card_cell(name)} {share:.1%}" for name, share in prior["likeliest"].items())
-        where = "the bias of the classifier" if record.get("own_head") else "the head's logits"
-        yield f"Site prior, added to {where}: {likely}; {prior['eps']:.1%} of it is spread over all classes."
-    yield f"Merged by `{merge['method']}` ({merge['why']}), scale {merge['scale']:g} ({merge['scale_from']})."
-    yield from (f"{line[0].upper()}{line[1:]}." for line in evidence_lines(record))
-    yield from (f"Warning: {text}." for text in record["warnings"])
+    scale = record.merge.scale if isinstance(record.merge.scale, str) else f"{record.merge.scale:g}"
+    yield f"Merged by `{record.merge.method}`, scale {scale} ({record.merge.why})."
+    words = head_words(record.head)
+    yield f"The head is {words}." if record.head.kind != "fitted" else f"The head was {words}."
+    if record.likeliest:
+        likely = ", ".join(f"{card_cell(name)} {share:.1%}" for name, share in record.likeliest.items())
+        yield f"Likeliest classes: {likely}."
+    for name, (value, low, high) in record.expected.items():
+        yield f"Expected accuracy, {name}: {value:.1%} [{low:.1%}, {high:.1%}], with a fitted head."
+    if record.expected and record.head.trained_on:
+        yield "It was judged on samples that the tasks were trained on, so the truth may be lower."
+    yield from (f"Warning: {text}." for text in record.warnings)
     yield from ("", "To use it:", "", "```", "tmx predict THIS_FOLDER photo.jpg", "```", "")
     yield from ("```python", "import tunable_magmax as tmx", "")
     yield from ('site = tmx.load_classifier("THIS_FOLDER")', "site.predict(inputs)", "```")
-
-
-def evidence_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what profiles say about the head, and labels, or a probe, about the model.
-
-    A check that gave a warning is told there.
-    """
-    if record["prior"] is not None:
-        yield from filter(None, [factor_sentence(record["prior"].get("logit_factor", 1))])
-    for part in ("choice", "scale_by_pairs", "check"):
-        if record[part] is not None and not record[part].get("overshoots"):
-            yield from (record[part][key] for key in ("sentence", "simpler") if record[part].get(key))
 
 
 # -- a model that is complete -----------------------------------------------------------------------------------------
@@ -158,8 +204,9 @@ def fingerprint(run: Run, sources: TargetSources, reading: TargetReading, option
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
     known = sources.named()
     files = {name: value for name, value in known.items() if isinstance(value, Path | GivenSamples)}
-    classifier = [reading.classifier, reading.classifier_checkpoint, run.head, run.classifier_checkpoint]
-    inputs = [run.path / "run.json", run.base, *run.tasks, *filter(None, classifier), *run.profile_files]
+    kept = [run.path / entry.path for entry in run.kept if entry is not None]
+    head = [] if run.head is None else [run.head]
+    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *run.profile_files, *kept]
     return {
         "tailor": VERSION,
         "options": {key: str(value) for key, value in options.items()},
@@ -189,7 +236,7 @@ class Tailored:
     """
 
     out: Path
-    record: Mapping[str, Any]
+    record: TailorRecord
     preference: Preference
     labels: tuple[str, ...]
     report: MergeReport
@@ -202,74 +249,28 @@ class Tailored:
         return str(self.out)
 
     def __repr__(self) -> str:
-        merge, again = self.record["merge"], ", which was there already" if self.complete else ""
-        prior = "no site prior" if self.record["prior"] is None else "with a site prior"
+        merge, again = self.record.merge, ", which was there already" if self.complete else ""
         told = f"; {number(len(self.warnings), 'warning')}" if self.warnings else ""
+        scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
         return (
             f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"
-            f"  merged by {merge['method']}, scale {merge['scale']:g}, {prior}{told})"
+            f"  merged by {merge.method}, scale {scale}, head {self.record.head.kind}{told})"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        record = {key: value for key, value in self.record.items() if key != "warnings"}
-        files = dict(self.report.files)
-        about = {"already_complete": self.complete, "elements": self.report.elements, "files": files}
-        warned = {"warnings": list(self.warnings), "notes": list(self.notes)}
-        return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds), **warned}
+        about = {"already_complete": self.complete, "elements": self.report.elements, "files": dict(self.report.files)}
+        record = {**asdict(self.record), "warnings": list(self.warnings), "notes": list(self.notes)}
+        return {"out": str(self.out), **record, **about, "seconds": dict(self.seconds)}
 
 
 def read_finished(out: Path, labels: tuple[str, ...]) -> Tailored:
     """Reads a tailored model that is complete."""
-    record, report = read_json(out / RECORD), read_report(out)
-    texts = (*record["warnings"], *report.warnings)
+    record, report = read_record(out), read_report(out)
+    texts = (*record.warnings, *report.warnings)
     return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, texts, complete=True)
 
 
-# -- a model that was not finished ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """A note in the directory of unfinished work: which tailoring it is of, and which merge that had come to.
-
-    An estimate that is made again, on a GPU or with another number of threads, may differ in its last bits. Then what
-    was merged cannot be continued, but it is no other user's work either.
-    """
-
-    out: Path
-    fingerprint: Mapping[str, Any]
-    merge: Mapping[str, Any] | None = None
-
-    @property
-    def file(self) -> Path:
-        """Where the note is; it goes away together with the directory."""
-        return Partial.of(self.out).path / "tailor.json"
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What the note says."""
-        content: dict[str, Any] = json.loads(json.dumps({"tailoring": self.fingerprint, "merge": self.merge}))
-        return content
-
-    def leave(self) -> None:
-        """Leaves the note, once the merge has begun."""
-        if self.file.parent.is_dir() and not self.file.exists():
-            with suppress(OSError):  # the note is a help, and a full disk shows elsewhere
-                write_atomic(self.file, json.dumps(self.content, indent=1).encode())
-
-    def is_there(self) -> bool:
-        """Whether there is unfinished work of this tailoring."""
-        found = self._found()
-        return found is not None and bool(found.get("tailoring") == self.content["tailoring"])
-
-    def is_stale(self) -> bool:
-        """Whether there is unfinished work of this tailoring that had come to another merge."""
-        return self.is_there() and self._found() != self.content
-
-    def _found(self) -> dict[str, Any] | None:
-        try:
-            found = load_json(self.file)
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+def read_record(out: Path) -> TailorRecord:
+    """Reads the record in a tailored model's directory."""
+    return check(TailorRecord, read_json(out / RECORD), str(out / RECORD))

@@ -423,7 +423,7 @@ def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
     report_only = opened.folder / f"{point.name}{REPORT_ONLY}"
     if opened.reports_only:
         merge.measure(merge.places)
-        report = completed(merge.report(), inputs, merge.options, settings)
+        report = completed(merge.report(), inputs, settings)
         inputs.refuse_changed()
         write_atomic(report_only, report.to_json().encode())
         log.write(inputs, report)

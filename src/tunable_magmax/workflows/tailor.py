@@ -3,96 +3,107 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import numpy as np
+
+from tunable_magmax.checkpoints.heads import FittedTensors
+from tunable_magmax.checkpoints.writer import Output, is_one_file
+from tunable_magmax.data.arrays import Floats, choose_rows
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import open_samples
 from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.engines.log import finished_report
-from tunable_magmax.errors import InputError
+from tunable_magmax.errors import InputError, closest
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, choose_kept
+from tunable_magmax.evaluation.choosing import (
+    Choice,
+    Evidence,
+    affordable,
+    choose_model,
+    draw_mixtures,
+    gather_evidence,
+    sizes,
+    tokens_of,
+)
+from tunable_magmax.evaluation.run_models import MergeSpec, refuse_adapters, refuse_too_large
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.models.builtin import BuiltinEncoder
+from tunable_magmax.models.fitting import FittedHead
+from tunable_magmax.models.head import Head, head_bytes
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, merge_by
-from tunable_magmax.workflows.choice import LIKELIEST, TITLES, UNMERGED, Choice, Refit, choose, rivals
 from tunable_magmax.workflows.merge import merge_recipe
-from tunable_magmax.workflows.overshoot import (
-    Agreement,
-    can_embed,
-    check_agreement,
-    count_calls,
-    embedded_by,
-    missed_warning,
-    why_not,
-)
-from tunable_magmax.workflows.own import takes_prior
-from tunable_magmax.workflows.prefer import Estimation, Preferred, class_tables, prefer_for
-from tunable_magmax.workflows.scale import BASE, LEAST_PAIRS, ScaleChoice, choose_scale, open_pairs, with_scale
+from tunable_magmax.workflows.prefer import Estimation, class_tables, prefer_for
 from tunable_magmax.workflows.site_model import (
     HEAD,
     PREFERENCE,
     RECORD,
-    VERSION,
+    HeadRecord,
+    MergeRecord,
+    MixtureRecord,
     Tailored,
-    Unfinished,
+    TailorRecord,
     card_section,
     fingerprint,
-    prior_record,
     read_finished,
-    record_bytes,
-    without_paths,
 )
-from tunable_magmax.workflows.tailoring import (
-    Tailoring,
-    check_adapters,
-    check_place,
-    check_sources,
-    default_method,
-    default_scale,
-    default_words,
-    options_of,
-    prior_warnings,
-    read_scale,
-    require_head,
-    why_default,
-    why_not_tsv,
-    with_site_prior,
-)
+from tunable_magmax.workflows.tailoring import default_method, default_scale, effective_tasks, read_scale, why_not_tsv
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
-if TYPE_CHECKING:
-    from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.models.head import Head
-
+METHODS_TRIED = ("tunable_magmax", "tsv", "average")
+MOST_JUDGING = 600
+"""More labelled samples would cost time, and tell candidates apart hardly better."""
+LEAST_LABELLED = 8
+"""With fewer labelled samples of the site, and no kept ones, nothing is chosen by them."""
+MOST_ANCHORS = 200
+"""Inputs of the site that show how a task's features moved."""
 FEW = 20
 """Samples below which weights say little without their intervals."""
-AS_TRIED = "as it was tried"
 
 
 @dataclass(frozen=True)
-class MergeChoice:
-    """The merge that is made: its method, weights and scale, and why."""
+class TailorOptions:
+    """How a model is tailored.
 
-    method: str
-    weights: tuple[float, ...] | None
-    scale: float | str
-    why: str
-    scale_from: str
+    `method`: "auto" tries several. `scale`: None tries several, or is the preference's. `head`: "auto" fits one and
+    keeps the old one where that is as good. `heads`: what becomes of classifiers that the tasks have (docs/heads.md).
+    `output`: settings of `merge_checkpoints`.
+    """
+
+    method: str = "auto"
+    scale: float | str | None = None
+    head: Literal["auto", "fitted", "old"] = "auto"
+    seed: int = 0
+    heads: str | None = None
+    estimation: Estimation = field(default_factory=Estimation)
+    output: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method != "auto" and self.method not in METHODS:
+            known = ["auto", *METHODS]
+            raise InputError(f"unknown method {self.method!r}{closest(self.method, known)}; known: {', '.join(known)}")
+        if self.head not in ("auto", "fitted", "old"):
+            raise InputError(f"head is {self.head!r}, expected auto, fitted or old")
+        if self.scale not in (None, "matched") and read_scale(self.scale) < 0:
+            raise InputError(f"scale is {self.scale}, a step away from what the tasks learned: give 0 or more")
 
 
 def tailor(
     run: Run | str | os.PathLike[str],
     sources: TargetSources,
     out: str | os.PathLike[str],
-    tailoring: Tailoring = Tailoring(),  # noqa: B008  (frozen)
+    options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
     reading: TargetReading = TargetReading(),  # noqa: B008
     *,
     preference: Preference | None = None,
@@ -101,340 +112,489 @@ def tailor(
 ) -> Tailored:
     """Makes the model that a site needs, from what is known of it, as a directory that is all the site needs.
 
-    `preference`: one that was found before; then `sources` may only hold pairs, to choose by. Called again after a
-    kill, it continues; the output appears whole or not at all.
+    `preference`: one that was found before; then `sources` may only hold labelled samples, to choose by. The output
+    appears whole or not at all; called again with the same, it returns the model that is there.
 
     >>> tailored = tailor("run", TargetSources(inputs=Path("site/images")), "site-model")  # doctest: +SKIP
-    >>> tailored.record["merge"]["method"]  # doctest: +SKIP
+    >>> tailored.record.merge.method  # doctest: +SKIP
     'tunable_magmax'
     """
     run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
-    run = run.with_heads(named_heads(tailoring.heads, run.names, run.tasks))
+    run = run.with_heads(named_heads(options.heads, run.names, run.tasks))
     check_sources(sources, preference)
-    known_by = fingerprint(run, sources, reading, options_of(tailoring, reading, preference))
-    overwrite = bool(tailoring.output.get("overwrite", False))
+    known_by = fingerprint(run, sources, reading, {**options_of(options, reading, preference)})
+    overwrite = bool(options.output.get("overwrite", False))
     if not overwrite and finished_report(place, known_by) is not None:
         return read_finished(place, run.labels)
-    check_place(place, overwrite)
-    check_adapters(run, sources, tailoring)
-    target = TargetSamples(run, sources, reading, tailoring.estimation.seed, progress)
-    work = _Work(target, require_head(target), tailoring, preference)
+    if is_one_file(place):
+        raise InputError(
+            f"{place} is one file, but a tailored model is a directory: choose a name without .safetensors"
+        )
+    Output.check(place, overwrite)
+    target = TargetSamples(run, sources, reading, options.estimation.seed, progress)
+    clock = _Clock()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        work.prefer()
-        work.choose()
-        notes = work.merge(place, Additions(work.files, known_by), lambda: _texts(caught), notify)
-    texts = tuple(dict.fromkeys([*work.texts, *work.report.warnings]))
-    shown = {phase: round(seconds, 3) for phase, seconds in work.seconds.items()}
-    return Tailored(place, work.record, work.preference, run.labels, work.report, texts, notes, shown)
+        with clock.phase("mixture"):
+            found = find_preference(target, options, preference)
+        plan = _plan(target, found, options, clock)
+        record = plan.record(found, run, sources)
+        texts = tuple(dict.fromkeys(str(each.message) for each in caught if each.category is UserWarning))
+        record = replace(record, warnings=texts)
+        additions = Additions(lambda folder, report: _files(record, plan, found, run.labels, report), known_by)
+        recipe = Recipe(run.base, run.tasks, plan.options(run, options), run.names)
+        with clock.phase("merging"):
+            settings = {**options.output, "additions": additions, "progress": progress, "fresh": True}
+            result = merge_recipe(recipe, place, notify or (lambda note: None), **settings)
+    texts = tuple(dict.fromkeys([*texts, *result.report.warnings]))
+    return Tailored(
+        place, record, found, run.labels, result.report, texts, (*result.notes, *result.lacking), clock.seconds
+    )
 
 
-class _Work:
-    """The steps of one tailoring, and what each of them found.
+def check_tailoring(
+    run: Run,
+    sources: TargetSources,
+    out: Path | None,
+    options: TailorOptions,
+    reading: TargetReading,
+    preference: Preference | None = None,
+) -> dict[str, Any]:
+    """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
+    from tunable_magmax.engines.inputs import Inputs
+    from tunable_magmax.merging.methods import read_options
 
-    `texts`: all warnings, with paths as they were given; in the record they are names.
-    """
+    run = run.with_heads(named_heads(options.heads, run.names, run.tasks))
+    check_sources(sources, preference)
+    if preference is None and not sources.named():
+        raise InputError(
+            "what is known of the site? Give --inputs, --labels or --pairs, --preference FILE, or --weights, --alpha "
+            "or --equal if there are no samples of it"
+        )
+    known_by = None if out is None else fingerprint(run, sources, reading, options_of(options, reading, preference))
+    complete = out is not None and known_by is not None and finished_report(out, known_by) is not None
+    if out is not None and not complete:
+        Output.check(out, bool(options.output.get("overwrite", False)))
+    samples = {}
+    for name in ("inputs", "pairs"):
+        place = getattr(sources, name)
+        if place is not None:
+            samples[name] = len(open_samples(place, reading.split, reading.text_column, reading.label_column))
+    with Inputs(run.base, run.tasks, read_options(len(run.tasks), heads=run.heads)) as inputs:
+        elements = inputs.layout.elements
+    kept = sum(entry.samples for entry in run.kept if entry is not None)
+    return {
+        "run": str(run.path),
+        "tasks": len(run.tasks),
+        "elements": elements,
+        "known": ", ".join(f"{name} ({count:,})" for name, count in samples.items()) or ", ".join(sources.named()),
+        "kept": f"{kept:,} samples of the tasks, to fit and choose by" if kept else "no samples of the tasks",
+        "method": options.method if options.method != "auto" else f"the best of {', '.join(METHODS_TRIED)} by log loss",
+        "head": options.head,
+        "output": "complete already" if complete else str(out or "not given"),
+    }
 
-    def __init__(self, target: TargetSamples, head: Head, tailoring: Tailoring, given: Preference | None) -> None:
-        self.target, self.head, self.tailoring, self.given = target, head, tailoring, given
+
+def check_sources(sources: TargetSources, preference: Preference | None) -> None:
+    """Refuses samples beside a preference, which is made of samples already; labelled ones may choose."""
+    named = [name for name in sources.named() if name not in ("pairs", "inputs")]
+    if preference is not None and named:
+        raise InputError(
+            f"--preference holds weights already: leave out --{' and --'.join(named)}, or the preference; labelled "
+            "samples may be added, to choose by"
+        )
+
+
+def options_of(options: TailorOptions, reading: TargetReading, preference: Preference | None) -> dict[str, Any]:
+    """Returns the options that a tailored model depends on."""
+    output = {name: value for name, value in options.output.items() if name in ("shard_size", "base_model")}
+    own = {**asdict(options), **asdict(reading), "output": output}
+    return own | ({} if preference is None else {"preference": preference.to_json()})
+
+
+class _Clock:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.warnings: list[str] = []
-        self.texts: list[str] = []
-        self.choice: Choice | None = None
-        self.scale: ScaleChoice | None = None
-        self.agreement: Agreement | None = None
-        self.record: dict[str, Any] = {}
-        self._texts: Callable[[], list[str]] = list
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        began, inside = time.perf_counter(), sum(self.seconds.values())
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
         try:
             yield
         finally:
-            # A phase inside another one counts for itself only.
-            nested = sum(self.seconds.values()) - inside
-            spent = time.perf_counter() - began - nested
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 3)
 
-    # -- the preference ----------------------------------------------------------------------------------------------
 
-    def prefer(self) -> None:
-        """Finds the preference, and the head with its prior."""
-        from tunable_magmax.preference.calibration import site_head
+# -- what is believed of the site -------------------------------------------------------------------------------------
 
-        target, estimation = self.target, self.tailoring.estimation
-        if self.given is None and target.can_probe and estimation.method in ("auto", "probe"):
-            with self._phase("embedding"):
-                target.base_features  # noqa: B018  (it is kept, for the estimate and for the check)
-        with self._phase("estimating"):
-            if self.given is None:
-                found = _prefer(target, estimation)
-                self.warnings += found.warnings
-                self.preference = found.preference
-            else:
-                self.preference = with_site_prior(self.given, target.run, estimation.prior)
-            if (
-                self.head.own
-                and self.preference.prior is not None
-                and not takes_prior(target.run.base, target.run.tasks, target.run.heads)
-            ):
-                self.warnings.append("the tasks' classifiers have no bias, to which a site prior could be added")
-                self.preference = replace(self.preference, prior=None)
-            plain, self.head = self.head, site_head(self.head, self.preference, target.run.profiles)
-            self.logit_factor = round(self.head.logit_scale / plain.logit_scale, 6)
-        samples = self.preference.provenance.get("samples")
-        if isinstance(samples, int) and samples < FEW:
-            few = "1 sample is little" if samples == 1 else f"{samples} samples are few"
-            self.warnings.append(f"{few}: the weights are rough; look at their intervals")
-        self.warnings += prior_warnings(target.run, self.preference, self.head.classes, estimation.prior == "none")
 
-    # -- the merge that suits it -------------------------------------------------------------------------------------
+def find_preference(target: TargetSamples, options: TailorOptions, given: Preference | None) -> Preference:
+    """Returns the site's preference, with the class shares that it means."""
+    run = target.run
+    if given is not None:
+        tables = class_tables(run)
+        if given.prior is None and tables is not None:
+            given = given.with_prior(tables)
+        return given.named(run.names)
+    found = prefer_for(target, options.estimation)
+    for text in found.warnings:
+        warnings.warn(text, stacklevel=2)
+    samples = found.preference.provenance.get("samples")
+    if isinstance(samples, int) and samples < FEW:
+        few = "1 sample is little" if samples == 1 else f"{samples} samples are few"
+        warnings.warn(f"{few}: look at the intervals of the weights", stacklevel=2)
+    return found.preference
 
-    def choose(self) -> None:
-        """Chooses model and scale: by pairs where there are any, else by rule."""
-        tailoring, weights = self.tailoring, self.preference.weights
-        auto = tailoring.method == "auto"
-        method = default_method(weights) if auto else tailoring.method
-        tasks = why_default(method, weights)
-        no_tsv = why_not_tsv(self.target.run, tailoring.output) if auto else None
-        if auto and method == "tsv" and no_tsv is not None:
-            method, tasks = "tunable_magmax", f"{tasks}, but {no_tsv}"
-        self.merged = self._usual(method, tasks if auto else "asked for")
-        by_pairs = self.target.sources.pairs is not None
-        if not by_pairs or not tailoring.scores_pairs:
-            return
-        with self._phase("choosing"), open_pairs(self.target, self.head, tailoring.seed) as candidates:
-            pairs, progress = len(candidates.truth), self.target.progress
-            if pairs < LEAST_PAIRS:
-                few = "1 pair is" if pairs == 1 else f"{pairs} pairs are"
-                self.warnings.append(f"{few} too few to choose a model or a scale by; {LEAST_PAIRS} are needed")
-                return
-            if auto and tailoring.choose == "auto":
-                models = rivals(self._candidate(), self._scale)
-                models = [model for model in models if no_tsv is None or model.method != "tsv"]
-                self.choice = choose(candidates, models, self._refit(), progress)
-                self.merged = self._chosen(self.choice.chosen.name)
-            if self._unmerged or self.merged.scale_from == AS_TRIED:
-                return
-            asked = self._asked_scale
-            free, fixed = tailoring.choose == "auto" and asked is None, asked if isinstance(asked, float) else None
-            usual = asked if isinstance(asked, str) else default_scale(self.merged.method, self._informed)
-            merge = replace(self._candidate(), scale=usual)
-            self.scale = choose_scale(candidates, merge, self.preference, fixed=fixed, free=free, progress=progress)
-        self._use_scale()
 
-    @property
-    def _informed(self) -> bool:
-        """Whether the head gets a site prior."""
-        return self.preference.prior is not None
+def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:
+    """Returns how often each class occurs at the site, all alike where the tasks' classes are not known."""
+    if preference.prior is None or not any(name in preference.prior.shares for name in classes):
+        return np.full(len(classes), 1 / len(classes))
+    shares: Floats = np.exp(preference.prior.bias(classes).astype(np.float64))
+    shares /= shares.sum()
+    return shares
 
-    @property
-    def _asked_scale(self) -> float | str | None:
-        """The scale that was asked for, or the preference's; None if neither says one."""
-        asked = self.preference.scale if self.tailoring.scale is None else self.tailoring.scale
-        return asked if asked is None or asked == "matched" else read_scale(asked)
 
-    def _scale(self, method: str) -> float | str:
-        """The scale of a merge by a method, before pairs choose one."""
-        return default_scale(method, self._informed) if self._asked_scale is None else self._asked_scale
+# -- samples that heads are fitted to ---------------------------------------------------------------------------------
 
-    def _candidate(self) -> Candidate:
-        """The merge as a candidate."""
-        return merge_by(self.merged.method, self.merged.scale)
 
-    @property
-    def _unmerged(self) -> bool:
-        return self.choice is not None and self.choice.chosen.name in UNMERGED
+def open_all_kept(bench: Bench) -> tuple[list[tuple[int, Samples]], bool]:
+    """Returns the kept samples of each task that has some, and whether any of them was trained on."""
+    run = bench.run
+    found = [(t, samples) for t in range(len(run.tasks)) if (samples := open_kept(run, t)) is not None]
+    trained = any(entry is not None and entry.source == "training" for entry in run.kept)
+    return found, trained
 
-    def _use_scale(self) -> None:
-        found = self.scale
-        assert found is not None
-        if found.scale is not None:
-            self.merged = replace(self.merged, scale=found.scale, scale_from="chosen by pairs")
-        free = self.tailoring.choose == "auto" and self.tailoring.scale is None
-        # The scale of a preference is that of a Tunable MAGMAX merge; another method's is in the record only.
-        if free and self.preference.scale is None and self.merged.method == "tunable_magmax":
-            self.preference = with_scale(self.preference, found)
-        if found.better is not None and self.tailoring.check == "auto":
-            self.warnings.append(better_warning(found, *found.better, self.tailoring))
 
-    def _usual(self, method: str, why: str) -> MergeChoice:
-        if self._asked_scale is None:
-            whence = default_words(method, self._informed)
+def open_chosen(
+    bench: Bench, kept: Sequence[tuple[int, Samples]], shares: Floats, most: int, name: str
+) -> BenchData | None:
+    """Decodes the kept samples to embed: at most `most`, more of the classes that the site has."""
+    places = {label: index for index, label in enumerate(bench.classes)}
+    owners, labels = [], []
+    for t, samples in kept:
+        assert samples.labels is not None
+        names = run_labels(bench.run, t, samples)
+        owners += [(t, k) for k in range(len(samples))]
+        labels += [places.get(names[label], -1) for label in samples.labels]
+    table = np.array(labels, dtype=np.int64)
+    known = np.flatnonzero(table >= 0)
+    if not len(known):
+        return None
+    wanted = known[choose_kept(table[known], shares, most)]
+    chosen = {owners[k] for k in wanted.tolist()}
+    parts = []
+    for t, samples in kept:
+        rows = [k for k in range(len(samples)) if (t, k) in chosen]
+        if rows:
+            part = samples.subset(rows)
+            assert part.labels is not None
+            names = run_labels(bench.run, t, samples)
+            parts.append(bench.open(f"{name}-{t}", part, [names[label] for label in part.labels], [t] * len(part)))
+    return bench.join(name, parts)
+
+
+def run_labels(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
+    """Returns what the classes of kept samples are called in the run's merged classifier."""
+    from tunable_magmax.checkpoints.model_config import are_generic
+    from tunable_magmax.evaluation.run_models import task_labels
+
+    if not are_generic(samples.classes):
+        return samples.classes
+    named = task_labels(run.base, run.tasks)[task]
+    if named is None:
+        return samples.classes
+    by_plain = {name.rpartition("/")[2]: name for name in named}
+    return tuple(by_plain.get(name, name) for name in samples.classes)
+
+
+# -- the plan of one tailoring ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What is merged, with which head, and why. `head`: None where nothing could be scored in memory."""
+
+    spec: MergeSpec
+    why: str
+    weights: tuple[float, ...]
+    choice: Choice | None
+    evidence: Evidence | None
+    head: FittedHead | None
+    classes: tuple[str, ...]
+    note: str | None
+    file: Head | None
+    tensors: FittedTensors | None
+    kept: int = 0
+    labelled: int = 0
+    moved: int = 0
+    trained_on: bool = False
+    embedded: int = 0
+
+    def options(self, run: Run, options: TailorOptions) -> dict[str, Any]:
+        """Returns the options of the merge that is written; a checkpoint is a merge of the last task at 1 or 0."""
+        spec = self.spec
+        if spec.checkpoint is None:
+            chosen: dict[str, Any] = {"method": spec.method, "scale": spec.scale}
+            if spec.weights is not None:
+                chosen["weights"] = [float(weight) for weight in spec.weights]
         else:
-            whence = "the preference's" if self.tailoring.scale is None else "given"
-        weights = None if METHODS[method].weights == "refused" else self.preference.weights
-        return MergeChoice(method, weights, self._scale(method), why, whence)
-
-    def _chosen(self, name: str) -> MergeChoice:
-        """Returns the merge that gives a model of the choice; a checkpoint is a merge of one task at scale 1 or 0."""
-        why, weights = f"chosen by pairs: {TITLES.get(name, name)}", self.preference.weights
-        if name == LIKELIEST:
-            best = weights.index(max(weights))
-            alone = tuple(float(t == best) for t in range(len(weights)))
-            return MergeChoice("tunable_magmax", alone, 1.0, why, f"{self.target.run.labels[best]} as it is")
-        if name in UNMERGED:
-            scale = 1.0 if name == "last" else 0.0
-            return MergeChoice("last_task", None, scale, why, "the checkpoint as it is")
-        if name == "average":
-            return MergeChoice("average", weights, 1.0, why, AS_TRIED)
-        return self._usual({"tunable": "tunable_magmax"}.get(name, name), why)
-
-    def _refit(self) -> Refit:
-        """Returns what estimates a preference from the labels of some folds, as the whole one was estimated.
-
-        One that was given is not estimated: it stays as it is, as it does in the tailored model.
-        """
-        if self.given is not None:
-            return lambda labels: self.preference
-        estimation, whole = self.tailoring.estimation, self.preference
-        tables, sources = class_tables(self.target.run), self.target.sources
-        opinions = sources.weights is not None or sources.alpha is not None or sources.equal
-        by_labels = not opinions and estimation.method in ("auto", "label") and tables is not None
-        eps = estimation.prior if isinstance(estimation.prior, float) else None
-
-        def refit(labels: Sequence[str]) -> Preference:
-            found = whole
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                if by_labels:
-                    assert tables is not None
-                    found = Preference.from_labels(tables, labels, similarity=estimation.similarity, on_zero="equal")
-                if whole.prior is not None and tables is not None:
-                    found = found.with_prior(tables, labels, eps=eps)
-            return found.tempered(whole.tempering or 0.0) if by_labels else found
-
-        return refit
-
-    # -- the files ---------------------------------------------------------------------------------------------------
-
-    def merge(
-        self,
-        out: Path,
-        additions: Additions,
-        texts: Callable[[], list[str]],
-        notify: Callable[[str], None] | None,
-    ) -> tuple[str, ...]:
-        """Merges into the output; returns notes that name paths. `texts` gives the warnings that came up meanwhile."""
-        run, chosen, self._texts = self.target.run, self.merged, texts
-        options: dict[str, Any] = {"method": chosen.method, "scale": chosen.scale}
-        if "seed" in METHODS[chosen.method].reads:
-            options["seed"] = self.tailoring.seed
-        if chosen.weights is not None:
-            options["weights"] = list(chosen.weights)
+            chosen = {"method": "last_task", "scale": 0.0 if spec.is_base else 1.0}
+        if "seed" in METHODS[chosen["method"]].reads:
+            chosen["seed"] = options.seed
         if run.heads is not None:
-            options["heads"] = run.heads
-        if self.head.own and self.head.bias is not None:
-            options["class_bias"] = dict(zip(self.head.classes, map(float, self.head.bias), strict=True))
-        recipe = Recipe(run.base, run.tasks, options, run.names)
-        unfinished, told = Unfinished(out, additions.fingerprint, options), list[str]()
-        notify = notify or (lambda note: None)
+            chosen["heads"] = run.heads
+        if self.tensors is not None:
+            chosen["fitted_head"] = self.tensors
+        return chosen
 
-        def progress(phase: str, done: int, total: int) -> None:
-            unfinished.leave()
-            if self.target.progress is not None:
-                self.target.progress(phase, done, total)
-
-        settings = {**self.tailoring.output, "additions": additions, "progress": progress}
-        if unfinished.is_stale() and not settings.get("fresh"):
-            settings["fresh"] = True
-            told.append("the estimate differs a little from that of the interrupted call, so the merge begins anew")
-            notify(told[0])
-        with self._phase("merging"):
-            result = merge_recipe(recipe, out, notify, **settings)
-        self.report = result.report
-        return (*told, *result.notes, *result.lacking)
-
-    def files(self, folder: Path, report: MergeReport) -> AddedFiles:
-        """Makes the files beside the weights; the merged model is checked first, while it is still out of sight."""
-        from tunable_magmax.models.head import head_bytes
-
-        unasked = self.tailoring.check == "none" or self.given is not None or self._unmerged
-        if not unasked and can_embed(self.target):
-            with self._phase("checking"):
-                self._check(folder)
-        self.record = self._record(report)
-        content = {
-            **({} if self.head.own else {HEAD: head_bytes(self.head)}),
-            PREFERENCE: self.preference.to_json().encode(),
-            RECORD: record_bytes(self.record),
-        }
-        return AddedFiles(content, card_section(self.record, self.preference, self.target.run.labels))
-
-    def _check(self, folder: Path) -> None:
-        """Warns if the merged model overshoots, or hardly knows a task that has a weight."""
-        target, head, preference = self.target, self.head, self.preference
-        features = embedded_by(target, head, folder)
-        if why_not(target) is None:
-            self.agreement = check_agreement(target, head, preference, features)
-            self.warnings += filter(None, [self.agreement.warning])
-        self.warnings += filter(None, [missed_warning(count_calls(target, head, preference, features))])
-
-    def _record(self, report: MergeReport) -> dict[str, Any]:
-        preference, sources, merged = self.preference, self.target.sources, self.merged
-        named = sources.named()
-        paths = [*(value for value in named.values() if isinstance(value, Path)), *self._places()]
-        self.texts = list(dict.fromkeys([*self.warnings, *self._texts()]))
-        scale = None if self.scale is None else {**self.scale.to_dict(), "sentence": self.scale.sentence}
-        choice, check = self.choice, self.agreement
-        return {
-            "version": VERSION,
-            "sources": {key: getattr(value, "name", value) for key, value in named.items()},
-            "preference": {
-                "method": preference.method,
-                "samples": preference.provenance.get("samples"),
-                "expected_error": preference.expected_error,
-                "weights": dict(zip(self.target.run.labels, preference.weights, strict=True)),
-                "tempering": preference.tempering,
+    def record(self, preference: Preference, run: Run, sources: TargetSources) -> TailorRecord:
+        """Returns what is told of the tailoring, wherever it is told."""
+        fit, evidence, choice = self.head, self.evidence, self.choice
+        named = dict(zip(run.labels, preference.weights, strict=True))
+        ends = preference.intervals
+        intervals = None if ends is None else dict(zip(run.labels, [list(pair) for pair in ends], strict=True))
+        samples = preference.provenance.get("samples")
+        outside = preference.provenance.get("outside")
+        digest = None
+        if self.file is not None:
+            digest = self.file.digest
+        elif self.tensors is not None:
+            digest = str(self.tensors)
+        merge = self.options(run, TailorOptions())
+        return TailorRecord(
+            sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
+            mixture=MixtureRecord(
+                preference.method,
+                samples if isinstance(samples, int) else None,
+                named,
+                intervals,
+                preference.expected_error,
+                float(outside) if isinstance(outside, (int, float)) else None,
+            ),
+            merge=MergeRecord(
+                merge["method"],
+                merge["scale"],
+                self.why,
+                round(effective_tasks(preference.weights), 2),
+                tuple(each.to_dict() for each in choice.tried) if choice is not None else (),
+                0 if choice is None else choice.rows,
+            ),
+            head=HeadRecord(
+                "old" if fit is None else fit.kind,
+                self.note,
+                0 if fit is None else fit.rows,
+                self.kept,
+                self.labelled,
+                self.moved,
+                self.trained_on,
+                None if fit is None or fit.loss is None else round(fit.loss, 6),
+                None if fit is None or fit.old_loss is None else round(fit.old_loss, 6),
+                "" if fit is None else fit.view,
+                None if fit is None else fit.shrinkage,
+                digest,
+                self.embedded,
+            ),
+            expected={}
+            if evidence is None
+            else {
+                name: [round(each.value, 4), round(each.low, 4), round(each.high, 4)]
+                for name, each in evidence.expected.items()
             },
-            "prior": prior_record(preference.prior, self.head.classes, self.logit_factor),
-            **({"own_head": True} if self.head.own else {}),
-            "merge": {
-                "method": merged.method,
-                "why": merged.why,
-                "scale": report.scale,
-                "scale_from": merged.scale_from,
-                "seed": report.seed,
-            },
-            "choice": choice and {**choice.to_dict(), "sentence": choice.sentence, "simpler": choice.simpler},
-            "scale_by_pairs": scale,
-            "check": check and {**check.to_dict(), "sentence": check.sentence},
-            "warnings": [without_paths(text, paths) for text in self.texts],
-        }
-
-    def _places(self) -> list[Path]:
-        """Returns the run, and what is outside of it: checkpoints, the classifier's head and checkpoint."""
-        run, reading = self.target.run, self.target.reading
-        named = [run.base, *run.tasks, run.head, run.classifier_checkpoint]
-        named += [reading.classifier, reading.classifier_checkpoint]
-        return [run.path, *(path for path in named if path is not None and not path.is_relative_to(run.path))]
+            simpler=None if evidence is None else evidence.simpler,
+            likeliest=_likeliest(preference, self.classes),
+            warnings=(),
+        )
 
 
-def better_warning(found: ScaleChoice, name: str, right: int, tailoring: Tailoring) -> str:
-    """Returns a warning that the base, or another scale, is clearly better than the merge, and what to try."""
-    own, other = (count / found.samples for count in (found.right[found.scales.index(found.used)], right))
-    shares = f"{own:.0%} of {found.samples} pairs are right at the scale {found.used:g}, and {other:.0%} with {name}"
-    remedy = f"try --scale {found.best:g}" if found.best != found.used else "try a smaller --scale"
-    if name != BASE:
-        return f"the merged step has the wrong length: {shares}; {remedy}"
-    if tailoring.method != "auto":
-        remedy = f"leave out --method, so that pairs choose the model, or {remedy}"
-    elif tailoring.choose == "none":
-        remedy = f"leave out --choose none, so that pairs choose the model, or {remedy}"
-    return f"the base is better than the merged model: {shares}; {remedy}"
+def _likeliest(preference: Preference, classes: Sequence[str], count: int = 10) -> dict[str, float]:
+    if preference.prior is None or not classes:
+        return {}
+    shares = site_shares(preference, classes)
+    order = sorted(range(len(classes)), key=lambda k: (-shares[k], classes[k]))[:count]
+    return {classes[k]: round(float(shares[k]), 6) for k in order}
 
 
-def _prefer(target: TargetSamples, estimation: Estimation) -> Preferred:
-    """Estimates a preference; an error advises options that tailoring has."""
+def _plan(target: TargetSamples, preference: Preference, options: TailorOptions, clock: _Clock) -> _Plan:
+    run, weights = target.run, preference.weights
+    scale = preference.scale if options.scale is None else options.scale
+    method = default_method(weights) if options.method == "auto" else options.method
     try:
-        return prefer_for(target, estimation)
+        refuse_adapters(run)
+        refuse_too_large(run)
+        with clock.phase("reading"):
+            bench = Bench(
+                run,
+                head=target.head_of_file(),
+                seed=options.seed,
+                device=target.reading.device,
+                progress=target.progress,
+            )
     except InputError as error:
-        text = re.sub(r"(?:on_zero='equal' \()?--on-zero equal\)?", "--equal instead", str(error))
-        if text == str(error):
+        if options.head == "fitted":
             raise
-        raise InputError(text) from None
+        if run.head is None and target.head_file is None and not _has_builtin(run):
+            raise
+        return _unscored(target, preference, options, method, scale, str(error).split(":")[-1].strip())
+    with bench:
+        return _scored(bench, target, preference, options, method, scale, clock)
 
 
-def _texts(caught: Sequence[warnings.WarningMessage]) -> list[str]:
-    return [str(warning.message) for warning in caught if warning.category is UserWarning]
+def _has_builtin(run: Run) -> bool:
+    from tunable_magmax.models.builtin import builtin_labels
+
+    return any(builtin_labels(path) is not None for path in run.tasks)
+
+
+def _unscored(
+    target: TargetSamples,
+    preference: Preference,
+    options: TailorOptions,
+    method: str,
+    scale: float | str | None,
+    reason: str,
+) -> _Plan:
+    """Plans a merge of models that cannot be held in memory together: by rule, with the old head and the prior."""
+    head = target.head_of_file()
+    if options.method == "auto":
+        method = "tunable_magmax"
+    used = default_scale(method, preference.prior is not None and head is not None) if scale is None else scale
+    file = None
+    if head is not None:
+        file = head.with_bias(np.log(site_shares(preference, head.classes)))
+    weights = tuple(preference.weights)
+    return _Plan(
+        MergeSpec(method, used, weights), "by rule", weights, None, None, None, () if head is None else head.classes,
+        f"no head is fitted: {reason}", file, None,
+    )  # fmt: skip
+
+
+def _scored(
+    bench: Bench,
+    target: TargetSamples,
+    preference: Preference,
+    options: TailorOptions,
+    method: str,
+    scale: float | str | None,
+    clock: _Clock,
+) -> _Plan:
+    run, weights = target.run, tuple(preference.weights)
+    shares = site_shares(preference, bench.classes)
+    fits = options.head != "old" and bool(bench.views)
+    note = None
+    if not bench.views and options.head != "old":
+        note = "the classifier has no linear last layer with a bias, into which a fitted head could be written"
+    with clock.phase("reading"):
+        kept, trained = open_all_kept(bench) if fits else ([], False)
+        labelled = _labelled(bench, target)
+        inputs = _anchors(bench, target) if fits and not bench.is_builtin and _has_profiles(run) else None
+        few = many = None
+        if kept:
+            probe = bench.open("length", kept[0][1].subset(range(min(8, len(kept[0][1])))))
+            count, judging, most = sizes(affordable(bench, tokens_of(bench, probe)))
+            many = open_chosen(bench, kept, shares, most, "kept")
+            few = open_chosen(bench, kept, shares, min(judging, MOST_JUDGING), "kept-few")
+        else:
+            count = 9
+    site = SiteFacts(weights, shares, many, labelled if fits else None, inputs, moved=fits)
+    first = replace(site, kept=few)
+    judged = few is not None or (labelled is not None and len(labelled) >= LEAST_LABELLED)
+    choice = None
+    why = "asked for" if options.method != "auto" else "by rule"
+    spec = MergeSpec(method, default_scale(method, preference.prior is not None) if scale is None else scale, weights)
+    free = options.method == "auto" and scale is None
+    with clock.phase("choosing"):
+        if fits and judged and (options.method == "auto" or scale is None):
+            methods = _methods(run, options) if options.method == "auto" else (method,)
+            default = method if method in methods else methods[0]
+            choice = choose_model(bench, first, default, methods, weights, most=count, scale=scale, checkpoints=free)
+        if choice is not None:
+            spec, why = choice.chosen, f"chosen among {len(choice.tried)} by log loss"
+    with clock.phase("fitting"):
+        head = bench.fit(spec, site if fits else replace(site, kept=None, labelled=None, moved=False))
+        if not fits and options.head == "old":
+            note = "the old head was asked for"
+        elif head.kind == "old" and note is None:
+            note = "the old head is as good" if head.loss is not None else "there is nothing to fit a head to"
+        if options.head == "fitted" and head.kind != "fitted":
+            raise InputError(
+                f"{run.path}: no head was fitted, because {note}; leave out --head fitted, or keep samples"
+            )
+        evidence = None
+        if head.loss is not None:
+            mixtures = draw_mixtures(weights, preference.expected_error or 0.0, seed=options.seed)
+            evidence = gather_evidence(bench, site, spec, head, mixtures, options.seed)
+    tensors, file = None, None
+    if bench.is_builtin:
+        assert isinstance(bench.encoder, BuiltinEncoder)
+        if head.kind == "fitted" or (bench.views and preference.prior is not None):
+            tensors = _tensors(bench, spec, site, head)
+    else:
+        file = Head.of(head.linear.weight, bench.classes, 1.0, head.linear.bias)
+    profiles = sum(len(p.features) for p in run.profiles if p is not None) if inputs is not None or site.moved else 0
+    return _Plan(
+        spec, why, weights, choice, evidence, head, bench.classes, note, file, tensors,
+        0 if many is None else len(many), 0 if site.labelled is None else len(site.labelled),
+        profiles if fits and not bench.is_builtin else 0, trained, bench.embedded,
+    )  # fmt: skip
+
+
+def _tensors(bench: Bench, spec: MergeSpec, site: SiteFacts, head: FittedHead) -> FittedTensors:
+    """Returns the tensors of a builtin classifier that give the head's logits."""
+    encoder = bench.encoder
+    assert isinstance(encoder, BuiltinEncoder)
+    assert encoder.layers is not None
+    view = head.view or encoder.views[0].name
+    largest = 1.0
+    for data in (site.kept, site.labelled):
+        if data is not None and bench.keeps(spec, data):
+            columns = next(each.columns for each in encoder.views if each.name == view)
+            largest = max(largest, float(np.abs(bench.features(spec, data)[:, columns]).max()))
+    return FittedTensors(encoder.layers.tensors(encoder.module, head.linear, view, largest))
+
+
+def _methods(run: Run, options: TailorOptions) -> tuple[str, ...]:
+    """Returns the methods that may be chosen: those that the engine runs, and for which the memory suffices."""
+    reason = why_not_tsv(run, options.output)
+    return METHODS_TRIED if reason is None else tuple(name for name in METHODS_TRIED if name != "tsv")
+
+
+def _has_profiles(run: Run) -> bool:
+    return all(profile is not None and profile.base_features is not None for profile in run.profiles)
+
+
+def _labelled(bench: Bench, target: TargetSamples) -> BenchData | None:
+    """Opens the site's own labelled samples, whose labels must be classes of the head."""
+    pairs, reading = target.sources.pairs, target.reading
+    if pairs is None:
+        return None
+    samples = open_samples(pairs, reading.split, reading.text_column, reading.label_column)
+    if samples.labels is None:
+        raise InputError(f"{pairs} holds inputs without labels: add a column 'label', or give it as --inputs")
+    rows = choose_rows(len(samples), reading.max_samples, target.seed)
+    samples = samples.subset(rows)
+    home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
+    assert samples.labels is not None
+    names = [samples.classes[label] for label in samples.labels]
+    return bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
+
+
+def _anchors(bench: Bench, target: TargetSamples) -> BenchData | None:
+    """Opens inputs of the site, which show how features moved from a task's checkpoint to the merged model."""
+    place, reading = target.sources.inputs or target.sources.pairs, target.reading
+    if place is None:
+        return None
+    samples = open_samples(place, reading.split, reading.text_column, reading.label_column)
+    rows = choose_rows(len(samples), min(reading.max_samples, MOST_ANCHORS), target.seed)
+    return bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))
+
+
+def _files(record: TailorRecord, plan: _Plan, preference: Preference, labels: Sequence[str], report: Any) -> AddedFiles:
+    """Makes the files beside the weights."""
+    record = replace(record, merge=replace(record.merge, scale=float(report.scale)))
+    content = {
+        **({} if plan.file is None else {HEAD: head_bytes(plan.file)}),
+        PREFERENCE: preference.to_json().encode(),
+        RECORD: record.to_json().encode(),
+    }
+    return AddedFiles(content, card_section(record))

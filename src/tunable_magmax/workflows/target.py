@@ -139,15 +139,21 @@ class TargetSamples:
         """The head of the fixed classifier."""
         return self.reading.classifier or self.run.head
 
+    def head_of_file(self) -> Head | None:
+        """Reads the frozen head's file; None where the tasks have classifiers themselves."""
+        from tunable_magmax.models.head import load_head
+
+        return None if self.head_file is None else load_head(self.head_file)
+
     def head(self) -> Head | None:
         """Reads the head that models are scored with: a file's, or the classifiers that the tasks have themselves."""
-        from tunable_magmax.models.head import load_head, own_head
-        from tunable_magmax.workflows.own import merged_labels
+        from tunable_magmax.evaluation.run_models import merged_labels
+        from tunable_magmax.models.head import builtin_head, load_head
 
         if self.head_file is not None:
             return load_head(self.head_file)
         labels = merged_labels(self.run.base, self.run.tasks, self.run.heads)
-        return None if labels is None else own_head(labels)
+        return None if labels is None else builtin_head(labels)
 
     @cached_property
     def labels(self) -> list[Any]:

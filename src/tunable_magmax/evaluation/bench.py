@@ -1,0 +1,490 @@
+"""`Bench`: the models of a run, merged in memory, with heads fitted to each; whatever scores models scores here.
+
+A model costs a merge and a forward pass over the samples; its features stay in memory, so that another head, prior or
+mix costs neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.data.arrays import Floats, unit_rows
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.evaluator import full_float32
+from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
+from tunable_magmax.files import Progress
+from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
+from tunable_magmax.models.fitting import FittedHead, Linear, Rows, View, fit_head
+from tunable_magmax.runs.run import Run
+
+if TYPE_CHECKING:
+    from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.models.encoder import Encoder, Refill
+    from tunable_magmax.models.head import Head
+    from tunable_magmax.models.prepared import Prepared
+
+Ints = NDArray[np.int64]
+BATCH = 64
+CACHE_BYTES = 512 << 20
+"""Features that stay in memory."""
+LABELLED_COUNT = 3.0
+"""How many kept samples a labelled sample of the site counts for."""
+
+
+@dataclass(frozen=True, eq=False)
+class BenchData:
+    """Decoded samples: `labels` [n] are indices into the bench's classes, `tasks` [n] the samples' tasks; -1: unknown.
+
+    `name` is what their features are kept under.
+    """
+
+    name: str
+    prepared: Prepared
+    labels: Ints
+    tasks: Ints
+
+    def __len__(self) -> int:
+        return len(self.prepared)
+
+    def take(self, rows: Sequence[int] | Ints, name: str) -> BenchData:
+        """Returns some of the samples under another name."""
+        index = np.asarray(rows, dtype=np.int64)
+        return BenchData(name, self.prepared.subset(index.tolist()), self.labels[index], self.tasks[index])
+
+
+@dataclass(frozen=True, eq=False)
+class SiteFacts:
+    """What heads are fitted with for one site.
+
+    `weights` [T]: the mixture; `shares` [classes]: how often each class occurs there. `kept`: samples of the tasks;
+    `labelled`, `inputs`: those of the site, with and without labels. `moved`: whether the rows of profiles are used,
+    moved as the site's inputs and the kept samples show.
+    """
+
+    weights: tuple[float, ...]
+    shares: Floats
+    kept: BenchData | None = None
+    labelled: BenchData | None = None
+    inputs: BenchData | None = None
+    moved: bool = True
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a fitted head is kept under."""
+        parts = (self.kept, self.labelled, self.inputs)
+        names = tuple(None if part is None else part.name for part in parts)
+        return (self.weights, self.shares.tobytes(), names, self.moved)
+
+
+class Bench:
+    """The models of a run in memory. A context manager; may be used by several threads.
+
+    with Bench(run) as bench:
+        data = bench.open("site", samples)
+        bench.logits(MergeSpec("average", 1, (0.5, 0.5)), data)
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        head: Head | None = None,
+        seed: int = 0,
+        device: str | None = None,
+        progress: Progress | None = None,
+        precise: bool = True,
+    ) -> None:
+        """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
+        from tunable_magmax.models.encoder import load_encoder
+        from tunable_magmax.models.head import load_head
+
+        self.run, self.progress, self.precise = run, progress, precise
+        self.models = RunModels(run, seed=seed, progress=progress)
+        self.encoder: Encoder
+        if self.models.builtin is not None:
+            self.encoder = self.models.builtin.encoder(device)
+            self.frozen: Head | None = None
+            self.classes: tuple[str, ...] = self.models.builtin_labels
+        else:
+            if head is None and run.head is None:
+                raise InputError(f"{run.path} has neither a head nor tasks with classifiers: `tmx init` can add one")
+            self.encoder = load_encoder(run.base, device)
+            self.frozen = load_head(run.head) if head is None and run.head is not None else head
+            assert self.frozen is not None
+            self.classes = self.frozen.classes
+        self._places = {name: index for index, name in enumerate(self.classes)}
+        self._lock = threading.RLock()
+        self._filled: MergeSpec | None = None
+        self._refill: dict[tuple[str, ...], Refill] = {}
+        self._features: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
+        self._old: dict[MergeSpec, Linear] = {}
+        self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
+        self.embedded = 0
+        """Forward passes so far, in samples."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the task vectors."""
+        with self._lock:
+            self.models.close()
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether the models have classifiers of their own."""
+        return self.frozen is None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What of the features a head can be fitted to; none if a head could not be written."""
+        if isinstance(self.encoder, BuiltinEncoder):
+            return self.encoder.views if self.encoder.has_bias else ()
+        return (View(INPUT, slice(None)),)
+
+    # -- samples -----------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        name: str,
+        samples: Samples,
+        labels: Sequence[str | None] | None = None,
+        tasks: Sequence[int] | None = None,
+        *,
+        strict: bool = False,
+    ) -> BenchData:
+        """Decodes samples; those that cannot be read are left out with a warning. `labels`: class names, if known."""
+        from tunable_magmax.models.prepared import prepare
+
+        prepared = prepare(self.encoder, samples, strict=strict, progress=self.progress)
+        if labels is None and samples.labels is not None:
+            labels = [samples.classes[label] for label in samples.labels]
+        kept = list(prepared.positions)
+        known = [-1 if labels is None else self._places.get(str(labels[k]), -1) for k in kept]
+        owners = [-1 if tasks is None else tasks[k] for k in kept]
+        return BenchData(name, prepared, np.array(known, dtype=np.int64), np.array(owners, dtype=np.int64))
+
+    def join(self, name: str, parts: Sequence[BenchData]) -> BenchData:
+        """Returns several data as one."""
+        from tunable_magmax.models.prepared import joined
+
+        prepared = joined([part.prepared for part in parts], self.encoder)
+        return BenchData(
+            name,
+            prepared,
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.tasks for part in parts]),
+        )
+
+    def forget(self, name: str) -> None:
+        """Forgets what was kept of some data."""
+        with self._lock:
+            for key in [key for key in self._features if key[1] == name]:
+                del self._features[key]
+            for key in [key for key in self._heads if name in key[1][2]]:
+                del self._heads[key]
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    def features(
+        self, spec: MergeSpec, data: BenchData, check: Callable[[], None] | None = None
+    ) -> NDArray[np.float32]:
+        """Returns what a model makes of samples, [n, dim], before any head; kept in memory.
+
+        `check` is called now and then, and may raise to stop it.
+        """
+        key = (spec, data.name)
+        with self._lock:
+            if key not in self._features:
+                self._fill(spec)
+                if check is not None:
+                    check()
+                self._features[key] = self._embedded(data, check)
+                self._shorten()
+            self._features.move_to_end(key)
+            return self._features[key]
+
+    def keeps(self, spec: MergeSpec, data: BenchData) -> bool:
+        """Whether a model's features are in memory."""
+        return (spec, data.name) in self._features
+
+    def report(self, spec: MergeSpec) -> MergeReport:
+        """Returns the report of a merge, which is made if it was not."""
+        with self._lock:
+            if spec not in self.models.reports:
+                self.models.state(spec)
+            return self.models.reports[spec]
+
+    def old_head(self, spec: MergeSpec) -> Linear:
+        """Returns the head that a model has without fitting, as a matrix over its features."""
+        if self.frozen is not None:
+            weight = self.frozen.logit_scale * self.frozen.weight.astype(np.float64)
+            bias = np.zeros(len(weight)) if self.frozen.bias is None else self.frozen.bias.astype(np.float64)
+            return Linear(weight, bias)
+        with self._lock:
+            if spec not in self._old:
+                self._fill(spec)
+            return self._old[spec]
+
+    def rows(self, features: NDArray[np.float32]) -> Floats:
+        """Returns features as heads read them: of unit length for a frozen head, as they are for a builtin one."""
+        return unit_rows(features) if self.frozen is not None else features.astype(np.float64)
+
+    def logits(self, spec: MergeSpec, data: BenchData, head: Linear | None = None) -> Floats:
+        """Returns the logits [n, classes] of a model, by default with its old head."""
+        used = self.old_head(spec) if head is None else head
+        return used.logits(self.rows(self.features(spec, data)))
+
+    def _fill(self, spec: MergeSpec) -> None:
+        from tunable_magmax.models.encoder import Refill
+
+        if self._filled == spec:
+            return
+        state = self.models.state(spec)
+        names = tuple(state)
+        if names not in self._refill:
+            self._refill[names] = Refill(self.encoder, state)
+        self._filled = None
+        self._refill[names](state)
+        self._filled = spec
+        if isinstance(self.encoder, BuiltinEncoder):
+            self._old[spec] = self.encoder.linear
+
+    def _embedded(self, data: BenchData, check: Callable[[], None] | None) -> NDArray[np.float32]:
+        import torch
+
+        from tunable_magmax.models.parallel import in_parallel
+
+        device = self.encoder.device
+
+        def embed(rows: Sequence[int]) -> Any:
+            with torch.inference_mode(), full_float32(device, self.precise):
+                return self.encoder.pool(data.prepared.batch(rows)).float().cpu().numpy()
+
+        parts: list[NDArray[np.float32]] = []
+        done = 0
+        order = data.prepared.by_length()
+        with self.encoder.evaluating():
+            for part in in_parallel(lambda rows: embed(order[rows.start : rows.stop]), len(data), BATCH, device):
+                parts.append(part)
+                done += len(part)
+                if check is not None:
+                    check()
+                if self.progress is not None:
+                    self.progress("embedding", done, len(data))
+        self.embedded += len(data)
+        found = np.concatenate(parts)
+        found[order] = found.copy()
+        if not np.isfinite(found).all():
+            raise InputError(f"a model of {self.run.path} gives features that are NaN or infinite: it is broken")
+        return found
+
+    def _shorten(self) -> None:
+        total = sum(values.nbytes for values in self._features.values())
+        while total > CACHE_BYTES and len(self._features) > 1:
+            total -= self._features.popitem(last=False)[1].nbytes
+
+    # -- fitted heads ------------------------------------------------------------------------------------------------
+
+    def fit(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None = None) -> FittedHead:
+        """Returns the head that fits a model at a site; kept in memory."""
+        key = (spec, site.key)
+        with self._lock:
+            if key not in self._heads:
+                rows = self._labelled_rows(spec, site, check)
+                old = self.old_head(spec)
+                if rows is None:
+                    rows = Rows.of(np.zeros((0, old.weight.shape[1])), [])
+                self._heads[key] = fit_head(rows, site.shares, old, old_shares=self.imbalance, views=self.views)
+                while len(self._heads) > 256:
+                    self._heads.popitem(last=False)
+            return self._heads[key]
+
+    def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> Rows | None:
+        parts: list[Rows] = []
+        for data, count in ((site.kept, 1.0), (site.labelled, LABELLED_COUNT)):
+            if data is None:
+                continue
+            known = np.flatnonzero(data.labels >= 0)
+            if len(known):
+                features = self.rows(self.features(spec, data, check)[known])
+                counts = count * self._task_counts(data, site)[known]
+                parts.append(Rows.of(features, data.labels[known], counts))
+        if site.moved and not self.is_builtin:
+            parts += self._moved_rows(spec, site, judges=not parts)
+        if not parts:
+            return None
+        return Rows.of(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("features", "labels", "counts", "judged")
+            )
+        )
+
+    def _task_counts(self, data: BenchData, site: SiteFacts) -> Floats:
+        """Returns how much each row counts for its class: by its task's weight where tasks share classes, else 1."""
+        counts = np.ones(len(data))
+        shared = np.flatnonzero((self.class_tables > 0).sum(axis=0) > 1)
+        if not len(shared) or (data.tasks < 0).all():
+            return counts
+        weights = np.asarray(site.weights)
+        for label in shared:
+            mine = np.flatnonzero((data.labels == label) & (data.tasks >= 0))
+            each = weights[data.tasks[mine]]
+            if len(mine) and each.sum() > 0:
+                counts[mine] = each * len(mine) / each.sum()
+        return np.maximum(counts, 1e-3)
+
+    def _moved_rows(self, spec: MergeSpec, site: SiteFacts, judges: bool) -> list[Rows]:
+        """Returns the labelled rows of profiles, as the model would embed them: moved by a ridge map per task.
+
+        f + f (S'S + I)^-1 S'(M - S), where S and M are anchors before and after: the site's inputs and the kept samples
+        as the task's checkpoint and the model embed them. The base's rows need no map where the model is the base.
+        """
+        anchors = [data for data in (site.inputs, site.kept) if data is not None]
+        parts = []
+        for t, profile in enumerate(self.run.profiles):
+            if profile is None or profile.base_features is None or profile.row_labels is None:
+                continue
+            known = np.array([self._places.get(name, -1) for name in profile.classes])[profile.row_labels]
+            chosen = np.flatnonzero(known >= 0)
+            if spec.is_base:
+                rows = self.rows(profile.base_features[chosen])
+            else:
+                rows = self.rows(profile.features[chosen])
+                own = MergeSpec(checkpoint=t + 1)
+                if spec != own and anchors:
+                    before = np.concatenate([self.rows(self.features(own, data)) for data in anchors])
+                    after = np.concatenate([self.rows(self.features(spec, data)) for data in anchors])
+                    gram = before.T @ before + np.eye(before.shape[1])
+                    rows = unit_rows(rows + rows @ np.linalg.solve(gram, before.T @ (after - before)))
+            judged = np.full(len(chosen), judges)
+            parts.append(Rows.of(rows, known[chosen], None, judged))
+        return parts
+
+    # -- classes and tasks -------------------------------------------------------------------------------------------
+
+    @property
+    def class_tables(self) -> Floats:
+        """How many samples of each of the bench's classes every task has [T, classes]."""
+        if not hasattr(self, "_tables"):
+            tables = np.zeros((len(self.run.tasks), len(self.classes)))
+            for t, counts in enumerate(task_tables(self.run) or []):
+                for name, count in counts.items():
+                    if name in self._places:
+                        tables[t, self._places[name]] = count
+            self._tables = tables
+        return self._tables
+
+    @property
+    def imbalance(self) -> Floats | None:
+        """How uneven classes were inside the tasks, which the old head has learned [classes]; None: not known."""
+        tables = self.class_tables
+        if not tables.any():
+            return None
+        totals = tables.sum(axis=1, keepdims=True)
+        sizes = (tables > 0).sum(axis=1, keepdims=True)
+        relative = np.divide(tables * sizes, totals, out=np.zeros_like(tables), where=totals > 0)
+        holders = (tables > 0).sum(axis=0)
+        mean = np.divide(relative.sum(axis=0), holders, out=np.ones(len(holders)), where=holders > 0)
+        found: Floats = np.where(holders > 0, mean, 1.0)
+        return found
+
+
+def task_tables(run: Run) -> list[dict[str, int]] | None:
+    """Returns how many samples of each class every task has, by profiles or else class lists; None if not all have."""
+    profiles = [profile for profile in run.profiles if profile is not None]
+    if len(profiles) == len(run.tasks):
+        return [profile.label_table for profile in profiles]
+    return [dict.fromkeys(names, 1) for names in run.classes.values()] if run.classes else None
+
+
+@dataclass(frozen=True)
+class ExpectedAccuracy:
+    """The share of right answers to expect at a site, with a 90 % interval; `samples`: of equal weight, so many."""
+
+    value: float
+    low: float
+    high: float
+    samples: float
+    by_task: Mapping[int, float] = field(default_factory=dict)
+
+
+def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int = 0) -> ExpectedAccuracy | None:
+    """Returns what a head's judged rows say of a site; None if it has none.
+
+    `tasks` [rows of the head]: each row's task; `mixtures` [draws, T]: what is believed of the site's weights. Each
+    draw takes a mixture, and for each task an accuracy that its judged rows allow.
+    """
+    if not len(head.right):
+        return None
+    owners = tasks[head.judged]
+    rng = np.random.default_rng([seed, 3])
+    count = mixtures.shape[1]
+    shares = np.zeros((len(mixtures), count))
+    value, by_task = 0.0, {}
+    mean = mixtures.mean(axis=0)
+    covered = 0.0
+    for t in range(count):
+        mine = owners == t
+        weights = head.row_weights[mine]
+        if not mine.any() or weights.sum() <= 0:
+            shares[:, t] = np.nan
+            continue
+        weights = weights / weights.sum()
+        rate = float(weights @ head.right[mine])
+        effective = float(1 / np.square(weights).sum())
+        shares[:, t] = rng.beta(rate * effective + 0.5, (1 - rate) * effective + 0.5, len(mixtures))
+        by_task[t] = rate
+        value += mean[t] * rate
+        covered += mean[t]
+    if not by_task:  # rows whose tasks are not known: one group
+        weights = head.row_weights
+        rate, effective = float(weights @ head.right), float(1 / np.square(weights).sum())
+        draws = rng.beta(rate * effective + 0.5, (1 - rate) * effective + 0.5, 1000)
+        low, high = np.quantile(draws, [0.05, 0.95])
+        return ExpectedAccuracy(rate, float(low), float(high), effective)
+    known = ~np.isnan(shares)
+    each = np.where(known, mixtures, 0.0)
+    draws = (each * np.nan_to_num(shares)).sum(axis=1) / np.maximum(each.sum(axis=1), 1e-12)
+    low, high = np.quantile(draws, [0.05, 0.95])
+    effective = float(1 / np.square(head.row_weights).sum())
+    value /= covered
+    return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)), effective, by_task)
+
+
+def choose_kept(labels: Ints, shares: Floats, most: int, seed: int = 0) -> list[int]:
+    """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
+
+    >>> choose_kept(np.array([0] * 9 + [1] * 9), np.array([1.0, 0.0]), 8)
+    [0, 1, 2, 3, 4, 5, 9, 10]
+    """
+    from tunable_magmax.lottery import MASK, lottery_state, ticket
+
+    if len(labels) <= most:
+        return list(range(len(labels)))
+    classes = np.unique(labels[labels >= 0])
+    start = lottery_state(seed & MASK, 26, 0)
+    members = {c: sorted(np.flatnonzero(labels == c).tolist(), key=lambda p: (ticket(start, p), p)) for c in classes}
+    wanted = {c: min(2, len(members[c])) for c in classes}
+    left = most - sum(wanted.values())
+    goal = {c: shares[c] / max(shares[classes].sum(), 1e-12) * most for c in classes}
+    while left > 0:
+        open_classes = [c for c in classes if wanted[c] < len(members[c])]
+        if not open_classes:
+            break
+        lacking = max(open_classes, key=lambda c: (goal[c] - wanted[c], -c))
+        wanted[lacking] += 1
+        left -= 1
+    return sorted(p for c in classes for p in members[c][: wanted[c]])

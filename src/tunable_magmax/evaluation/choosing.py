@@ -1,0 +1,219 @@
+"""Chooses a model of a run for a site, on the line from the base, and says how good it will be there.
+
+Every candidate gets its own fitted head; labelled samples, weighted as the site, judge it by cross-validated log loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tunable_magmax.data.arrays import Floats
+from tunable_magmax.evaluation.bench import Bench, ExpectedAccuracy, SiteFacts, expected_accuracy
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
+from tunable_magmax.models.fitting import FittedHead
+
+SCALES = (0.25, 0.5, 0.75, 1.0)
+"""Scales on the line from the base, which is 0."""
+FIRST = (0.5, 1.0)
+"""Those that are tried first."""
+TELLING = 1.645
+"""A difference of so many standard errors can be told."""
+WORK = 3e13
+"""Floating-point operations of embedding that choosing may cost: about four minutes of two cores."""
+FEWEST, FEW_CANDIDATES, CANDIDATES = 100, 4, 9
+"""Of an encoder that can embed fewer samples for each of nine candidates, four candidates are tried."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate, and what its fitted head gets on the judging rows."""
+
+    spec: MergeSpec
+    title: str
+    loss: float
+    accuracy: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        return {"model": self.title, "log_loss": round(self.loss, 6), "accuracy": round(self.accuracy, 6)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates tried, best first. `rows`: labelled samples that judged; `embedded`: forward passes in all."""
+
+    chosen: MergeSpec
+    tried: tuple[Tried, ...]
+    rows: int
+    embedded: int
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What to expect of the chosen model at the site, and of base and last checkpoint, each with its own fitted head.
+
+    `simpler`: "base" or "last" if it cannot be told from the chosen model by log loss, or is better.
+    """
+
+    head: FittedHead
+    expected: dict[str, ExpectedAccuracy]
+    simpler: str | None = None
+
+
+def affordable(bench: Bench, tokens: float) -> int:
+    """Returns how many samples may be embedded in all, by the size of the encoder: the same on every machine."""
+    module: Any = bench.encoder.module
+    tables = sum(m.weight.numel() for m in module.modules() if type(m).__name__ == "Embedding")
+    weights = sum(p.numel() for p in module.parameters()) - tables
+    return max(FEWEST, int(WORK / (2.0 * max(1, weights) * max(1.0, tokens))))
+
+
+def tokens_of(bench: Bench, data: Any) -> float:
+    """Returns how many tokens a decoded sample has on average: of a picture, its patches."""
+    inputs = data.prepared.inputs
+    if "attention_mask" in inputs:
+        return float(inputs["attention_mask"].float().sum(dim=1).mean())
+    if "input_ids" in inputs:
+        return float(inputs["input_ids"].shape[1])
+    config: Any = bench.encoder.module.config
+    config = getattr(config, "vision_config", config)
+    height, width = inputs["pixels"].shape[-2:]
+    patch = getattr(config, "patch_size", None)
+    side = patch if isinstance(patch, int) else 32
+    return float(height * width) / (side * side) + 1.0
+
+
+def sizes(total: int) -> tuple[int, int, int]:
+    """Returns candidates to try, rows to judge each by, and rows for the evidence, of so many affordable samples.
+
+    >>> sizes(18_000), sizes(880)
+    ((9, 1000, 3000), (4, 110, 146))
+    """
+    half = total // 2
+    count = CANDIDATES if half // CANDIDATES >= FEWEST else FEW_CANDIDATES
+    return count, max(FEWEST, half // count), max(FEWEST, half // 3)
+
+
+def choose_model(
+    bench: Bench,
+    site: SiteFacts,
+    default: str,
+    methods: Sequence[str],
+    weights: tuple[float, ...],
+    *,
+    most: int = CANDIDATES,
+    scale: float | str | None = None,
+    checkpoints: bool = True,
+) -> Choice | None:
+    """Tries models in stages, and returns the one with the least log loss; None if nothing can judge.
+
+    First the default method at two scales, the base and the last checkpoint; then the other `methods` at the better
+    scale; then the best method at the scales beside. `scale`: the only one that is tried. `checkpoints`: whether base
+    and last checkpoint may be chosen.
+    """
+    tried: dict[MergeSpec, Tried] = {}
+    before = bench.embedded
+    rows = 0
+
+    def attempt(spec: MergeSpec) -> float:
+        nonlocal rows
+        if spec not in tried:
+            if len(tried) >= most:
+                return np.inf
+            head = bench.fit(spec, site)
+            rows = len(head.judged)
+            loss = np.inf if head.loss is None else head.loss
+            tried[spec] = Tried(spec, title_of(bench, spec), loss, head.accuracy or 0.0)
+            if bench.progress is not None:
+                bench.progress("choosing", len(tried), most)
+        return tried[spec].loss
+
+    first = FIRST if scale is None else (scale,)
+    starts = [MergeSpec(default, each, weights) for each in first]
+    for spec in starts:
+        attempt(spec)
+    if not any(np.isfinite(found.loss) for found in tried.values()):
+        return None
+    if checkpoints:
+        for spec in (BASE, MergeSpec(checkpoint=len(bench.run.tasks))):
+            attempt(spec)
+    better = min(starts, key=attempt)
+    rivals = [replace(better, method=method) for method in methods if method != default]
+    for spec in rivals:
+        attempt(spec)
+    leader = min([better, *rivals], key=attempt)
+    if scale is None:
+        place = SCALES.index(float(leader.scale))  # type: ignore[arg-type]
+        for k in (place - 1, place + 1):
+            if 0 <= k < len(SCALES):
+                attempt(replace(leader, scale=SCALES[k]))
+    order = sorted(tried.values(), key=lambda found: found.loss)
+    may = [found for found in order if checkpoints or found.spec.checkpoint is None]
+    return Choice(may[0].spec, tuple(order), rows, bench.embedded - before)
+
+
+def title_of(bench: Bench, spec: MergeSpec) -> str:
+    """Returns what a model is called: the last checkpoint is "last", a task's has the task's name.
+
+    A merge has its method and scale.
+    """
+    if spec.checkpoint is None:
+        return spec.title
+    return ["base", *bench.run.labels[:-1], "last"][spec.checkpoint]
+
+
+def gather_evidence(
+    bench: Bench, site: SiteFacts, chosen: MergeSpec, head: FittedHead, mixtures: Floats, seed: int = 0
+) -> Evidence:
+    """Returns what to expect of the chosen model, the base and the last checkpoint, judged by the same rows."""
+    data_tasks = row_tasks(site)
+    models = {"tailored": chosen, "base": BASE, "last": MergeSpec(checkpoint=len(bench.run.tasks))}
+    heads = {"tailored": head, **{name: bench.fit(spec, site) for name, spec in models.items() if name != "tailored"}}
+    expected = {}
+    for name, fitted in heads.items():
+        found = None if data_tasks is None else expected_accuracy(fitted, data_tasks, mixtures, seed)
+        if found is not None:
+            expected[name] = found
+    simpler = None
+    for name in ("last", "base"):
+        if models[name] != chosen and len(expected) == len(models) and not _told(heads["tailored"], heads[name]):
+            simpler = name
+    return Evidence(head, expected, simpler)
+
+
+def row_tasks(site: SiteFacts) -> Any:
+    """Returns the tasks of the rows that a bench fits heads to, in order; None if they are of profiles alone."""
+    parts = [data.tasks[data.labels >= 0] for data in (site.kept, site.labelled) if data is not None]
+    return np.concatenate(parts) if parts else None
+
+
+def _told(one: FittedHead, other: FittedHead) -> bool:
+    """Whether the first has clearly the smaller log loss on the rows that judge both."""
+    if len(one.chances) != len(other.chances):
+        return True
+    gains = np.log(np.maximum(one.chances, 1e-12)) - np.log(np.maximum(other.chances, 1e-12))
+    mean = float(one.row_weights @ gains)
+    error = float(np.sqrt(np.square(one.row_weights * (gains - mean)).sum()))
+    return mean > TELLING * error
+
+
+def draw_mixtures(weights: Sequence[float], error: float, draws: int = 1000, seed: int = 0) -> Floats:
+    """Returns draws [draws, T] of a Dirichlet about weights whose mean half-L1 distance to them is about `error`.
+
+    >>> drawn = draw_mixtures([0.7, 0.3], 0.1)
+    >>> bool(abs(np.abs(drawn - [0.7, 0.3]).sum(axis=1).mean() / 2 - 0.1) < 0.02)
+    True
+    """
+    mean = np.asarray(weights, dtype=np.float64)
+    mean = mean / mean.sum()
+    if error <= 0 or mean.max() > 1 - 1e-9:
+        return np.tile(mean, (draws, 1))
+    spread = float(np.sqrt(2 / np.pi) * np.sqrt(mean * (1 - mean)).sum() / 2)
+    concentration = max(1e-3, (spread / error) ** 2 - 1)
+    rng = np.random.default_rng([seed, 4])
+    found: Floats = rng.dirichlet(np.maximum(concentration * mean, 1e-6), draws)
+    return found

@@ -56,7 +56,7 @@ class Prepared:
             return self.normalise(self.pixels(index))
         tokens = {name: self._gather(values, index) for name, values in self.inputs.items()}
         if self.device.type == "cpu" and "attention_mask" in tokens:
-            # Shorter batches are faster; on a GPU equal shapes are, since a step is recorded once for each shape.
+            # Shorter batches are faster; on a GPU, looking for their length would mean waiting for it.
             used = tokens["attention_mask"].any(dim=0).nonzero()
             longest = int(used.max()) + 1 if len(used) else 1
             tokens = {name: values[:, :longest] for name, values in tokens.items()}

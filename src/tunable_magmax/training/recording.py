@@ -315,13 +315,14 @@ def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:
     import numpy as np
 
     from tunable_magmax.data.arrays import choose_rows
-    from tunable_magmax.models.own import load_own
+    from tunable_magmax.models.builtin import load_builtin
 
     assert samples.labels is not None
     votes = np.zeros((len(samples.classes), len(samples.classes)), dtype=int)
-    encoder, chosen = load_own(checkpoint, assets=assets), choose_rows(len(samples), VOTES, 0)
+    encoder, chosen = load_builtin(checkpoint, assets=assets), choose_rows(len(samples), VOTES, 0)
     for where, inputs in samples.batches(chosen, len(chosen), {}):
-        for position, answer in zip(where, encoder.embed(inputs).argmax(axis=1).tolist(), strict=True):
+        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
+        for position, answer in zip(where, logits.argmax(axis=1).tolist(), strict=True):
             if answer >= len(votes):
                 return {}
             votes[samples.labels[position], answer] += 1

@@ -103,11 +103,14 @@ class Bench:
         precise: bool = True,
     ) -> None:
         """Reads the run. `head`: the frozen head, by default the run's, or the classifiers that the tasks have."""
+        import torch
+
         from tunable_magmax.models.encoder import load_encoder
         from tunable_magmax.models.head import load_head
 
         self.run, self.progress, self.precise = run, progress, precise
-        self.models = RunModels(run, seed=seed, progress=progress)
+        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.models = RunModels(run, seed=seed, device=where, progress=progress)
         self.encoder: Encoder
         if self.models.builtin is not None:
             self.encoder = self.models.builtin.encoder(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from glob import escape
 from pathlib import Path
@@ -80,8 +80,8 @@ class RunModels:
     Base and tasks are read once and task vectors compared once; a model then costs a merge.
     """
 
-    def __init__(self, run: Run, *, seed: int = 0, progress: Progress | None = None) -> None:
-        """`seed`: of the keys that settle which elements a task gives."""
+    def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
+        """`seed`: of the keys that settle which elements a task gives. `device`: where models are merged."""
         from tunable_magmax.merging.state_dicts import MergeSession
         from tunable_magmax.models.state import read_tensors
 
@@ -96,6 +96,10 @@ class RunModels:
             self._states = read_each((run.base, *run.tasks), read_tensors, progress)
         else:
             self._states = list(self.builtin.states)
+        if device is not None and device != "cpu":
+            self._states = [moved(state, device) for state in self._states]
+            if self.builtin is not None:
+                self.builtin = replace(self.builtin, states=tuple(self._states))
         copied = None if self.builtin is None else self.builtin.copied or None
         self._session = MergeSession(self._states[0], self._states[1:], exclude=copied)
 
@@ -217,7 +221,11 @@ class BuiltinModels:
         return {name: tensor for name, tensor in self.states[number].items() if name not in made}
 
     def _made(self, weights: Sequence[float | Fraction]) -> dict[str, Tensor]:
-        return {} if self.heads is None else self.heads.state([float(weight) for weight in weights])
+        if self.heads is None:
+            return {}
+        where = next(iter(self.states[0].values())).device
+        made = self.heads.state([float(weight) for weight in weights])
+        return {name: tensor.to(where) for name, tensor in made.items()}
 
     def encoder(self, device: str | None = None) -> BuiltinEncoder:
         """Returns the base with the classifier over all labels; its weights are to be replaced."""
@@ -225,7 +233,7 @@ class BuiltinModels:
         from tunable_magmax.models.state import tensors_digest
 
         # Copies, because the module's parameters may be the tensors that it is made of.
-        state = {name: tensor.clone() for name, tensor in self.of_checkpoint(0).items()}
+        state = {name: tensor.clone().cpu() for name, tensor in self.of_checkpoint(0).items()}
         return builtin_encoder(self.config, state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
@@ -278,6 +286,12 @@ def read_each(
         if progress is not None:
             progress("loading", done, len(paths))
     return contents
+
+
+def moved(state: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    """Moves tensors to a device; tied ones stay one tensor."""
+    placed = {id(tensor): tensor.to(device) for tensor in state.values()}
+    return {name: placed[id(tensor)] for name, tensor in state.items()}
 
 
 def checkpoint_names(run: Run) -> Mapping[int, str]:

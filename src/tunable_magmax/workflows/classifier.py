@@ -20,6 +20,7 @@ from tunable_magmax.runs.run import is_run
 from tunable_magmax.workflows.scoring import BuiltinHead, find_head, open_head
 
 if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
 
 CLASSIFYING_BATCH = 64
@@ -199,7 +200,7 @@ def load_classifier(
     """
     from tunable_magmax.models.builtin import load_builtin
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import Classifier
+    from tunable_magmax.models.head import Classifier, builtin_head
 
     model = located(path)
     if not model.exists():
@@ -214,6 +215,11 @@ def load_classifier(
         )
     head_file, owner = find_head(model, head, takes_run=False)
     used, applied = open_head(head_file, prior)
-    load = load_builtin if used.builtin else load_encoder
-    encoder = load(model, device, assets=None if owner is None else owner.base)
+    assets = None if owner is None else owner.base
+    encoder: Encoder
+    if used.builtin:
+        encoder = load_builtin(model, device, assets=assets)
+        used = builtin_head(encoder.labels, encoder)
+    else:
+        encoder = load_encoder(model, device, assets=assets)
     return LoadedClassifier(Classifier(encoder, used), head_file, applied is not None)

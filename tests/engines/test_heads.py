@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tunable_magmax.checkpoints.hidden_layer import LAYERS
 
 import tunable_magmax
 from tunable_magmax import merge_checkpoints
+from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import BuiltinModels
 from tunable_magmax.workflows.plan import plan_merge
@@ -89,7 +90,7 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     assert model.config.id2label == dict(enumerate([*LABELS[0], *LABELS[1]]))
     assert model.config.num_labels == 5
     last = "classifier.out_proj" if kind == "roberta" else "classifier"
-    for part in ("bias",) if kind in LAYERS and kind != "bert" else ("weight", "bias"):  # else, units are shared
+    for part in ("weight", "bias"):
         rows = [tensors(task)[f"{last}.{part}"] for task in tasks]
         assert torch.equal(tensors(out)[f"{last}.{part}"], torch.cat(rows))
     assert report.heads["rule"] == "stack"
@@ -104,44 +105,8 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     assert verify_checkpoint(out, base, tasks).ok
 
 
-@pytest.mark.parametrize("kind", sorted(LAYERS))
-def test_layers_that_have_nothing_in_common_share_their_units(tmp_path, kind):
-    """Where hidden layers are nearly linear, every label has the logits that its own task's layer gives."""
-    name, _ = LAYERS[kind]
-    base, tasks = hidden_run(tmp_path, kind)
-    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
-    assert "gives a part of its units" in report.warnings[-1]
-    assert report.heads["divided"] == [f"{name}.weight", f"{name}.bias"]
-    assert report.heads["mean"] == []
-    merged = loaded(tmp_path / "out").eval()
-    encoder = {n: v for n, v in merged.state_dict().items() if not n.startswith((name, "classifier."))}
-    own = []
-    for task in tasks:
-        model = loaded(task).eval()
-        model.load_state_dict(encoder, strict=False)
-        own.append(logits(model))
-    expected = torch.cat(own, dim=1)
-    assert (logits(merged) - expected).abs().max() < 0.02 * expected.std(dim=0).mean()
-    in_memory = BuiltinModels.read(base, tasks).with_heads({}, [3, 1])
-    assert in_memory.keys() >= set(report.heads["divided"])
-    for made, value in in_memory.items():
-        assert torch.equal(tensors(tmp_path / "out")[made], value), made
-
-
-def test_a_bare_task_with_the_layer_has_no_share_of_it(tmp_path):
-    base, tasks = hidden_run(tmp_path, "bert")
-    bare = transformers.AutoModel.from_pretrained(tasks[0])
-    with torch.no_grad():
-        bare.pooler.dense.weight.normal_()
-    bare.save_pretrained(tmp_path / "bare")
-    report = merge_checkpoints(base, [*tasks, tmp_path / "bare"], tmp_path / "out", weights=[1, 1, 1])
-    assert report.heads["divided"] == ["bert.pooler.dense.weight", "bert.pooler.dense.bias"]
-    assert list(config(tmp_path / "out")["id2label"].values()) == [*LABELS[0], *LABELS[1]]
-    loaded(tmp_path / "out")
-
-
-def test_another_order_of_labels_is_another_merge(tmp_path):
-    base, tasks = hidden_run(tmp_path, "bert")
+def test_another_order_of_labels_is_another_merge(make, tmp_path):
+    base, tasks = make("bert")
     merge_checkpoints(base, tasks, tmp_path / "out")
     merge_checkpoints(base, tasks, tmp_path / "out")  # as it was: complete
     changed = config(tasks[1])
@@ -151,62 +116,16 @@ def test_another_order_of_labels_is_another_merge(tmp_path):
         merge_checkpoints(base, tasks, tmp_path / "out")
 
 
-def test_layers_that_are_too_small_to_be_shared_are_means(make, tmp_path):
-    base, tasks = make("distilbert")  # 4 units for each task, of which one needs 6 for its labels
-    report = merge_checkpoints(base, tasks, tmp_path / "out")
+def test_layers_that_only_the_tasks_have_are_means_by_weight(make, tmp_path):
+    base, tasks = make("distilbert")
+    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
     first, second, merged = map(tensors, (*tasks, tmp_path / "out"))
     name = "pre_classifier.weight"
-    assert torch.equal(merged[name], ((first[name].double() + second[name].double()) / 2).float())
-    rows = torch.cat([first["classifier.weight"], second["classifier.weight"]])
-    assert torch.equal(merged["classifier.weight"], rows)
-    assert "their mean by weight costs accuracy" in report.warnings[-1]
-
-
-def test_layers_with_a_common_beginning_are_means(tmp_path):
-    base, tasks = hidden_run(tmp_path, "distilbert")
-    first, second = map(tensors, tasks)
-    second["pre_classifier.weight"] = first["pre_classifier.weight"] * 2
-    save_file(second, tasks[1] / "model.safetensors", {"format": "pt"})
-    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 1])
-    merged = tensors(tmp_path / "out")
-    assert torch.equal(merged["pre_classifier.weight"], first["pre_classifier.weight"] * 1.5)
-    assert torch.equal(
-        merged["classifier.weight"], torch.cat([first["classifier.weight"], second["classifier.weight"]])
-    )
-    assert "divided" not in report.heads
-    assert not any("nothing in common" in text for text in report.warnings)
-
-
-def hidden_run(folder: Path, kind: str) -> tuple[Path, list[Path]]:
-    """A language model and two classifiers, each with a hidden layer of its own that is nearly linear."""
-    name, activation = LAYERS[kind]
-    sizes = {**DISTIL, "dim": 32} if kind == "distilbert" else {**SIZES, "hidden_size": 32}
-    pooler = {"pooler_hidden_size": 32}
-    extra = {"longformer": {"attention_window": 4}, "electra": {"embedding_size": 32}}
-    extra |= {"deberta": pooler, "deberta-v2": pooler}
-    options = {"vocab_size": 16, "max_position_embeddings": 24, **sizes, **extra.get(kind, {})}
-    torch.manual_seed(0)
-    bare = transformers.AutoConfig.for_model(kind, **options)
-    transformers.AutoModelForMaskedLM.from_config(bare).save_pretrained(folder / "base")
-    for t, labels in enumerate(LABELS, 1):
-        named = {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
-        config = transformers.AutoConfig.for_model(kind, **options, **named)
-        model = transformers.AutoModelForSequenceClassification.from_config(config)
-        layer = model.get_submodule(name)
-        with torch.no_grad():
-            if activation == "tanh":
-                layer.weight /= 10
-                layer.bias.normal_(std=0.001)
-            else:
-                layer.bias.normal_(20, 1)
-        model.save_pretrained(folder / f"task{t}")
-    return folder / "base", [folder / f"task{t}" for t in (1, 2)]
-
-
-def logits(model) -> torch.Tensor:
-    ids = torch.randint(3, 16, (6, 8), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        return model(input_ids=ids).logits.double()
+    assert torch.equal(merged[name], (first[name].double() * 0.75 + second[name].double() * 0.25).float())
+    assert name in report.heads["mean"]
+    in_memory = BuiltinModels.read(base, tasks).with_heads({}, [3, 1])
+    for made, value in in_memory.items():
+        assert torch.equal(merged[made], value), made
 
 
 def test_the_head_of_one_task_or_of_none(make, tmp_path):
@@ -225,23 +144,70 @@ def test_the_head_of_one_task_or_of_none(make, tmp_path):
         merge_checkpoints(base, tasks, tmp_path / "no", heads="tolls", names=["animals", "tools"])
 
 
-def test_a_label_of_several_tasks_is_the_mean_by_weight_and_a_prior_is_added(make, tmp_path):
+def test_a_label_of_several_tasks_is_the_mean_by_weight(make, tmp_path):
     base, tasks = make("vit", (("cat", "dog"), ("dog", "owl")))
-    merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1], class_bias={"dog": 0.5, "owl": -1.0})
+    merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
     one, two = (tensors(task) for task in tasks)
     made = tensors(tmp_path / "out")
     assert list(config(tmp_path / "out")["label2id"]) == ["cat", "dog", "owl"]
-    assert torch.allclose(
-        made["classifier.weight"][1], 0.75 * one["classifier.weight"][1] + 0.25 * two["classifier.weight"][0]
-    )
-    plain = torch.stack(
-        [
-            one["classifier.bias"][0],
-            0.75 * one["classifier.bias"][1] + 0.25 * two["classifier.bias"][0],
-            two["classifier.bias"][1],
-        ]
-    )
-    assert torch.allclose(made["classifier.bias"], plain + torch.tensor([0.0, 0.5, -1.0]))
+    for part in ("classifier.weight", "classifier.bias"):
+        shared = 0.75 * one[part][1] + 0.25 * two[part][0]
+        assert torch.allclose(made[part], torch.stack([one[part][0], shared, two[part][1]]))
+
+
+def fitted(folder: Path, names: tuple[str, ...], labels: int, seed: int = 5) -> FittedTensors:
+    """A random head in place of these tensors."""
+    draw, held = np.random.default_rng(seed), tensors(folder)
+    last = next(name for name in reversed(names) if name.endswith("bias")).rpartition(".")[0]
+    shapes = {name: (labels if name.startswith(last) else held[name].shape[0], *held[name].shape[1:]) for name in names}
+    return FittedTensors({name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
+
+
+HEADS = {
+    "vit": ("classifier.weight", "classifier.bias"),
+    "distilbert": ("pre_classifier.weight", "pre_classifier.bias", "classifier.weight", "classifier.bias"),
+    "roberta": tuple(f"classifier.{layer}.{part}" for layer in ("dense", "out_proj") for part in ("weight", "bias")),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_fitted_head_takes_the_place_of_the_tasks_and_changes_nothing_else(make, tmp_path, kind):
+    base, tasks = make(kind)
+    head = fitted(tasks[0], HEADS[kind], 5)
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    merge_checkpoints(base, tasks, plain, weights=[3, 1])
+    report = merge_checkpoints(base, tasks, out, weights=[3, 1], fitted_head=head)
+    assert list(loaded(out).config.id2label.values()) == [*LABELS[0], *LABELS[1]]
+    for name, value in tensors(out).items():
+        if name in head.tensors:
+            assert np.array_equal(value.numpy(), head.tensors[name]), name
+        else:
+            assert torch.equal(value, tensors(plain)[name]), name
+    assert report.options["fitted_head"] == report.heads["fitted"]["digest"] == head.digest
+    assert verify_checkpoint(out).ok
+    other = fitted(tasks[0], HEADS[kind], 5, seed=6)
+    assert other.digest != head.digest
+    with pytest.raises(InputError, match="already exists"):
+        merge_checkpoints(base, tasks, out, weights=[3, 1], fitted_head=other)
+
+
+def test_equal_heads_are_replaced_too(tmp_path):
+    base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
+    head = fitted(tasks[0], HEADS["vit"], 2)
+    merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=head)
+    for name, value in head.tensors.items():
+        assert np.array_equal(tensors(tmp_path / "out")[name].numpy(), value)
+
+
+def test_a_fitted_head_of_other_names_or_shapes_is_refused(make, tmp_path):
+    base, tasks = make("vit")
+    odd = FittedTensors({"score.weight": np.zeros((5, 8), np.float32)})
+    with pytest.raises(InputError, match=r"score\.weight"):
+        merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=odd)
+    short = FittedTensors({"classifier.weight": np.zeros((4, 8), np.float32)})
+    with pytest.raises(InputError, match=r"classifier\.weight"):
+        merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=short)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_base_with_another_head_loses_it_and_a_lacking_pooler_is_a_mean(make, tmp_path):
@@ -269,11 +235,6 @@ def test_equal_heads_are_merged_like_any_tensor(tmp_path):
     assert report.heads is None
     assert "classifier.weight" in report.tensors
     assert "heads" not in json.loads((tmp_path / "out/tmx-report.json").read_text())
-    # A prior needs a bias of its own; the rows are still merged.
-    biased = merge_checkpoints(base, tasks, tmp_path / "site", class_bias={"dog": 1.0})
-    assert "classifier.weight" in biased.tensors
-    bias = sum(tensors(task)["classifier.bias"] for task in tasks) / 2 + torch.tensor([0.0, 1.0])
-    assert torch.allclose(tensors(tmp_path / "site")["classifier.bias"], bias)
 
 
 def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
@@ -300,7 +261,7 @@ def test_a_plan_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, 
         merge_checkpoints(base, tasks, tmp_path / "out")
 
 
-def test_rows_keep_their_bits_among_types_and_one_task_alone_is_no_doubt(make, tmp_path):
+def test_rows_keep_their_bits_among_types(make, tmp_path):
     base, tasks = make("distilbert")
     for task, dtype in zip(tasks, (torch.float16, torch.bfloat16), strict=True):
         values = {name: value.to(dtype) for name, value in tensors(task).items()}
@@ -308,10 +269,9 @@ def test_rows_keep_their_bits_among_types_and_one_task_alone_is_no_doubt(make, t
             torch.arange(len(values["classifier.bias"])) % 2
         ].to(dtype)  # 1e5 is more than float16 holds
         save_file(values, task / "model.safetensors", {"format": "pt"})
-    report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 0])
+    merge_checkpoints(base, tasks, tmp_path / "out", weights=[1, 0])
     rows = [tensors(task)["classifier.bias"].float() for task in tasks]
     assert torch.equal(tensors(tmp_path / "out")["classifier.bias"], torch.cat(rows))
-    assert not any("nothing in common" in text for text in report.warnings)
 
 
 def test_a_wrong_list_of_labels_is_named(make, tmp_path):

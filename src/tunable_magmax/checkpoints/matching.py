@@ -219,12 +219,18 @@ def _with_heads(
         if not rule.startswith("task")
         else []
     )
-    if rule == MERGED:
-        classifier = []
     replaced = [] if fitted is None else list(fitted.tensors)
     if any(name not in tasks[giver].names for name in replaced):
         odd = [name for name in replaced if name not in tasks[giver].names]
         raise InputError(f"the fitted head has {some_of(odd, show=repr)}, which the tasks' classifiers have not")
+    for name in replaced:
+        assert fitted is not None
+        rows, *others = tasks[giver].info(name).shape
+        shape = (len(labels) if name in classifier and labels is not None else rows, *others)
+        if fitted.tensors[name].shape != shape:
+            raise InputError(f"the fitted head's {name!r} is {fitted.tensors[name].shape}, expected {shape}")
+    if rule == MERGED:
+        classifier = []
     mean = [name for name in kinds[giver] if name not in (*classifier, *common, *replaced)]
     classifier = [name for name in classifier if name not in replaced]
     made: dict[str, TensorInfo] = {}

@@ -1,0 +1,155 @@
+"""Classifiers of transformers: what their last layer reads, and how a fitted head becomes tensors that they load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import tiny
+from safetensors.torch import load_file, save_file
+
+from tunable_magmax.models.builtin import INPUT, TOKEN, BuiltinEncoder, load_builtin
+from tunable_magmax.models.fitting import Linear
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT = {"vocab_size": 16, "max_position_embeddings": 24, **SIZES}
+IMAGE = {"image_size": 16, "patch_size": 8, **SIZES}
+DISTIL = {"vocab_size": 16, "max_position_embeddings": 24, "dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2}
+KINDS = {
+    "bert": TEXT,
+    "distilbert": DISTIL,
+    "roberta": TEXT,
+    "electra": {**TEXT, "embedding_size": 16},
+    "deberta": {**TEXT, "pooler_hidden_size": 16},
+    "vit": IMAGE,
+    "deit": IMAGE,
+}
+BYPASSED = ("bert", "distilbert", "roberta", "electra", "deberta")
+LABELS = {0: "cat", 1: "dog", 2: "owl"}
+
+
+def saved(kind: str, folder: Path, **options) -> Path:
+    torch.manual_seed(sum(map(ord, kind)))
+    config = transformers.AutoConfig.for_model(
+        kind, **KINDS[kind], **options, id2label=LABELS, label2id={name: k for k, name in LABELS.items()}
+    )
+    named = {"vit": "ViT", "deit": "DeiT"}
+    task = f"{named[kind]}ForImageClassification" if kind in named else "AutoModelForSequenceClassification"
+    model = getattr(transformers, task)
+    return tiny.save(model(config) if kind in named else model.from_config(config), folder)
+
+
+def batch(encoder: BuiltinEncoder, count: int = 12) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    if encoder.module.main_input_name == "input_ids":
+        ids = torch.randint(3, 16, (count, 8), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[: count // 2, 5:] = 0
+        return {"input_ids": ids, "attention_mask": mask}
+    return {"pixel_values": torch.randn(count, 3, 16, 16, generator=generator)}
+
+
+def rows_of(encoder: BuiltinEncoder, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    with encoder.evaluating(), torch.inference_mode():
+        return encoder.pool(inputs).double().numpy()
+
+
+def plain_logits(folder: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    """What anybody gets who loads the model without this package."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(**inputs).logits.double().numpy()
+
+
+def written(folder: Path, encoder: BuiltinEncoder, head: Linear, view: str, largest: float) -> Path:
+    file = folder / "model.safetensors"
+    made = encoder.layers.tensors(encoder.module, head, view, largest)
+    state = load_file(file)
+    assert made.keys() <= state.keys()
+    save_file({**state, **{n: torch.from_numpy(v) for n, v in made.items()}}, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_and_linear_layer_give_the_models_logits(kind, tmp_path):
+    encoder = load_builtin(saved(kind, tmp_path), "cpu")
+    inputs = batch(encoder)
+    rows = rows_of(encoder, inputs)
+    assert rows.shape == (12, encoder.dim)
+    np.testing.assert_allclose(encoder.linear.logits(rows), plain_logits(tmp_path, inputs), atol=1e-5)
+    names = [view.name for view in encoder.views]
+    assert names == ([INPUT, TOKEN] if kind in BYPASSED else [INPUT])
+    assert encoder.has_bias
+    assert encoder.labels == tuple(LABELS.values())
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize(
+    ("kind", "view"), [(k, v) for k in KINDS for v in (INPUT, TOKEN) if v == INPUT or k in BYPASSED]
+)
+def test_a_written_head_gives_its_logits_through_transformers_alone(kind, view, scale, tmp_path):
+    encoder = load_builtin(saved(kind, tmp_path), "cpu")
+    inputs = batch(encoder)
+    rows = rows_of(encoder, inputs)
+    columns = next(each.columns for each in encoder.views if each.name == view)
+    rng = np.random.default_rng(2)
+    head = Linear(np.zeros((3, encoder.dim)), rng.normal(size=3))
+    head.weight[:, columns] = scale * rng.normal(size=(3, rows[:, columns].shape[1])) / 16
+    written(tmp_path, encoder, head, view, float(np.abs(rows[:, columns]).max()))
+    found = plain_logits(tmp_path, inputs)
+    np.testing.assert_allclose(found, head.logits(rows), atol=1e-4 * max(1.0, scale))
+    again = load_builtin(tmp_path, "cpu")
+    np.testing.assert_allclose(again.linear.logits(rows_of(again, inputs)), found, atol=1e-4 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("kind", BYPASSED)
+def test_inputs_with_larger_states_than_any_that_was_seen_still_pass(kind, tmp_path):
+    """Some margin is left for what the site brings."""
+    encoder = load_builtin(saved(kind, tmp_path), "cpu")
+    inputs = batch(encoder)
+    rows = rows_of(encoder, inputs)
+    columns = encoder.views[1].columns
+    head = Linear(np.zeros((3, encoder.dim)), np.zeros(3))
+    head.weight[:, columns] = np.random.default_rng(2).normal(size=(3, columns.stop - columns.start)) / 16
+    written(tmp_path, encoder, head, TOKEN, float(np.abs(rows[:, columns]).max()) / 4)
+    np.testing.assert_allclose(plain_logits(tmp_path, inputs), head.logits(rows), atol=1e-4)
+
+
+def test_the_state_of_another_thread_is_not_read(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    encoder = load_builtin(saved("bert", tmp_path), "cpu")
+    ids = torch.randint(3, 16, (40, 6), generator=torch.Generator().manual_seed(3))
+    parts = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in ids.split(2)]
+    alone = [rows_of(encoder, part) for part in parts]
+
+    def pool(part):
+        with torch.inference_mode():
+            return encoder.pool(part).double().numpy()
+
+    with encoder.evaluating(), ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(pool, parts))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_another_activation_than_the_usual_is_not_bypassed(tmp_path):
+    encoder = load_builtin(saved("deberta", tmp_path, pooler_hidden_act="tanh"), "cpu")
+    assert [view.name for view in encoder.views] == [INPUT]
+
+
+def test_a_last_layer_without_bias_and_one_that_is_not_linear(tmp_path):
+    encoder = load_builtin(saved("vit", tmp_path), "cpu")
+    encoder.module.classifier.bias = None
+    assert not encoder.has_bias
+    plain = BuiltinEncoder(**{**vars(encoder), "layers": None, "dim": 3})
+    inputs = batch(plain)
+    rows = rows_of(plain, inputs)
+    assert (plain.views, plain.has_bias) == ((), False)
+    np.testing.assert_array_equal(plain.linear.logits(rows), rows)

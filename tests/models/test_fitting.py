@@ -1,0 +1,240 @@
+"""A head fitted in closed form: the discriminant it says it is, for the site's shares, and never worse than the old."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.models.discriminant import Discriminant, class_totals
+from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Linear, Rows, View, fit_head, site_weights
+
+CLASSES = 4
+
+
+def draw(count: int, dim: int = 6, seed: int = 0, classes: int = CLASSES, spread: float = 1.0):
+    """Labelled features of Gaussian classes that share one covariance, and the means."""
+    rng = np.random.default_rng(seed)
+    means = np.random.default_rng(99).normal(size=(classes, dim)) * 1.5
+    labels = np.arange(count) % classes
+    stretch = np.linspace(0.5, 1.5, dim) * spread
+    return means[labels] + rng.normal(size=(count, dim)) * stretch, labels, means
+
+
+def noisy_head(means: np.ndarray, seed: int = 1) -> Linear:
+    rng = np.random.default_rng(seed)
+    return Linear(means + rng.normal(size=means.shape), rng.normal(size=len(means)))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True))
+        - logits.max(axis=1, keepdims=True)
+    )
+
+
+def centred(logits: np.ndarray) -> np.ndarray:
+    return logits - logits.mean(axis=1, keepdims=True)
+
+
+def direct_scores(features: np.ndarray, labels: np.ndarray, shrinkage: float, points: np.ndarray) -> np.ndarray:
+    """Log densities of points under Gaussians with one shrunk covariance, by the textbook."""
+    classes = labels.max() + 1
+    means = np.stack([features[labels == c].mean(axis=0) for c in range(classes)])
+    within = features - means[labels]
+    covariance = within.T @ within / (len(features) - classes)
+    level = np.trace(covariance) / len(covariance)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * level * np.eye(len(covariance))
+    away = points[:, None, :] - means[None]
+    return -0.5 * np.einsum("ncd,de,nce->nc", away, np.linalg.inv(shrunk), away)
+
+
+@pytest.mark.parametrize("shrinkage", [0.003, 0.2, 0.9])
+def test_the_matrix_is_the_textbooks_discriminant(shrinkage):
+    features, labels, _ = draw(60)
+    points, _, _ = draw(20, seed=5)
+    found = Discriminant.of(class_totals(features, labels, CLASSES), np.zeros(6))
+    weight, bias = found.linear(shrinkage)
+    expected = direct_scores(features, labels, shrinkage, points)
+    np.testing.assert_allclose(centred(points @ weight.T + bias), centred(expected), atol=1e-8)
+
+
+def test_logits_are_discriminant_old_head_and_shares_and_nothing_else():
+    features, labels, means = draw(80, spread=2.0)
+    old, shares = noisy_head(means), np.array([0.4, 0.3, 0.2, 0.1])
+    imbalance = np.array([0.7, 1.0, 1.3, 1.0])
+    found = fit_head(Rows.of(features, labels), shares, old, old_shares=imbalance)
+    assert found.kind == "fitted"
+    points, _, _ = draw(20, seed=5)
+    pooled = (
+        found.fit_factor * direct_scores(features, labels, found.shrinkage, points)
+        + found.old_factor * (old.logits(points) - np.log(imbalance))
+        + np.log(shares)
+    )
+    np.testing.assert_allclose(log_softmax(found.linear.logits(points)), log_softmax(pooled), atol=1e-8)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("count", [8, 40, 200])
+def test_the_pooled_head_is_never_above_the_old_one_on_the_judged_rows(count, spread):
+    features, labels, means = draw(count, spread=spread)
+    found = fit_head(Rows.of(features, labels), [0.4, 0.3, 0.2, 0.1], noisy_head(means))
+    assert found.loss <= found.old_loss + 1e-3
+    if found.kind == "fitted":
+        assert found.loss <= found.old_loss - LEAST_GAIN
+    else:
+        assert (found.fit_factor, found.loss) == (0.0, found.old_loss)
+
+
+def test_a_head_that_is_right_already_is_kept():
+    features, labels, means = draw(16, dim=40, spread=4.0)
+    precise = 1 / np.square(np.linspace(0.5, 1.5, 40) * 4.0)
+    truth = Linear(means * precise, -0.5 * (np.square(means) * precise).sum(axis=1))
+    found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), truth)
+    assert (found.kind, found.shrinkage, found.fit_factor) == ("old", None, 0.0)
+    assert found.loss == found.old_loss
+
+
+def test_the_old_heads_class_imbalance_counts_once():
+    """Trained on 90:10, used at a site of 50:50: between the classes the logits are even."""
+    means = np.array([[1.0, 0.0], [-1.0, 0.0]])
+    learned = Linear(2 * means, np.log([0.9, 0.1]))
+    empty = Rows.of(np.zeros((0, 2)), [])
+    middle = np.zeros((1, 2))
+    even = fit_head(empty, [0.5, 0.5], learned, old_shares=[1.8, 0.2])
+    assert even.kind == "old"
+    logits = even.linear.logits(middle)[0]
+    assert logits[0] == pytest.approx(logits[1], abs=1e-9)
+    there = fit_head(empty, [0.9, 0.1], learned, old_shares=[1.8, 0.2]).linear.logits(middle)[0]
+    assert there[0] - there[1] == pytest.approx(np.log(9))
+
+
+def test_rows_of_90_to_10_make_no_prior_at_a_site_of_50_to_50():
+    rng = np.random.default_rng(3)
+    labels = np.array([0] * 180 + [1] * 20)
+    features = rng.normal(size=(200, 3)) + np.where(labels == 0, 1.0, -1.0)[:, None]
+    found = fit_head(Rows.of(features, labels), [0.5, 0.5], None)
+    fresh = rng.normal(size=(4000, 3)) + np.where(np.arange(4000) % 2 == 0, 1.0, -1.0)[:, None]
+    says = found.linear.logits(fresh).argmax(axis=1)
+    assert abs((says == 0).mean() - 0.5) < 0.05
+    assert (says == np.arange(4000) % 2).mean() > 0.93
+    assert found.row_weights[labels[found.judged] == 1].sum() == pytest.approx(0.5)
+
+
+def test_classes_without_rows_keep_the_old_heads_word():
+    features, labels, means = draw(60)
+    some = labels < 3
+    found = fit_head(Rows.of(features[some], labels[some]), np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
+    assert np.isfinite(found.linear.weight).all()
+    assert np.isfinite(found.linear.bias).all()
+    fresh, truth, _ = draw(200, seed=8)
+    says = found.linear.logits(fresh).argmax(axis=1)
+    assert (says == truth)[truth == 3].mean() > 0.6
+
+
+def test_a_view_that_the_old_head_does_not_read_is_used_only_if_every_class_has_rows():
+    features, labels, means = draw(80)
+    bad = np.random.default_rng(0).normal(size=features.shape)
+    both = np.concatenate([bad, features], axis=1)
+    old = Linear(np.concatenate([means, np.zeros_like(means)], axis=1), np.zeros(CLASSES))
+    views = [View("input", slice(0, 6)), View("token", slice(6, 12), old=False)]
+    found = fit_head(Rows.of(both, labels), np.full(CLASSES, 0.25), old, views=views)
+    assert found.view == "token"
+    assert not found.linear.weight[:, :6].any()
+    assert found.old_factor == 0
+    some = labels < 3
+    assert fit_head(Rows.of(both[some], labels[some]), np.full(CLASSES, 0.25), old, views=views).view != "token"
+
+
+def test_one_row_a_class_cannot_be_judged_and_is_trusted_little():
+    features, labels, means = draw(CLASSES)
+    found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), None)
+    assert (found.kind, found.loss, found.accuracy) == ("fitted", None, None)
+    assert (found.linear.logits(features).argmax(axis=1) == labels).all()
+    pooled = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), Linear(means, np.zeros(CLASSES)))
+    assert pooled.old_factor == 1.0
+
+
+def test_one_class_alone():
+    features = np.random.default_rng(0).normal(size=(6, 3))
+    found = fit_head(Rows.of(features, np.zeros(6)), [1.0], None)
+    assert found.linear.weight.shape == (1, 3)
+    assert np.isfinite(found.linear.logits(features)).all()
+    assert found.accuracy == pytest.approx(1.0)
+
+
+def test_equal_rows_are_no_division_by_zero():
+    found = fit_head(Rows.of(np.ones((8, 3)), [0, 1] * 4), [0.8, 0.2], None)
+    logits = found.linear.logits(np.ones((1, 3)))[0]
+    assert logits[0] - logits[1] == pytest.approx(np.log(4), abs=1e-6)
+
+
+def test_fewer_rows_than_dimensions():
+    features, labels, _ = draw(20, dim=100)
+    found = fit_head(Rows.of(features, labels), np.full(CLASSES, 0.25), None)
+    fresh, truth, _ = draw(100, dim=100, seed=4)
+    assert (found.linear.logits(fresh).argmax(axis=1) == truth).mean() > 0.8
+
+
+def test_rows_of_one_sample_stay_in_one_fold():
+    """Copies of a sample in other folds would make noise look learned."""
+    rng = np.random.default_rng(0)
+    noise, labels = rng.normal(size=(40, 60)), rng.integers(0, 2, 40)
+    twice = np.concatenate([noise, noise]), np.concatenate([labels, labels])
+    groups = np.concatenate([np.arange(40), np.arange(40)])
+    flattered = fit_head(Rows.of(*twice), [0.5, 0.5], None)
+    honest = fit_head(Rows.of(*twice, groups=groups), [0.5, 0.5], None)
+    assert flattered.loss < 0.4
+    assert honest.loss > 0.6
+
+
+def test_rows_that_may_not_judge_are_fitted_to_but_not_judged():
+    features, labels, _ = draw(80)
+    judged = np.arange(80) < 40
+    found = fit_head(Rows.of(features, labels, judged=judged), np.full(CLASSES, 0.25), None)
+    assert found.rows == 80
+    assert set(found.judged) == set(range(40))
+
+
+def same(one: FittedHead, other: FittedHead, tolerance: float) -> None:
+    assert (one.kind, one.view, one.shrinkage) == (other.kind, other.view, other.shrinkage)
+    np.testing.assert_allclose(one.linear.weight, other.linear.weight, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(one.linear.bias, other.linear.bias, atol=tolerance, rtol=tolerance)
+
+
+def test_equal_rows_give_an_equal_head():
+    features, labels, means = draw(60)
+    heads = [fit_head(Rows.of(features, labels), [0.4, 0.3, 0.2, 0.1], noisy_head(means)) for _ in range(2)]
+    same(*heads, tolerance=0.0)
+
+
+def test_the_order_of_classes_does_not_matter():
+    features, labels, means = draw(60)
+    old, shares, turn = noisy_head(means), np.array([0.4, 0.3, 0.2, 0.1]), np.array([2, 0, 3, 1])
+    plain = fit_head(Rows.of(features, labels), shares, old)
+    turned = fit_head(
+        Rows.of(features, np.argsort(turn)[labels]), shares[turn], Linear(old.weight[turn], old.bias[turn])
+    )
+    np.testing.assert_allclose(turned.linear.weight, plain.linear.weight[turn], atol=1e-3)
+    np.testing.assert_allclose(turned.linear.bias, plain.linear.bias[turn], atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_broken_features_are_refused(value):
+    features = np.ones((4, 2))
+    features[2, 1] = value
+    with pytest.raises(InputError, match="1 of 4 features hold NaN or infinity"):
+        Rows.of(features, [0, 1, 0, 1])
+
+
+def test_nothing_to_make_a_head_of_and_shapes_that_do_not_fit():
+    with pytest.raises(InputError, match="neither a labelled sample nor an old head"):
+        fit_head(Rows.of(np.zeros((0, 2)), []), [0.5, 0.5], None)
+    with pytest.raises(InputError, match="features"):
+        Rows.of(np.ones((3, 2)), [0, 1])
+
+
+def test_a_class_counts_what_the_site_has_of_it():
+    weights = site_weights(np.array([0, 0, 0, 1]), np.array([1.0, 1.0, 2.0, 1.0]), np.array([0.8, 0.2, 0.0]))
+    assert weights.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.2])

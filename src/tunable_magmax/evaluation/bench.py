@@ -35,6 +35,10 @@ Ints = NDArray[np.int64]
 BATCH = 64
 CACHE_BYTES = 512 << 20
 """Features that stay in memory."""
+ANCHORS = 100
+"""Samples of each kind that show how features move from a task's checkpoint to a merged model."""
+LEAST_WEIGHT = 0.01
+"""A task of less weight hardly matters."""
 LABELLED_COUNT = 3.0
 """How many kept samples a labelled sample of the site counts for."""
 
@@ -130,6 +134,7 @@ class Bench:
         self._features: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
         self._old: dict[MergeSpec, Linear] = {}
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
+        self._joined: dict[str, BenchData] = {}
         self.embedded = 0
         """Forward passes so far, in samples."""
 
@@ -197,6 +202,7 @@ class Bench:
                 del self._features[key]
             for key in [key for key in self._heads if name in key[1][2]]:
                 del self._heads[key]
+            self._joined = {key: data for key, data in self._joined.items() if name not in key}
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -352,29 +358,36 @@ class Bench:
     def _moved_rows(self, spec: MergeSpec, site: SiteFacts, judges: bool) -> list[Rows]:
         """Returns the labelled rows of profiles, as the model would embed them: moved by a ridge map per task.
 
-        f + f (S'S + I)^-1 S'(M - S), where S and M are anchors before and after: the site's inputs and the kept samples
-        as the task's checkpoint and the model embed them. The base's rows need no map where the model is the base.
+        f + f (S'S + I)^-1 S'(M - S), where S and M are anchors before and after: some of the site's inputs and of the
+        kept samples, as the task's checkpoint and the model embed them. The base's rows need no map where the model is
+        the base. Tasks that hardly matter are left out where there are other rows.
         """
-        anchors = [data for data in (site.inputs, site.kept) if data is not None]
+        anchors = None if spec.is_base else self._anchors(site)
         parts = []
         for t, profile in enumerate(self.run.profiles):
             if profile is None or profile.base_features is None or profile.row_labels is None:
                 continue
+            if site.weights[t] < LEAST_WEIGHT and not judges:
+                continue
             known = np.array([self._places.get(name, -1) for name in profile.classes])[profile.row_labels]
             chosen = np.flatnonzero(known >= 0)
-            if spec.is_base:
-                rows = self.rows(profile.base_features[chosen])
-            else:
-                rows = self.rows(profile.features[chosen])
-                own = MergeSpec(checkpoint=t + 1)
-                if spec != own and anchors:
-                    before = np.concatenate([self.rows(self.features(own, data)) for data in anchors])
-                    after = np.concatenate([self.rows(self.features(spec, data)) for data in anchors])
-                    gram = before.T @ before + np.eye(before.shape[1])
-                    rows = unit_rows(rows + rows @ np.linalg.solve(gram, before.T @ (after - before)))
-            judged = np.full(len(chosen), judges)
-            parts.append(Rows.of(rows, known[chosen], None, judged))
+            own = MergeSpec(checkpoint=t + 1)
+            rows = self.rows(profile.base_features[chosen] if spec.is_base else profile.features[chosen])
+            if anchors is not None and spec != own and site.weights[t] >= LEAST_WEIGHT:
+                before, after = self.rows(self.features(own, anchors)), self.rows(self.features(spec, anchors))
+                gram = before.T @ before + np.eye(before.shape[1])
+                rows = unit_rows(rows + rows @ np.linalg.solve(gram, before.T @ (after - before)))
+            parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
+
+    def _anchors(self, site: SiteFacts) -> BenchData | None:
+        """Returns the samples that show how features move: `ANCHORS` of the site's inputs and of the kept samples."""
+        given = [data for data in (site.inputs, site.kept) if data is not None]
+        name = f"anchors of {', '.join(data.name for data in given)}"
+        if given and name not in self._joined:
+            parts = [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
+            self._joined[name] = parts[0] if len(parts) == 1 else self.join(name, parts)
+        return self._joined.get(name)
 
     # -- classes and tasks -------------------------------------------------------------------------------------------
 
@@ -403,6 +416,15 @@ class Bench:
         mean = np.divide(relative.sum(axis=0), holders, out=np.ones(len(holders)), where=holders > 0)
         found: Floats = np.where(holders > 0, mean, 1.0)
         return found
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Returns at most so many of `count` positions, evenly spread.
+
+    >>> _spread(10, 5)
+    [0, 2, 4, 6, 8]
+    """
+    return sorted({k * count // min(most, count) for k in range(min(most, count))})
 
 
 def task_tables(run: Run) -> list[dict[str, int]] | None:
@@ -470,8 +492,9 @@ def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int
 def choose_kept(labels: Ints, shares: Floats, most: int, seed: int = 0) -> list[int]:
     """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
 
-    >>> choose_kept(np.array([0] * 9 + [1] * 9), np.array([1.0, 0.0]), 8)
-    [0, 1, 2, 3, 4, 5, 9, 10]
+    >>> labels = np.array([0] * 9 + [1] * 9)
+    >>> np.bincount(labels[choose_kept(labels, np.array([1.0, 0.0]), 8)]).tolist()
+    [6, 2]
     """
     from tunable_magmax.lottery import MASK, lottery_state, ticket
 

@@ -22,7 +22,6 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/merge.py --methods --files
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/prefer.py
 
 stress: $(VENV)/.dev
 	$(BIN)/python -m pytest -m stress

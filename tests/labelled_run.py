@@ -86,6 +86,6 @@ def build(path: Path, kind: str, profiled: bool = True) -> LabelledRun:
             samples = open_samples(run.pairs(path / f"data-{task}", dict.fromkeys(classes, 8), seed=0))
             encoder = load_encoder(path / task, "cpu", assets=path / "base")
             profiles[t] = trained.profile_path(task)
-            make_profile(task, samples, encoder).save(profiles[t])
+            make_profile(task, samples, encoder, base=load_encoder(path / "base", "cpu")).save(profiles[t])
     trained.register_profiles(profiles, path / "head.safetensors", path / "base")
     return run

@@ -114,13 +114,13 @@ def test_from_a_saved_model_to_a_tailored_one(tmx, tmp_path, kind):
     classes = ("--classes", "card,hello", "--rows", 5)
     tmx("init", made, "--data", f"task-01={data}", *classes, *CPU)
     again = Profile.load(made / "profiles" / "task-01.safetensors")
-    assert (again.label_table, again.encoder, again.classifier) == (left.label_table, left.encoder, left.classifier)
+    assert (again.label_table, again.encoder, again.base) == (left.label_table, left.encoder, left.base)
     np.testing.assert_allclose(again.features, left.features, atol=1e-5)
 
     # Prefer: labels of the second task only, and inputs.
     inputs, test = site(tmp_path, kind, "pay", "bill")
     labels, looks = tmp_path / "labels.json", tmp_path / "inputs.json"
-    tmx("prefer", run, "--labels", tmp_path / "site" / "labels.txt", "--temper", "0", "-o", labels)
+    tmx("prefer", run, "--labels", tmp_path / "site" / "labels.txt", "-o", labels)
     assert Preference.load(labels).weights == (0.0, 1.0)
     tmx("prefer", run, "--inputs", inputs, "--method", "ot", "-o", looks, *CPU)
     weights = Preference.load(looks).weights

@@ -14,9 +14,8 @@ import tunable_magmax
 from tunable_magmax.cli.app import COMMANDS, app
 
 OPTIONS = {
-    "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --predictions --pairs --strengths "
-    "--preference --method --scale --choose --check --estimator --temper --prior --seed --classifier "
-    "--classifier-checkpoint --max-samples --split --text-column --label-column --device --memory --shard-size "
+    "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --pairs "
+    "--preference --method --scale --head --estimator --heads --seed --max-samples --split --text-column --label-column --device --memory --shard-size "
     "--threads --overwrite --fresh --digest-inputs --base-name --dry-run --quiet -q --json",
     "init": "RUN_DIR --base --task --data --eval-data --head --overwrite --dry-run --quiet -q --json --keep "
     "--text-column --label-column --split --classes --rows --seed --device --force",
@@ -27,10 +26,9 @@ OPTIONS = {
     "sweep": "SOURCE --out -o --from --to --steps --grid --preference --base --task --method --scale --scope --compare "
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
     "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json --data --head --limit --device",
-    "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs --predictions "
-    "--pairs --strengths --method --similarity --on-zero --gamma --debias --raw --regularisation --iterations "
-    "--bandwidth --temper --shrink --prior --choose-scale --trials --patience --search-scale --study --seed "
-    "--classifier --classifier-checkpoint --max-samples --split --text-column --label-column --device",
+    "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs "
+    "--pairs --method --raw --prior --choose-scale --trials --patience --search-scale --study --seed "
+    "--max-samples --split --text-column --label-column --device",
     "head": "MODEL --out -o --overwrite --quiet -q --json --names --data --templates --split --text-column "
     "--label-column --device",
     "train": "CONFIG --out -o --set --device --strict --dry-run --quiet -q --json",

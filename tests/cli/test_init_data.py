@@ -74,7 +74,7 @@ def test_a_whole_run_with_a_head(tmx, tmp_path, run):
     assert made["tasks"][1]["kept"]["path"] == kept["path"]
     assert record["classifier"] == {"head": "classifier-head.safetensors", "checkpoint": "base"}
     warm, cold = Run.open(run).profiles
-    assert (warm.classifier, warm.samples, len(warm.features)) == (cold.classifier, 6, 4)
+    assert (warm.base, warm.samples, len(warm.features)) == (cold.base, 6, 4)
     assert warm.base == cold.base == checkpoint_digest(run / "base")
     assert (warm.base_features.shape, warm.row_labels.tolist()) == ((4, 16), [0] * 4)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
@@ -133,7 +133,7 @@ def test_a_base_that_cannot_embed_is_said(tmx, tmp_path, run):
     (run / "base" / "config.json").unlink()
     result = tmx("init", run, *data_of(tmp_path, "warm"))
     assert result.code == 0, result.err
-    assert "warning: no embeddings by the run's base, which --method probe needs: " in result.err
+    assert "warning: no embeddings by the run's base, which estimates from inputs need: " in result.err
     assert Profile.load(run / "profiles" / "warm.safetensors").base is None
 
 

@@ -8,14 +8,12 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 from data.files import folder, written
 from models import tiny
 
-from tunable_magmax.data.features import read_features, read_task_features
 from tunable_magmax.data.samples import Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
@@ -224,30 +222,6 @@ def test_bad_parquet(tmp_path, parquet):
         open_samples(written(tmp_path / "b.parquet", "?"))
     with pytest.raises(InputError, match="sample 1 has 2 as 'fine_label', expected 0 to 1"):
         open_samples(parquet("a.parquet", [encoded(0)], [2]))
-
-
-def test_features(tmp_path):
-    x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    np.save(tmp_path / "x.npy", x)
-    save_file({"features": x}, tmp_path / "x.safetensors", {"encoder": "digest"})
-    assert np.array_equal(read_features(tmp_path / "x.npy").values, x)
-    assert read_features(tmp_path / "x.safetensors").encoder == "digest"
-    (tmp_path / "site").mkdir()
-    np.save(tmp_path / "site" / "b.npy", x + 1)
-    np.save(tmp_path / "site" / "a.npy", x)
-    found = read_task_features(tmp_path / "site", ["b", "a"], ["1", "2"])
-    assert [part.values[0, 0] for part in found] == [1, 0]
-    np.save(tmp_path / "stack.npy", np.stack([x, x + 1]))
-    assert read_task_features(tmp_path / "stack.npy", ["b", "a"], ["1", "2"])[1].values[0, 0] == 1
-    assert len(read_task_features(tmp_path / "x.npy", ["b", "a"], ["1", "1"])) == 2
-    with pytest.raises(InputError, match=r"every task of the run has its own: give a folder .* b\.npy, a\.npy"):
-        read_task_features(tmp_path / "x.npy", ["b", "a"], ["1", "2"])
-    with pytest.raises(InputError, match=r"no file of features for 'c'; .* \(found a, b\)"):
-        read_task_features(tmp_path / "site", ["a", "c"], ["1", "2"])
-    with pytest.raises(InputError, match="not a readable file of features"):
-        read_features(written(tmp_path / "bad.npy", "?"))
-    with pytest.raises(InputError, match="no such file"):
-        read_features(tmp_path / "none.npy")
 
 
 def test_indices_count_in_the_list_that_all_profiles_share(tmp_path):

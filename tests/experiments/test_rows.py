@@ -24,17 +24,17 @@ def test_the_rows_of_every_configuration_read_back(path: Path) -> None:
 
 
 def test_the_parts_of_a_name() -> None:
-    row = Row.parse("tsv:auto@1,temper=0.2+prior@0.02")
+    row = Row.parse("tunable:auto@1,compare=active+prior@0.02")
     assert (row.base, row.method, row.preference, row.scale, row.prior, row.eps) == (
-        "tsv",
-        "tsv",
+        "tunable",
+        "tunable_magmax",
         "auto",
         1.0,
         "auto",
         0.02,
     )
-    assert row.options == {"temper": "0.2"}
-    assert row.model.name == "tsv:auto@1,temper=0.2"
+    assert row.options == {"compare": "active"}
+    assert row.model.name == "tunable:auto@1,compare=active"
     assert Row.parse("average@best").method == "average"
     assert Row.parse("average:label@1").tailored
     assert not Row.parse("magmax@best+prior:auto").tailored  # the model is the same everywhere
@@ -51,7 +51,7 @@ def test_the_parts_of_a_name() -> None:
         ("tsv@1", "which preference? For example tsv:auto"),
         ("tailor:auto", "tailor sets a prior: tailor:auto+prior"),
         ("tailor:auto@0.5+prior", "tailor has no scale"),
-        ("tailor:auto,temper=0.5+prior", "tailor has no option 'temper'"),
+        ("tailor:auto,compare=all+prior", "tailor has no option 'compare'"),
         ("magmax@0.5,compare=active", "magmax has no option 'compare'"),
         ("magmax", "at which scale? For example magmax@matched"),
         ("magmax:auto@1", "magmax looks at no environment, so it has no preference"),

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.preference.base_features import TaskProbe, outside
+from tunable_magmax.preference.base_features import TaskProbe, ood_share
+from tunable_magmax.preference.estimate import half_l1
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import half_l1
 
 Floats = NDArray[np.float64]
 WIDTH = 24
@@ -54,7 +54,7 @@ def test_the_mixture_is_found_again(counts: tuple[int, ...]) -> None:
     assert told["samples"] == 100
     assert found.expected_error is not None
     assert 0 < found.expected_error < 0.15
-    assert told["outside"] < 0.15  # type: ignore[operator]
+    assert told["ood_share"] < 0.15  # type: ignore[operator]
     facts = told["probe"]
     assert isinstance(facts, dict)
     assert facts["task_accuracy"] == pytest.approx(np.mean(facts["task_accuracies"]))
@@ -106,11 +106,11 @@ def test_something_that_no_task_held_is_outside() -> None:
     fitted = TaskProbe.fit(*world.profiles(200))
     equal = np.full(4, 0.25)
     own = world.target(100, 100, 100, 100)
-    assert outside(fitted, equal, fitted.probe.distances(own)) == pytest.approx(0.05, abs=0.04)
+    assert ood_share(fitted, equal, fitted.probe.distances(own)) == pytest.approx(0.05, abs=0.04)
     foreign = World(99).target(50, 50)
-    assert outside(fitted, equal, fitted.probe.distances(foreign)) > 0.5
+    assert ood_share(fitted, equal, fitted.probe.distances(foreign)) > 0.5
     # Only the tasks with weight set the measure.
-    alone = outside(fitted, np.array([1.0, 0, 0, 0]), fitted.probe.held_out_distances[fitted.members == 0])
+    alone = ood_share(fitted, np.array([1.0, 0, 0, 0]), fitted.probe.held_out_distances[fitted.members == 0])
     assert alone == pytest.approx(0.05, abs=0.01)
 
 
@@ -136,7 +136,7 @@ def test_of_very_many_samples_a_draw_is_used() -> None:
 
 
 def test_identical_features_give_equal_weights_and_a_warning() -> None:
-    with pytest.warns(UserWarning, match="all features are identical, in every task and in the target"):
+    with pytest.warns(UserWarning, match="all features are identical, in every task and at the site"):
         found = Preference.from_base_features([np.ones((3, 2))] * 2, [[0, 0, 1]] * 2, np.ones((4, 2)))
     assert found.weights == pytest.approx((0.5, 0.5), abs=0.15)
     assert found.expected_error is not None
@@ -153,9 +153,9 @@ def test_identical_features_give_equal_weights_and_a_warning() -> None:
             {"task_labels": [[0, 1], [1]]},
             "the tasks have [2, 2] rows of features and [2, 1] labels: give one for each row",
         ),
-        ({"target_features": np.ones((2, 3))}, "task 1: its features have width 2 and the target's have width 3"),
-        ({"target_features": np.ones((0, 2))}, "base features of the target: no samples, or features of width 0"),
-        ({"target_features": np.full((1, 2), np.nan)}, "base features of the target: 1 of 1 rows hold NaN or infinity"),
+        ({"site_features": np.ones((2, 3))}, "task 1: its features have width 2 and the target's have width 3"),
+        ({"site_features": np.ones((0, 2))}, "base features of the site: no samples, or features of width 0"),
+        ({"site_features": np.full((1, 2), np.nan)}, "base features of the site: 1 of 1 rows hold NaN or infinity"),
         ({"max_samples": 0}, "of which 0 are to be used: both must be at least 1"),
     ],
 )
@@ -163,7 +163,7 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {
         "task_features": [np.eye(2), 2 - np.eye(2)],
         "task_labels": [[0, 1], [2, 3]],
-        "target_features": np.eye(2),
+        "site_features": np.eye(2),
     }
     with pytest.raises(InputError) as error:
         Preference.from_base_features(**{**given, **change})

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import Resampling
 
 TASKS = [{"cat": 30, "dog": 10}, {"car": 5, "bus": 5, "cat": 10}, {"rose": 7}]
 LABELS = ["cat", "cat", "dog", "bus"]
@@ -25,7 +24,7 @@ def test_inner_product_by_hand() -> None:
     found = Preference.from_labels(TASKS, LABELS, similarity="inner")
     assert found.provenance["similarities"] == [7 / 16, 5 / 16, 0]
     assert found.weights == pytest.approx((7 / 12, 5 / 12, 0), abs=1e-15)
-    assert (found.method, found.provenance["samples"]) == ("label", 4)
+    assert (found.method, found.provenance["samples"], found.intervals) == ("label-inner", 4, None)
 
 
 def test_the_product_favours_tasks_of_few_classes_and_counting_does_not() -> None:
@@ -76,9 +75,6 @@ def test_nothing_left() -> None:
     with pytest.raises(InputError) as error:
         Preference.from_labels(TASKS, ["bird", "fish"])
     assert message in str(error.value)
-    assert "ask for equal weights with on_zero='equal'" in str(error.value)
-    with pytest.warns(UserWarning, match="belong to no task"):
-        assert Preference.from_labels(TASKS, ["bird"], on_zero="equal").weights == pytest.approx((1 / 3,) * 3)
     with pytest.raises(InputError, match="they are 0, 1, and the tasks' classes are 'cat', 'dog'"):
         Preference.from_labels(TASKS, [0, 1])
     with pytest.raises(InputError, match="they are 'cat', and the tasks' classes are 0, 1"):
@@ -109,26 +105,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"replicates": -1}, "replicates and seed must be >= 0, and level between 0 and 1: Resampling(replicates=-1"),
-        ({"level": 1.0}, "and level between 0 and 1: Resampling(replicates=200, level=1.0"),
-        ({"seed": -1}, "seed must be >= 0"),
-        ({"shrink": 2.0}, "shrink must lie between 0 and 1, or be 'auto', not 2.0"),
-        ({"shrink": "some"}, "shrink must lie between 0 and 1, or be 'auto', not 'some'"),
-        ({"shrink": "auto", "replicates": 1}, "shrink='auto' needs at least 2 replicates"),
-    ],
-)
-def test_bad_resampling(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        Resampling(**values)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("tasks", "labels", "options", "message"),
     [
-        (TASKS, [], {}, "no labels: give at least one label of the target"),
+        (TASKS, [], {}, "no labels: give at least one label of the site"),
         ([], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
         (TASKS[0], ["cat"], {}, "must be a list with one class-to-count mapping per task"),
         ([{"a": -1}], ["a"], {}, "task 1: the count of class 'a' must be a number >= 0, not -1"),
@@ -138,7 +117,6 @@ def test_bad_resampling(values: dict[str, Any], message: str) -> None:
         (TASKS, [0.5], {}, "a label must be a class name or a class index, not 0.5"),
         (TASKS, "cat", {}, "labels: expected a list, not 'cat'"),
         (TASKS, LABELS, {"similarity": "cosine"}, "similarity must be 'inner' or 'count', not 'cosine'"),
-        (TASKS, LABELS, {"on_zero": "x", "similarity": "inner"}, "on_zero must be 'error' or 'equal', not 'x'"),
         (
             [{torch.tensor(1): 2, torch.tensor(1): 3}],
             [1],

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.plots.bars import save_chart
 from tunable_magmax.preference.preference import Preference
+from tunable_magmax.preference.prior import SitePrior
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -24,20 +25,17 @@ EXAMPLE = Preference(
     method="label",
     provenance={"similarity": "inner", "samples": 4, "nested": {"b": 1, "a": [0.1, None, "é"]}},
     intervals=((0.25, 0.75), (0.0, 0.5), (0.0, 0.5)),
+    expected_error=0.125,
     tasks=("birds", "cars", "flowers"),
+    scale=0.5,
+    prior=SitePrior({"finch": 3, "tram": 1}),
 )
 
 
 def test_the_file_is_the_golden_one(tmp_path: Path) -> None:
     EXAMPLE.save(tmp_path / "site.json")
-    assert (tmp_path / "site.json").read_bytes() == (GOLDEN / "preference-v1.json").read_bytes()
-    assert Preference.load(GOLDEN / "preference-v1.json") == EXAMPLE
-
-
-def test_a_version_0_file_still_loads() -> None:
-    old = Preference.load(GOLDEN / "preference-v0.json")
-    assert old.weights == (0.75, 0.25)
-    assert (old.method, old.provenance, old.intervals, old.tasks) == ("alpha", {"alpha": 3.0}, None, None)
+    assert (tmp_path / "site.json").read_bytes() == (GOLDEN / "preference.json").read_bytes()
+    assert Preference.load(GOLDEN / "preference.json") == EXAMPLE
 
 
 @given(st.lists(st.floats(0, 1e308, allow_subnormal=True), min_size=1, max_size=30).filter(any))
@@ -94,7 +92,7 @@ def test_bad_weights(weights: object, message: str) -> None:
             {"wieghts": [1]},
             "unknown key 'wieghts' (did you mean 'weights'?); known: weights, version, method",
         ),
-        ({"version": 3}, "version 3 is newer than this program reads (2): upgrade tunable-magmax"),
+        ({"version": 2}, "version 2 is newer than this program reads (1): upgrade tunable-magmax"),
         ({"version": "1"}, "version is '1': must be a whole number"),
         ({"weights": None}, "weights is None: must be a list"),
         ({"weights": [1, "2"], "task": 3}, "weights.1 is '2': must be a number\n  - unknown key 'task'"),
@@ -110,6 +108,7 @@ def test_bad_weights(weights: object, message: str) -> None:
         ({"tasks": ["a", "a"]}, "tasks must be a list of 2 different names, one for each weight: ['a', 'a']"),
         ({"tasks": "ab"}, "tasks is 'ab': must be a list"),
         ({"tasks": 3}, "tasks is 3: must be a list"),
+        ({"expected_error": 1.5}, "expected error must lie between 0 and 1, not 1.5"),
     ],
 )
 def test_bad_files(tmp_path: Path, change: dict[str, object], message: str) -> None:

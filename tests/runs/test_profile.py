@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from tunable_magmax.data.arrays import choose_rows
 from tunable_magmax.errors import InputError
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.profile import METADATA, Profile, require_one
+from tunable_magmax.runs.profile import METADATA, Profile, require_base
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "profile-v1.safetensors"
-GOLDEN_2 = GOLDEN.with_name("profile-v2.safetensors")
+GOLDEN = Path(__file__).parent.parent / "golden" / "profile.safetensors"
 
 EXAMPLE = Profile(
     task="birds",
@@ -28,13 +28,11 @@ EXAMPLE = Profile(
     samples=8,
     features=np.array([[0.5, -1.0, 2.0], [0.25, 0.0, 1.5]], dtype=np.float32),
     encoder="sha256:00ff",
-    classifier="sha256:abcd",
-    classifier_classes=("finch", "owl", "tram"),
-    predicted=(1, 0, 1),
-    posterior=np.array([0.5, 0.25, 0.25], dtype=np.float32),
+    base="sha256:ba5e",
+    base_features=np.array([[1.0, 0.5], [-2.0, 0.25]], dtype=np.float32),
+    row_labels=np.array([1, 0]),
 )
 BARE = Profile("birds", ("finch",), (1,), 1, np.ones((1, 2), dtype=np.float32), "sha256:00ff")
-BASED = EXAMPLE.with_base("sha256:ba5e", np.array([[1.0, 0.5], [-2.0, 0.25]]), [1, 0])
 
 
 def same(first: Profile, second: Profile) -> bool:
@@ -50,46 +48,35 @@ def test_round_trip(tmp_path: Path) -> None:
     loaded = Profile.load(GOLDEN)
     assert same(loaded, EXAMPLE)
     assert loaded.label_table == {"finch": 6, "owl": 2}
-    assert loaded.predicted_table == {"finch": 1, "owl": 0, "tram": 1}
     assert loaded.width == 3
     np.testing.assert_array_equal(loaded.features, EXAMPLE.features)
     BARE.save(tmp_path / "bare.safetensors")
     bare = Profile.load(tmp_path / "bare.safetensors")
     assert same(bare, BARE)
-    assert (bare.classifier, bare.predicted, bare.posterior) == (None, None, None)
     assert (bare.base, bare.base_features, bare.row_labels) == (None, None, None)
 
 
-def test_version_2_holds_the_rows_under_the_base(tmp_path: Path) -> None:
-    BASED.save(tmp_path / "a.safetensors")
-    assert (tmp_path / "a.safetensors").read_bytes() == GOLDEN_2.read_bytes()
-    loaded = Profile.load(GOLDEN_2)
-    assert same(loaded, BASED)
+def test_it_holds_the_rows_under_the_base() -> None:
+    loaded = Profile.load(GOLDEN)
     assert loaded.base == "sha256:ba5e"
     assert loaded.base_features is not None
     assert loaded.row_labels is not None
     assert loaded.base_features.tolist() == [[1.0, 0.5], [-2.0, 0.25]]
     assert loaded.row_labels.tolist() == [1, 0]
-    tensors = load(GOLDEN_2.read_bytes())
-    assert {name: (tensors[name].dtype.name, tensors[name].shape) for name in ("base_features", "row_labels")} == {
-        "base_features": ("float32", (2, 2)),
-        "row_labels": ("int64", (2,)),
-    }
-    assert same(replace(loaded, base=None, base_features=None, row_labels=None), EXAMPLE)
     for array in (loaded.base_features, loaded.row_labels):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
 
 def test_one_base_for_all() -> None:
-    require_one([BASED, replace(BASED, task="cars")], "base")
-    with pytest.raises(InputError, match="the profile of 'birds' holds no embeddings by the base, which a probe needs"):
-        require_one([BASED, EXAMPLE], "base")
+    require_base([EXAMPLE, replace(EXAMPLE, task="cars")])
+    with pytest.raises(InputError, match="the profile of 'birds' holds no embeddings by the base"):
+        require_base([EXAMPLE, BARE])
     with pytest.raises(InputError, match="'birds' and 'cars' belong to different bases; make them again"):
-        require_one([BASED, replace(BASED, task="cars", base="x")], "base")
-    BASED.require(base="sha256:ba5e")
+        require_base([EXAMPLE, replace(EXAMPLE, task="cars", base="x")])
+    EXAMPLE.require(base="sha256:ba5e")
     with pytest.raises(InputError, match="belongs to another base: sha256:ba5e, expected x"):
-        BASED.require(base="x")
+        EXAMPLE.require(base="x")
 
 
 @pytest.mark.parametrize(
@@ -106,9 +93,9 @@ def test_one_base_for_all() -> None:
         ({"label_counts": (8, 0)}, "row_labels name class 'owl' more often than label_counts allows"),
     ],
 )
-def test_bad_content_of_version_2(change: dict[str, Any], message: str) -> None:
+def test_bad_content_of_the_base(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
-        replace(BASED, **change)
+        replace(EXAMPLE, **change)
     assert message in str(error.value)
 
 
@@ -117,8 +104,8 @@ def test_the_file_is_plain_safetensors_as_the_docs_say() -> None:
     assert {name: (array.dtype.name, array.shape) for name, array in tensors.items()} == {
         "features": ("float32", (2, 3)),
         "label_counts": ("int64", (2,)),
-        "predicted": ("int64", (3,)),
-        "posterior": ("float32", (3,)),
+        "base_features": ("float32", (2, 2)),
+        "row_labels": ("int64", (2,)),
     }
 
 
@@ -133,41 +120,19 @@ def test_the_features_cannot_be_changed() -> None:
         EXAMPLE.features[0, 0] = 1
 
 
-def test_another_encoder_or_classifier_is_refused() -> None:
-    EXAMPLE.require(encoder="sha256:00ff", classifier="sha256:abcd")
+def test_another_encoder_is_refused() -> None:
+    EXAMPLE.require(encoder="sha256:00ff")
     with pytest.raises(InputError) as error:
         EXAMPLE.require(encoder="sha256:1111")
-    assert "'birds' belongs to another encoder: sha256:00ff, expected sha256:1111; its numbers cannot" in str(
-        error.value
-    )
-    with pytest.raises(InputError, match="belongs to another classifier: sha256:abcd, expected x"):
-        EXAMPLE.require(classifier="x")
-    with pytest.raises(InputError, match="belongs to another classifier: None, expected x"):
-        BARE.require(classifier="x")
-
-
-def test_one_classifier_for_all() -> None:
-    require_one([EXAMPLE, replace(EXAMPLE, task="cars")], "classifier")
-    with pytest.raises(InputError, match="the profiles of tasks 'birds' and 'cars' belong to different classifiers"):
-        require_one([EXAMPLE, replace(EXAMPLE, task="cars", classifier="x")], "classifier")
-    with pytest.raises(InputError, match="the profile of 'birds' holds no predictions, which label-shift"):
-        require_one([BARE], "classifier")
+    assert "'birds' belongs to another encoder: sha256:00ff, expected sha256:1111" in str(error.value)
 
 
 def test_profiles_feed_every_source() -> None:
-    other = replace(EXAMPLE, task="cars", classes=("tram",), label_counts=(5,), predicted=(0, 0, 9))
+    other = replace(EXAMPLE, task="cars", classes=("tram", "bus"), label_counts=(5, 1))
     profiles = [EXAMPLE, other]
     assert Preference.from_labels([p.label_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
-    assert Preference.from_predictions([p.predicted_table for p in profiles], ["tram"] * 9).weights[1] > 0.9
     target = [EXAMPLE.features + 1] * 2
     assert Preference.from_features([p.features for p in profiles], target).weights == (0.5, 0.5)
-
-
-def test_predictions_are_counted() -> None:
-    shares = np.array([[0.1, 0.1, 0.8], [0.2, 0.2, 0.6], [0.6, 0.3, 0.1]], dtype=np.float32)
-    added = BARE.with_shares("sha256:abcd", ["a", "b", "c"], shares)
-    assert added.predicted == (1, 0, 2)
-    np.testing.assert_allclose(added.posterior, [0.3, 0.2, 0.5], rtol=1e-6)
 
 
 def test_rows_are_a_seeded_draw() -> None:
@@ -197,12 +162,6 @@ def test_rows_are_a_seeded_draw() -> None:
         ({"samples": 1}, "samples is 1, fewer than the 2 rows of features"),
         ({"features": np.zeros((0, 3))}, "features: no samples, or features of width 0"),
         ({"features": np.array([[math.nan]])}, "features: 1 of 1 rows hold NaN or infinity"),
-        ({"classifier": None}, "predictions without the classifier's digest; give 'classifier'"),
-        ({"classifier": ""}, "'classifier' must be a non-empty text, not ''"),
-        ({"predicted": None}, "a classifier but no predictions; give 'predicted'"),
-        ({"classifier_classes": ("a", "a", "b")}, "classifier_classes must be different names"),
-        ({"posterior": np.ones(2)}, "posterior must hold one probability for each of the classifier's classes"),
-        ({"posterior": np.array([2.0, 0, 0])}, "posterior must hold one probability for each"),
     ],
 )
 def test_bad_content(change: dict[str, Any], message: str) -> None:
@@ -227,16 +186,12 @@ def test_features_beyond_float32() -> None:
             {},
             "the profile's metadata: version 9 is newer than this program reads (2): upgrade tunable-magmax",
         ),
-        ({"clases": []}, {}, "unknown key 'clases' (did you mean 'classes'?); known: version, task"),
-        ({}, {"feature": np.ones(1)}, "unknown tensor 'feature' (did you mean 'features'?); a profile has features"),
         ({"encoder": ...}, {}, "'encoder' is missing"),
         ({}, {"features": ...}, "the tensor 'features' is missing; the profile is incomplete"),
         ({"classes": "owl"}, {}, "classes is 'owl': must be a list"),
         ({"samples": 1}, {}, "samples is 1, fewer than the 2 rows of features"),
-        ({"base": "x"}, {}, "a profile of version 2 has the key 'base', and one of version 1 has not"),
-        ({}, {"row_labels": np.zeros(2, dtype=np.int64)}, "base, base_features, row_labels belong together"),
-        ({"version": 2}, {}, "a profile of version 2 has the key 'base', and one of version 1 has not"),
-        ({"version": 2, "base": "x"}, {}, "belong together, and base_features and row_labels is missing"),
+        ({"base": None}, {}, "base, base_features, row_labels belong together"),
+        ({}, {"row_labels": ...}, "belong together, and row_labels is missing"),
     ],
 )
 def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], message: str) -> None:
@@ -253,6 +208,15 @@ def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], messa
         Profile.load(file)
     assert str(error.value).startswith(f"{file}: ")
     assert message in str(error.value)
+
+
+def test_keys_and_tensors_of_others_are_left_alone(tmp_path: Path) -> None:
+    with safe_open(GOLDEN, framework="numpy") as opened:
+        record = json.loads(opened.metadata()[METADATA])
+    more = {**load(GOLDEN.read_bytes()), "extra": np.ones(3)}
+    file = tmp_path / "more.safetensors"
+    file.write_bytes(save(more, metadata={METADATA: json.dumps({**record, "mine": 1})}))
+    assert same(Profile.load(file), EXAMPLE)
 
 
 def test_files_that_are_no_safetensors(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_least_that_a_run_says(tmp_path):
     assert run.names == run.labels == ("cats", "dogs")
     assert run.profiles == (None, None)
     assert run.classes == {}
-    assert run.head is run.classifier_checkpoint is run.benchmark is run.read_metrics() is None
+    assert run.head is run.benchmark is run.read_metrics() is None
 
 
 def test_tasks_need_no_names(tmp_path):
@@ -68,7 +68,7 @@ def test_profiles_are_registered_and_other_keys_kept(tmp_path):
     for seen in (run, Run.open(folder)):
         assert [found.task for found in seen.require_profiles("a test")] == ["cats", "dogs"]
         assert seen.classes == {"cats": ("cats", "mice"), "dogs": ("dogs", "mice")}
-        assert (seen.head, seen.classifier_checkpoint) == (folder / "classifier-head.safetensors", folder / "base")
+        assert seen.head == folder / "classifier-head.safetensors"
     assert (folder / "classifier-head.safetensors").read_bytes() == b"a head"
     record = json.loads((folder / "run.json").read_text())
     assert record["more"] == "is kept"

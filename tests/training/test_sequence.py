@@ -21,7 +21,7 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.state import checkpoint_digest
 from tunable_magmax.models.tower import trainable
@@ -152,15 +152,16 @@ def test_profiles_are_those_that_tmx_profile_makes(made, tmp_path, kind):
         run = train(config, tmp_path / "run")
     found = Run.open(run.path).profiles
     samples = open_samples(root / ("images/train" if kind == "vit" else "texts/train.csv"))
-    classifier = Classifier(load_encoder(run.path / "base", "cpu"), load_head(run.path / "classifier-head.safetensors"))
+    base = load_encoder(run.path / "base", "cpu")
     for t, (name, classes) in enumerate((("task-01", ("card", "hello")), ("task-02", ("pay", "bill")))):
         encoder = load_encoder(run.path / name, "cpu")
         own = samples.subset(samples.positions_of(classes))
-        expected = make_profile(name, own, encoder, classifier=classifier, rows=5, seed=0)
-        for field in ("task", "classes", "label_counts", "samples", "encoder", "classifier", "classifier_classes"):
+        expected = make_profile(name, own, encoder, base=base, rows=5, seed=0)
+        for field in ("task", "classes", "label_counts", "samples", "encoder", "base"):
             assert getattr(found[t], field) == getattr(expected, field), field
+        assert found[t].row_labels.tolist() == expected.row_labels.tolist()
         np.testing.assert_allclose(found[t].features, expected.features, atol=1e-5)
-        np.testing.assert_allclose(found[t].posterior, expected.posterior, atol=1e-4)
+        np.testing.assert_allclose(found[t].base_features, expected.base_features, atol=1e-5)
         assert len(found[t].features) == 5
 
 

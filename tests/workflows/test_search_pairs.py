@@ -55,7 +55,9 @@ def measured(run, pairs, preference, folder, **options):
     classifier = Classifier(encoder, load_head(run.head))
     samples = open_samples(pairs)
     names = [samples.classes[label] for label in samples.labels]
-    predicted = classifier.probabilities(list(samples.load(range(len(samples))))).argmax(axis=1)
+    predicted = classifier.head.probabilities(classifier.encoder.embed(list(samples.load(range(len(samples)))))).argmax(
+        axis=1
+    )
     return np.mean([classifier.classes[k] == name for k, name in zip(predicted, names, strict=True)])
 
 

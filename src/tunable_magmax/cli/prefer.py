@@ -28,7 +28,7 @@ FEW = 20
 SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
 
 
-@Parameter(name="*", group=Group("What is known of the target (one source or several)", sort_key=1))
+@Parameter(name="*", group=Group("What is known of the site (one of these, or --labels and --inputs)", sort_key=1))
 @dataclass(frozen=True)
 class SourceOptions:
     """The options that say what is known of the target."""
@@ -43,13 +43,9 @@ class SourceOptions:
     """Labels of the target: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task
     names, each of which counts for its task."""
     inputs: Path | None = None
-    """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl), parquet or features (.npy, .safetensors)."""
-    predictions: Path | None = None
-    """The classes that the fixed classifier predicted for the target, in a file like that of --labels."""
+    """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
     pairs: Path | None = None
     """Inputs of the target with labels: class folders of images, a table, or parquet. auto uses only the labels."""
-    strengths: str | None = None
-    """How much each source counts, in the order of this list. By default it depends on the samples."""
 
 
 @Parameter(name="*", group=Group("How the weights are estimated", sort_key=2))
@@ -58,37 +54,20 @@ class EstimationOptions:
     """The options of the method."""
 
     method: Annotated[
-        Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"],
+        Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"],
         Parameter(
-            help="auto is one posterior from labels, inputs or both; for inputs without the base's embeddings in the "
-            "profiles, shift or ot is taken. search tries merges on --pairs."
+            help="auto is one posterior from labels, inputs or both, label and probe from one of them; ot, cosine and "
+            "mmd are the paper's estimators from inputs; search tries merges on --pairs."
         ),
     ] = "auto"
-    similarity: Literal["count", "inner"] = "count"
-    """Count labels, or compare them by the paper's inner product."""
-    on_zero: Literal["error", "equal"] = "error"
-    """What to do if no label belongs to any task."""
-    gamma: Annotated[float | None, SIGNED] = None
-    """How sharply ot, cosine and mmd prefer near tasks. The defaults are 100, 50 and 100."""
-    debias: bool = False
-    """For ot: subtract the cost of moving each side onto itself."""
-    regularisation: Annotated[float | None, SIGNED] = None
-    """For ot: the strength of the entropy term. The default is 0.1."""
-    iterations: int | None = None
-    """For ot: the largest number of iterations. The default is 100."""
-    bandwidth: Literal["pooled", "authors"] | None = None
-    """For mmd: one kernel, or the authors' three. The default is pooled."""
     raw: bool = False
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
-    temper: Annotated[str | None, Parameter(name=["--temper", "--shrink"], allow_leading_hyphen=True)] = None
-    """How far to move estimated weights towards equal ones: from 0 (off) to 1, or auto. By default as far as
-    they are in doubt."""
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
     choose_scale: bool = False
     """Score about ten scales on --pairs; the preference gets one if that is better in cross-validation."""
     seed: int = 0
-    """The seed of the intervals, of the draw from many inputs, and of a search."""
+    """The seed of the posterior, of the draw from many inputs, and of a search."""
 
 
 @Parameter(name="*", group=Group("Search (--method search)", sort_key=3))
@@ -111,10 +90,6 @@ class SearchOptions:
 class ReadingOptions:
     """The options that say how files are read."""
 
-    classifier: Path | None = None
-    """The head of the fixed classifier, also used by a search. The default is the run's head."""
-    classifier_checkpoint: Path | None = None
-    """The encoder of the fixed classifier. The default is the run's, or else the base."""
     max_samples: int = 500
     """If there are more inputs than this, use a seeded draw of this size."""
     split: str | None = None
@@ -169,23 +144,18 @@ def prefer(
     from tunable_magmax.workflows.prefer import prefer as find
     from tunable_magmax.workflows.target import TargetReading, TargetSources
 
-    lists = {
-        "--weights": sources.weights,
-        "--strengths": sources.strengths,
-        "--search-scale": searching.search_scale,
-    }
+    lists = {"--weights": sources.weights, "--search-scale": searching.search_scale}
     refuse_loose("prefer", loose, lists, run_dir)
     replaces = out is not None and _holds_preference(out)
     if plot is not None:
         check_picture(plot)
     weights = read_weights(sources.weights)
-    strengths, scale = (read_numbers(lists[option], option) for option in ("--strengths", "--search-scale"))
+    scale = _read_numbers(searching.search_scale, "--search-scale")
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
-    known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
+    known = TargetSources(**{**vars(sources), "weights": weights})
     options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
-    own: dict[str, Any] = {"temper": read_temper(estimating.temper), "prior": read_prior(estimating.prior)}
-    estimation = Estimation(**{**options, **own})
+    estimation = Estimation(**{**options, "prior": read_prior(estimating.prior)})
     tried: list[Trial] = []
     try:
         with search_bars(quiet or as_json, estimation.search.trials, tried) as (progress, watch):
@@ -225,20 +195,12 @@ def read_weights(text: str | None) -> tuple[float, ...] | dict[str, float] | Non
     return None if parts is None else tuple(float(Fraction(value)) for value in parts)
 
 
-def read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+def _read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     """Reads numbers with commas between them."""
     try:
         return None if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0") from None
-
-
-def read_temper(text: str | None) -> float | str | None:
-    """Reads --temper: a number from 0 to 1, auto, or None for the default."""
-    try:
-        return text if text in (None, "auto") else float(text)
-    except ValueError:
-        raise InputError(f"--temper is {text!r}, expected a number from 0 to 1, or auto") from None
 
 
 def read_prior(text: str) -> float | str:
@@ -290,8 +252,6 @@ def _summary(result: Preferred) -> Iterator[str]:
     yield from table([*zip(*columns, strict=True)])
     if "scale_by_pairs" in preference.provenance:
         yield _scale_line(preference.provenance["scale_by_pairs"])
-    if preference.tempering:
-        yield f"the weights were moved towards equal ones by {preference.tempering:.2g} (--temper 0 leaves them)"
     if preference.prior is not None:
         yield prior_line(preference.prior)
     if result.elements is not None:
@@ -322,17 +282,6 @@ def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{facts['accuracy']:.1%} right after {number(facts['trials'], 'trial')} ({ended})"
         starts = [(start["source"], start["accuracy"]) for start in facts["starts"] if start["accuracy"] is not None]
         yield f"started from {', '.join(f'{source} {accuracy:.1%}' for source, accuracy in starts)}"
-    if "auto" in facts:
-        choice = facts["auto"]
-        yield f"auto chose {choice['chosen']}: {choice['reason']}"
-        if choice.get("fit", 1) < 0.05:
-            yield (
-                f"fit {choice['fit']:.2f}: no mixture of the tasks explains well what the classifier sees; the target "
-                "may hold something that no task held"
-            )
-    for part in facts.get("sources", []):
-        size = f", {number(part['samples'], 'sample')}" if part["samples"] is not None else ""
-        yield f"{part['share']:.0%} {part['method']}{size} ({facts['rule']})"
 
 
 def _written(out: Path | None, plot: Path | None, preference: Preference) -> Iterator[str]:

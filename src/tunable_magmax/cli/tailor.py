@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import HOW, How, Json, Loose, Quiet, refuse_loose, settings_of
-from tunable_magmax.cli.prefer import (
-    SIGNED,
-    ReadingOptions,
-    SourceOptions,
-    read_numbers,
-    read_weights,
-)
+from tunable_magmax.cli.prefer import SIGNED, ReadingOptions, SourceOptions, read_weights
 from tunable_magmax.cli.terminal import progress_bars, show, tell, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
@@ -47,9 +41,7 @@ class TailorOptions:
     """Scale the merged step by this number, or matched. Default: the preference's, or the best of those tried."""
     head: Literal["auto", "fitted", "old"] = "auto"
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
-    estimator: Literal["auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd"] = (
-        "auto"
-    )
+    estimator: Literal["auto", "label", "probe", "ot", "cosine", "mmd"] = "auto"
     """How weights are estimated from samples, as tmx prefer --method."""
     heads: str | None = None
     """Of classifiers that the tasks have themselves: stack, last, drop or a task's name (docs/heads.md)."""
@@ -94,10 +86,8 @@ def tailor(
     from tunable_magmax.workflows.tailor import tailor as make
     from tunable_magmax.workflows.target import TargetReading, TargetSources
 
-    lists = {"--weights": sources.weights, "--strengths": sources.strengths}
-    refuse_loose("tailor", loose, lists, run_dir)
-    weights, strengths = read_weights(sources.weights), read_numbers(sources.strengths, "--strengths")
-    known = TargetSources(**{**vars(sources), "weights": weights, "strengths": strengths})
+    refuse_loose("tailor", loose, {"--weights": sources.weights}, run_dir)
+    known = TargetSources(**{**vars(sources), "weights": read_weights(sources.weights)})
     run, options, read = Run.open(run_dir), _options(tailoring, how), TargetReading(**vars(reading))
     preference = None if tailoring.preference is None else _read_preference(tailoring.preference, run)
     if dry_run:

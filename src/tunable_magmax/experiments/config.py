@@ -110,7 +110,7 @@ class _Settings:
     seeds: Some[Whole] = (3, 4, 5)
     order_from_seed: bool = False
     baselines: Some[Baseline] = BASELINES
-    preferences: Some[Source] = ("label", "ot", "cosine", "mmd", "shift", "probe", "auto")
+    preferences: Some[Source] = ("label", "ot", "cosine", "mmd", "probe", "auto")
     scales: Some[ScaleRule] = (0.5, "matched", "best")
     grid: Some[Positive] = GRID
     variations: tuple[Annotated[dict[Option, str], Field(min_length=1)], ...] = ()

@@ -11,9 +11,7 @@ from tunable_magmax.errors import InputError, closest
 
 Scale: TypeAlias = float | str
 Baseline: TypeAlias = Literal["zero-shot", "single-best", "sequential", "random_mix", "average", "ties", "magmax"]
-Source: TypeAlias = Literal[
-    "label", "ot", "ot-raw", "cosine", "mmd", "shift", "pseudo", "probe", "auto", "search", "wrong"
-]
+Source: TypeAlias = Literal["label", "ot", "ot-raw", "cosine", "mmd", "probe", "auto", "search", "wrong"]
 """Where a preference may come from."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 Option: TypeAlias = Literal["scope", "compare", "keep"]
@@ -42,13 +40,13 @@ _NAME = re.compile(
 )
 
 
-_TUNABLE = ("scope", "compare", "keep", "temper")
+_TUNABLE = ("scope", "compare", "keep")
 _SHAPES: Mapping[str, tuple[bool | None, bool, tuple[str, ...]]] = {
     **dict.fromkeys(("zero-shot", "single-best", "joint"), (False, False, ())),
     **dict.fromkeys(("sequential", "random_mix", "ties", "magmax"), (False, True, ())),
-    "average": (None, True, ("temper",)),
+    "average": (None, True, ()),
     "tunable": (True, True, _TUNABLE),
-    "tsv": (True, True, ("temper",)),
+    "tsv": (True, True, ()),
     "likeliest": (True, False, ()),
     "tailor": (True, False, ()),
 }
@@ -60,7 +58,7 @@ class Row:
     """One way to make a model, and to read its answers. `preference` is None for what does not look at the environment.
 
     `prior`: the source of the site prior that the head gets, None for none. `eps`: that of the prior, None for the one
-    that follows the expected error. The option `temper` is about the preference, the others are about the merge.
+    that follows the expected error.
 
     >>> Row("tunable", "tunable_magmax", "label", "matched", {"compare": "active"}).name
     'tunable:label@matched,compare=active'
@@ -90,7 +88,7 @@ class Row:
     def parse(cls, name: str) -> Row:
         """Returns the row of a name.
 
-        >>> Row.parse("tsv:auto@1,temper=0.2+prior").prior
+        >>> Row.parse("tunable:auto@1,scope=tensor+prior").prior
         'auto'
         """
         match = _NAME.fullmatch(name)
@@ -136,7 +134,7 @@ class Row:
         if scale not in (None, "matched", "best") and re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(scale)) is None:
             yield f"the scale {scale!r} is none; give matched, best or a number"
         for option in options:
-            if option not in known or (option == "temper" and preference is None):
+            if option not in known:
                 yield f"{base} has no option {option!r}{closest(option, known)}"
 
     @property

@@ -26,8 +26,8 @@ from tunable_magmax.experiments.workbench import Count, State, Workbench, prefer
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.report import MergeReport
+from tunable_magmax.preference.estimate import half_l1
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.uncertainty import half_l1
 from tunable_magmax.training.config import TrainConfig, task_steps
 from tunable_magmax.training.loop import Watch
 from tunable_magmax.training.sequence import train_sequence
@@ -181,7 +181,7 @@ class _Seed:
         site = None
         if row.prior is not None:
             preference = self._preference(row.prior, environment)
-            site = with_prior(self._bench, preference, environment.meta, row.eps)
+            site = with_prior(self._bench, preference, row.eps)
         count = self._bench.count(answers.logits, environment, site)
         return {**_measured(environment, count, answers.report), **answers.facts, **_prior_facts(site)}
 
@@ -228,8 +228,7 @@ class _Seed:
             weights = preference.weights
             method = default_method(weights)
             return bench.merge(method=method, weights=weights, scale=default_scale(method, prior=True))
-        weights = preference.tempered(float(options.pop("temper", 0))).weights
-        return bench.merge(method=row.method, weights=weights, scale=row.scale, **options)
+        return bench.merge(method=row.method, weights=preference.weights, scale=row.scale, **options)
 
     def _preference(self, source: str, environment: Environment) -> Preference:
         """Returns an environment's preference by a source, which is found once."""
@@ -276,7 +275,7 @@ class _Seed:
                 meta = sorted(environment.meta[k] for k in order[:size])
                 preference = preference_for(bench, row.preference, environment, meta)
                 state, _ = self._made(row, preference)
-                site = None if row.prior is None else with_prior(bench, preference, meta)
+                site = None if row.prior is None else with_prior(bench, preference)
                 count = bench.count(bench.logits(state, [environment])[0], environment, site)
                 shares.append(count.right / count.samples)
             if shares:

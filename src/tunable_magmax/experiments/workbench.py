@@ -32,7 +32,6 @@ from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.calibration import site_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, search
-from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 
 State = Mapping[str, Tensor]
@@ -282,9 +281,6 @@ def _moved(state: State, device: torch.device) -> State:
     return {name: moved[id(tensor)] for name, tensor in state.items()}
 
 
-PLAIN = Resampling(replicates=0)  # intervals are not needed, only weights
-
-
 def preference_for(
     bench: Workbench, source: str, environment: Environment, meta: Sequence[int] | None = None, trials: int = 0
 ) -> Preference:
@@ -322,10 +318,9 @@ def _wrong(bench: Workbench, environment: Environment) -> Preference:
     return Preference.from_weights([float(t in chosen) for t in range(tasks)])
 
 
-def with_prior(bench: Workbench, preference: Preference, meta: Sequence[int], eps: float | None = None) -> Preference:
-    """Adds the site prior, refined by the meta samples' labels if the preference comes from labels."""
-    labels = bench.labels(meta) if preference.method == "label" else None
-    return preference.with_prior(bench.tables, labels, eps=eps)
+def with_prior(bench: Workbench, preference: Preference, eps: float | None = None) -> Preference:
+    """Adds the site prior that the weights mean, unless the posterior has given one."""
+    return preference.with_prior(bench.tables, eps=eps)
 
 
 def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference:
@@ -335,12 +330,8 @@ def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference
     if source in ("ot", "ot-raw", "cosine", "mmd"):
         method: Any = source.removesuffix("-raw")
         raw = source == "ot-raw"
-        return Preference.from_features(**_features(bench, meta), method=method, raw=raw, resampling=PLAIN)
-    if source == "shift":
-        return Preference.from_predictions(**_predictions(bench, meta), resampling=PLAIN)
-    if source == "pseudo":
-        evidence = {**_predictions(bench, meta), "task_label_counts": labels}
-        return Preference.from_predictions(**evidence, method="pseudo", resampling=PLAIN)
+        own = [profile.features for profile in bench.profiles]
+        return Preference.from_features(own, bench.target_features(meta), method, raw)
     assert source in ("probe", "auto"), source  # an experiment's configuration is checked
     return Preference.from_base_features(
         [profile.base_features for profile in bench.profiles],
@@ -349,18 +340,3 @@ def _estimated(bench: Workbench, source: str, meta: Sequence[int]) -> Preference
         task_label_counts=labels,
         fitted=bench.probe,
     )
-
-
-def _features(bench: Workbench, meta: Sequence[int]) -> dict[str, Any]:
-    return {
-        "task_features": [profile.features for profile in bench.profiles],
-        "target_features": bench.target_features(meta),
-    }
-
-
-def _predictions(bench: Workbench, meta: Sequence[int]) -> dict[str, Any]:
-    shares = bench.head.probabilities(bench.base_features(meta))
-    return {
-        "task_predictions": [profile.predicted_table for profile in bench.profiles],
-        "predictions": [bench.head.classes[index] for index in shares.argmax(axis=1).tolist()],
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -119,7 +118,7 @@ class Head:
         if features.shape[1] != self.weight.shape[1]:
             raise InputError(
                 f"the head has width {self.weight.shape[1]} and the encoder {features.shape[1]}: they do not belong "
-                "together; give the head's own encoder with --classifier-checkpoint"
+                "together; enter the head of this encoder with `tmx init RUN_DIR --head HEAD`"
             )
         logits = self.logits(features)
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -138,18 +137,8 @@ class Classifier:
         require_match(self.encoder, self.head)
 
     @property
-    def digest(self) -> str:
-        """Returns a digest of the encoder, the head's tensors, its class names and its scale."""
-        parts = [self.encoder.digest, self.head.digest, json.dumps(self.head.classes), repr(self.head.logit_scale)]
-        return f"sha256:{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}"
-
-    @property
     def classes(self) -> tuple[str, ...]:
         return self.head.classes
-
-    def probabilities(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
-        """Returns class probabilities [n, classes] of images or texts."""
-        return self.head.probabilities(self.encoder.embed(inputs))
 
 
 def require_match(encoder: Encoder, head: Head) -> None:

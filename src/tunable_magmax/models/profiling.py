@@ -12,7 +12,6 @@ from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
-from tunable_magmax.models.head import Classifier
 from tunable_magmax.runs.profile import ROWS, Profile
 
 EMBED_BATCH = 64
@@ -23,7 +22,6 @@ def make_profile(
     samples: Samples,
     encoder: Encoder,
     *,
-    classifier: Classifier | None = None,
     base: Encoder | None = None,
     rows: int = ROWS,
     seed: int = 0,
@@ -31,8 +29,7 @@ def make_profile(
 ) -> Profile:
     """Makes the profile of a task from its data; `rows` seeded samples are embedded.
 
-    The classifier, if given, predicts a class for each of those; the base, if given, embeds them too. Samples that
-    cannot be read are left out.
+    The base, if given, embeds them too. Samples that cannot be read are left out.
     """
     if samples.labels is None:
         raise InputError(
@@ -43,27 +40,21 @@ def make_profile(
     failed: dict[int, Unreadable] = {}
     embedded: list[Any] = []
     by_base: list[Any] = []
-    shares: list[Any] = []
     row_labels: list[int] = []
     for where, inputs in samples.batches(chosen, EMBED_BATCH, failed):
         embedded.append(encoder.embed(inputs, EMBED_BATCH))
         row_labels += [samples.labels[position] for position in where]
         if base is not None:
             by_base.append(base.embed(inputs, EMBED_BATCH))
-        if classifier is not None:
-            shared = base is classifier.encoder
-            shares.append(classifier.head.probabilities(by_base[-1]) if shared else classifier.probabilities(inputs))
         if progress is not None:
             progress("embedding", len(row_labels), len(chosen))
     warn_unreadable(samples.origin, failed, len(chosen))
     left = [label for position, label in enumerate(samples.labels) if position not in failed]
     counts = class_counts(left, len(samples.classes))
-    profile = Profile(task, samples.classes, counts, len(left), np.concatenate(embedded), encoder.digest)
+    based: dict[str, Any] = {}
     if base is not None:
-        profile = profile.with_base(base.digest, np.concatenate(by_base), row_labels)
-    if classifier is None:
-        return profile
-    return profile.with_shares(classifier.digest, classifier.classes, np.concatenate(shares))
+        based = {"base": base.digest, "base_features": np.concatenate(by_base), "row_labels": np.array(row_labels)}
+    return Profile(task, samples.classes, counts, len(left), np.concatenate(embedded), encoder.digest, **based)
 
 
 def class_counts(labels: Sequence[int], classes: int) -> tuple[int, ...]:

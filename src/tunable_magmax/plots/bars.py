@@ -154,7 +154,5 @@ def _title(preference: Preference) -> str:
     if isinstance(samples, int):
         parts.append(number(samples, "sample"))
     if preference.intervals is not None:
-        facts = preference.provenance.get("bootstrap")
-        level = facts.get("level") if isinstance(facts, dict) else None
-        parts.append(f"lines: {level:.0%} intervals" if isinstance(level, float) else "lines: intervals")
+        parts.append("lines: 90% intervals")
     return plain(", ".join(parts))

@@ -1,4 +1,4 @@
-"""Estimates from inputs of the target, embedded by the base: a probe tells tasks apart, EM finds their mixture.
+"""Evidence from inputs of the site, embedded by the base: a probe says how likely each is under each class of a task.
 
 The base never saw a task, so its embeddings of all tasks can be compared with each other, which those of different task
 encoders cannot. And the tasks' rows are labelled: a discriminant learned from them knows more than a zero-shot head.
@@ -28,16 +28,12 @@ from tunable_magmax.models.discriminant import Probe
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.mixture import Groups
-from tunable_magmax.preference.uncertainty import half_l1
 
-# Near the best of 0, 0.25, 0.5, 0.75 and 1 on each of six settings (docs/preferences.md), whose targets have few tasks.
-CONCENTRATION = 0.5
-SIMULATIONS = 100
 # A sample that is impossible under every task that is left says nothing, rather than dividing by 0.
 LEAST = 1e-12
 FAR = 0.95
-ITERATIONS = 500
-TOLERANCE = 1e-6
+USUAL_OOD = 0.1
+"""About one in twenty samples of a mixture of the tasks is far from all of them; more than this are another kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,91 +110,38 @@ class TaskProbe:
 def input_evidence(
     task_features: Sequence[Any],
     task_labels: Sequence[Any],
-    target_features: Any,
+    site_features: Any,
     *,
     task_label_counts: Sequence[Mapping[Any, float]] | None = None,
     max_samples: int | None = 5000,
     fitted: TaskProbe | None = None,
     seed: int = 0,
 ) -> tuple[Floats, Groups, TaskProbe, Matrix]:
-    """Returns the evidence [samples, groups] of the target's embeddings, the groups, the probe, and the rows used.
+    """Returns the evidence [samples, groups] of the site's embeddings, the groups, the probe, and the rows used.
 
-    `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `target_features` [n, width], all
+    `task_features`: T arrays [rows, width], `task_labels`: the classes of their rows, `site_features` [n, width], all
     embedded by one encoder, the base. `task_label_counts`: samples by class of each task, by default those of its rows.
-    Of more than `max_samples` target samples a seeded draw is used. `fitted`: the probe of these tasks, where it was
-    made for another target already.
+    Of more than `max_samples` samples of the site a seeded draw is used. `fitted`: the probe of these tasks, where it
+    was made for another site already.
     """
-    tasks, labels, target = _checked(task_features, task_labels, target_features)
-    target = target[choose_rows(len(target), max_samples, seed)]
-    if all((part == target[0]).all() for part in (*tasks, target)):
+    tasks, labels, site = _checked(task_features, task_labels, site_features)
+    site = site[choose_rows(len(site), max_samples, seed)]
+    if all((part == site[0]).all() for part in (*tasks, site)):
         warnings.warn(
-            "all features are identical, in every task and in the target: they say nothing; check the encoder and the "
+            "all features are identical, in every task and at the site: they say nothing; check the encoder and the "
             "inputs",
             stacklevel=3,
         )
     fitted = TaskProbe.fit(tasks, labels, seed) if fitted is None else fitted
     tables = [Counter(own) for own in labels] if task_label_counts is None else task_label_counts
     groups = Groups.of(tables)
-    return fitted.evidence(target, groups), groups, fitted, target
+    return fitted.evidence(site, groups), groups, fitted, site
 
 
-def mixture_weights(
-    likelihoods: Floats,
-    counts: Floats,
-    concentration: float = 1.0,
-    iterations: int = ITERATIONS,
-    tolerance: float = TOLERANCE,
-) -> Floats:
-    """Returns weights [B, T] of mixtures that explain samples by their `likelihoods` [n, T]: EM from equal weights.
+def ood_share(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
+    """Returns the share of the site's samples that are farther from every class than 95% of the tasks' held-out rows.
 
-    `counts` [B, n]: how often each sample counts, in each of B cases. Likelihoods may have any scale in each row.
-    `concentration` is the exponent of a Dirichlet prior: 1 is maximum likelihood; below it, a task must explain more
-    than 1 - `concentration` samples or it drops out (unless none would stay), and those that stay then get their
-    likeliest weights. Each case stops when no weight moves by more than `tolerance`.
-
-    >>> mixture_weights(np.array([[0.9, 0.1]] * 3 + [[0.2, 0.8]]), np.ones((1, 4))).round(2).tolist()
-    [[0.97, 0.03]]
-    """
-    weights = np.full((len(counts), likelihoods.shape[1]), 1 / likelihoods.shape[1])
-    # Without the second pass, those that stay would be too few by what each had to pay. A weight of 0 stays 0.
-    for exponent in (concentration, 1.0) if concentration < 1 else (concentration,):
-        moving = np.arange(len(counts))
-        for _ in range(iterations):
-            present, seen = weights[moving], counts[moving]
-            expected = present @ likelihoods.T
-            ratio = np.divide(seen, expected, out=np.zeros_like(expected), where=expected > 0)
-            explained = present * (ratio @ likelihoods)
-            kept = np.maximum(explained + exponent - 1, 0)
-            # Early, or of few samples, no task may explain enough: then the penalty waits.
-            kept = np.where(kept.any(axis=1, keepdims=True), kept, explained)
-            moved = kept / kept.sum(axis=1, keepdims=True)
-            weights[moving] = moved
-            # Cases that have converged stand still, so that no result depends on which others share its batch.
-            moving = moving[np.abs(moved - present).max(axis=1) > tolerance]
-            if not len(moving):
-                break
-    return weights
-
-
-def expected_error(fitted: TaskProbe, weights: Floats, samples: int, concentration: float, seed: int = 0) -> float:
-    """Returns the mean half-L1 error over simulated targets of mixture `weights`: draws of the tasks' held-out rows."""
-    likelihoods = fitted.likelihoods(fitted.probe.held_out)
-    rows = [np.flatnonzero(fitted.members == t) for t in range(fitted.tasks)]
-    rng = np.random.default_rng([seed, 1])
-    shares, ones = weights / weights.sum(), np.ones((1, samples))
-    errors = []
-    for _ in range(SIMULATIONS):
-        sizes = rng.multinomial(samples, shares)
-        chosen = np.concatenate([rng.choice(own, size) for own, size in zip(rows, sizes, strict=True) if size])
-        again = mixture_weights(likelihoods[chosen], ones, concentration)[0]
-        errors.append(float(half_l1(again, shares)))
-    return float(np.mean(errors))
-
-
-def outside(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
-    """Returns the share of target samples that are farther from every class than 95% of the tasks' own held-out rows.
-
-    About 0.05 for a target that is a mixture of the tasks.
+    About 0.05 for a site that is a mixture of the tasks.
     """
     return float((distances > farthest(fitted, weights)).mean())
 
@@ -213,15 +156,15 @@ def farthest(fitted: TaskProbe, weights: Floats) -> float:
 
 
 def _checked(
-    task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any
+    task_features: Sequence[Any], task_labels: Sequence[Any], site_features: Any
 ) -> tuple[list[Matrix], list[list[Any]], Matrix]:
     tasks = task_matrices(task_features, "base features")
-    target = feature_matrix(target_features, "base features of the target")
+    site = feature_matrix(site_features, "base features of the site")
     lists = plain_list(task_labels, "task_labels")
     labels = [plain_list(own, f"labels of task {t}") for t, own in enumerate(lists, 1)]
     rows, given = [*map(len, tasks)], [*map(len, labels)]
     if rows != given:
         raise InputError(f"the tasks have {rows} rows of features and {given} labels: give one for each row")
     for t, task in enumerate(tasks, 1):
-        require_one_width(task, target, t)
-    return tasks, labels, target
+        require_one_width(task, site, t)
+    return tasks, labels, site

@@ -1,38 +1,19 @@
-"""`WeightEstimate`: what an estimator returns, before `Preference` wraps it; and the rules that all weights follow."""
+"""The rules that all weights over tasks follow, and the half-L1 distance between them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import InputError
 
+if TYPE_CHECKING:
+    from tunable_magmax.data.arrays import Floats
+
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 Intervals: TypeAlias = tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class WeightEstimate:
-    """Weights over tasks, normalised on entry, with the method's name and what went in.
-
-    `intervals` and `expected_error`, half the L1 distance to the site's true weights, are None where not known.
-    """
-
-    weights: tuple[float, ...]
-    method: str = "weights"
-    provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
-    intervals: Intervals | None = None
-    expected_error: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", normalised(self.weights))
-
-    def with_facts(self, **facts: JSON) -> Self:
-        """Returns the same estimate with more facts in its provenance."""
-        return replace(self, provenance={**self.provenance, **facts})
 
 
 def normalised(weights: Any) -> tuple[float, ...]:
@@ -97,3 +78,14 @@ def task_count(tasks: int) -> int:
     if isinstance(tasks, bool) or not hasattr(tasks, "__index__") or tasks.__index__() < 1:
         raise InputError(f"the number of tasks must be a whole number >= 1, not {tasks!r}")
     return tasks.__index__()
+
+
+def half_l1(first: Floats, second: Floats) -> Floats:
+    """Returns half the L1 distance over the last axis: the share of weight that sits on the wrong task.
+
+    >>> import numpy as np
+    >>> float(half_l1(np.array([1.0, 0.0]), np.array([0.75, 0.25])))
+    0.25
+    """
+    distance: Floats = abs(first - second).sum(axis=-1) / 2
+    return distance

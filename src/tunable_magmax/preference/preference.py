@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_whole, write_atomic
 from tunable_magmax.merging.names import in_order
-from tunable_magmax.preference.estimate import (
-    JSON,
-    Intervals,
-    WeightEstimate,
-    alpha_weights,
-    checked_weights,
-    task_count,
-)
-from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior, doubt, site_prior
+from tunable_magmax.preference.estimate import JSON, Intervals, alpha_weights, checked_weights, normalised, task_count
+from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior
 from tunable_magmax.showing import data_frame, html_table, number, shown_shares
 
 if TYPE_CHECKING:
@@ -31,12 +24,11 @@ if TYPE_CHECKING:
 
     from tunable_magmax.data.arrays import Floats
     from tunable_magmax.preference.base_features import TaskProbe
-    from tunable_magmax.preference.features import FeatureMethod
-    from tunable_magmax.preference.labels import OnZero, Similarity
+    from tunable_magmax.preference.distances import FeatureMethod
+    from tunable_magmax.preference.labels import Similarity
     from tunable_magmax.preference.mixture import Groups
-    from tunable_magmax.preference.shift import ShiftMethod
 
-VERSION = 2
+VERSION = 1
 FILE = "preference.json"
 """Its name in the directory of a tailored model."""
 
@@ -54,45 +46,45 @@ class PriorFile:
 
 @dataclass(frozen=True)
 class PreferenceFile:
-    """The keys of a preference file, in the order in which they are written.
-
-    Version 0 had no `version`, version 1 no `scale`, `tempering` and `prior`.
-    """
+    """The keys of a preference file, in the order in which they are written; only `weights` must be there."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
 
     weights: list[float]
-    version: int = 0
+    version: int = VERSION
     method: str = "weights"
     tasks: list[str] | None = None
     intervals: list[tuple[float, float]] | None = None
     expected_error: float | None = None
     scale: float | None = None
-    tempering: float | None = None
     prior: PriorFile | None = None
     provenance: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, repr=False)
-class Preference(WeightEstimate):
-    """How much each task matters to a target, and how that was found.
+class Preference:
+    """How much each task matters to a site, and how that was found.
 
     `weights`: T non-negative numbers, normalised on entry. `method`: the source's name. `provenance`: what went in,
-    as JSON. `intervals`: a (low, high) pair per task where samples stood behind the weights. `tasks`: their names.
-    `scale`: the length of the merged step that was found to suit the target, None for the method's default.
-    `tempering`: how far estimated weights were moved towards equal ones. `prior`: how often each class occurs.
+    as JSON. `intervals`: a (low, high) pair for each task, and `expected_error`: half the L1 distance to the site's
+    true weights, None where nothing is known of them. `tasks`: their names. `scale`: the length of the merged step that
+    was found to suit the site, None for the method's default. `prior`: how often each class occurs.
 
     >>> Preference((3, 1), "weights").weights
     (0.75, 0.25)
     """
 
+    weights: tuple[float, ...]
+    method: str = "weights"
+    provenance: Mapping[str, JSON] = field(default_factory=dict, hash=False)
+    intervals: Intervals | None = None
+    expected_error: float | None = None
     tasks: tuple[str, ...] | None = None
     scale: float | None = None
-    tempering: float | None = None
     prior: SitePrior | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        object.__setattr__(self, "weights", normalised(self.weights))
         if not isinstance(self.method, str) or not self.method:
             raise InputError(f"a preference's method must be a name, not {self.method!r}")
         if not isinstance(self.provenance, Mapping):
@@ -100,10 +92,10 @@ class Preference(WeightEstimate):
         object.__setattr__(self, "provenance", copy.deepcopy(dict(self.provenance)))
         object.__setattr__(self, "intervals", _intervals(self.intervals, len(self.weights)))
         object.__setattr__(self, "tasks", _task_names(self.tasks, len(self.weights)))
+        if self.expected_error is not None and not 0 <= self.expected_error <= 1:
+            raise InputError(f"a preference's expected error must lie between 0 and 1, not {self.expected_error!r}")
         if self.scale is not None and not 0 < self.scale < math.inf:
             raise InputError(f"a preference's scale must be a finite number above 0, not {self.scale!r}")
-        if self.tempering is not None and not 0 <= self.tempering <= 1:
-            raise InputError(f"a preference's tempering must lie between 0 and 1, not {self.tempering!r}")
 
     # -- how it shows itself -----------------------------------------------------------------------------------------
 
@@ -149,15 +141,10 @@ class Preference(WeightEstimate):
     # -- files -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes.
-
-        A preference without scale, tempering and prior is written as version 1.
-        """
-        keys = ("method", "weights", "tasks", "intervals", *(("expected_error",) if self.expected_error else ()))
-        record: dict[str, JSON] = {"version": 1, **{key: getattr(self, key) for key in keys}}
-        if (self.scale, self.tempering, self.prior) != (None, None, None):
-            prior = None if self.prior is None else {**vars(self.prior)}
-            record |= {"version": VERSION, "scale": self.scale, "tempering": self.tempering, "prior": prior}
+        """Returns the file's text: one line per key, in fixed order, so equal preferences are equal bytes."""
+        keys = ("method", "weights", "tasks", "intervals", "expected_error", "scale")
+        record: dict[str, JSON] = {"version": VERSION, **{key: getattr(self, key) for key in keys}}
+        record["prior"] = None if self.prior is None else {**vars(self.prior)}
         try:
             lines = [f'  "{key}": {_line(value)}' for key, value in record.items()]
             facts = [f"    {_line(str(key))}: {_line(self.provenance[key])}" for key in sorted(self.provenance)]
@@ -172,7 +159,7 @@ class Preference(WeightEstimate):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Preference:
-        """Reads a preference file of this version or an older one, or the one in a directory that `tailor` made."""
+        """Reads a preference file, or the one in a directory that `tailor` made."""
         file = Path(path)
         if file.is_dir():
             if not (file / FILE).is_file():
@@ -191,7 +178,7 @@ class Preference(WeightEstimate):
 
     @classmethod
     def from_json(cls, text: str) -> Preference:
-        """Reads what `to_json` returned; also version 0, which had no `version`, `tasks` or `intervals`.
+        """Reads what `to_json` returned.
 
         >>> Preference.from_json('{"weights": [3, 1]}').weights
         (0.75, 0.25)
@@ -205,9 +192,8 @@ class Preference(WeightEstimate):
         file = check_json(PreferenceFile, text, where, VERSION)
         try:
             prior = None if file.prior is None else SitePrior(**vars(file.prior))
-            found = cls(file.weights, file.method, file.provenance or {}, file.intervals)  # type: ignore[arg-type]
-            more = {name: getattr(file, name) for name in ("expected_error", "tasks", "scale", "tempering")}
-            return replace(found, **more, prior=prior)
+            facts = {name: getattr(file, name) for name in ("method", "intervals", "expected_error", "tasks", "scale")}
+            return cls(tuple(file.weights), provenance=file.provenance or {}, prior=prior, **facts)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
 
@@ -223,54 +209,26 @@ class Preference(WeightEstimate):
         """Returns the same preference with task names."""
         return replace(self, tasks=None if tasks is None else tuple(tasks))
 
-    @property
-    def doubt(self) -> float:
-        """How much of a prior is spread evenly by default."""
-        if self.expected_error is None:
-            return HAND_EPS
-        samples = self.provenance.get("samples")
-        return doubt(self.expected_error, samples if isinstance(samples, int) and samples > 0 else None)
+    def with_facts(self, **facts: JSON) -> Preference:
+        """Returns the same preference with more facts in its provenance."""
+        return replace(self, provenance={**self.provenance, **facts})
 
-    def tempered(self, amount: float) -> Preference:
-        """Returns the same preference with its weights moved towards equal ones by `amount`, from 0 to 1.
-
-        Intervals stay those of the estimate, but for what it takes to hold the new weights.
-
-        >>> Preference((1, 0)).tempered(0.5).weights
-        (0.75, 0.25)
-        """
-        if not 0 <= amount <= 1:
-            raise InputError(f"tempering must lie between 0 and 1, not {amount!r}")
-        tasks = len(self.weights)
-        weights = tuple((1 - amount) * weight + amount / tasks for weight in self.weights)
-        ends = self.intervals
-        if ends is not None:
-            ends = tuple((min(low, w), max(high, w)) for (low, high), w in zip(ends, weights, strict=True))
-        return replace(self, weights=weights, intervals=ends, tempering=amount)
-
-    def with_prior(
-        self, task_label_counts: Sequence[Any], labels: Sequence[Any] | None = None, *, eps: float | None = None
-    ) -> Preference:
+    def with_prior(self, task_label_counts: Sequence[Any], *, eps: float | None = None) -> Preference:
         """Returns the same preference with the site prior that its weights mean, unless it has one already.
 
-        One class-to-count mapping per task; `labels`: the target's own, which refine it. `eps`: by default 0.02 where
-        the weights were given by hand, else it follows the expected error.
+        One class-to-count mapping for each task. `eps`: the part that is spread evenly over all classes, by default
+        that of the prior that is there, or 0.02.
 
         >>> Preference((3, 1)).with_prior([{"cat": 5}, {"car": 5}], eps=0.1).prior.shares
         {'cat': 0.75, 'car': 0.25}
         """
         if self.prior is not None:
             return self if eps is None else replace(self, prior=replace(self.prior, eps=eps))
-        used = self.doubt if eps is None else eps
-        return replace(self, prior=site_prior(self.weights, task_label_counts, used, labels))
+        return replace(
+            self, prior=SitePrior.of_tasks(self.weights, task_label_counts, HAND_EPS if eps is None else eps)
+        )
 
     # -- sources ---------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def _of(cls, estimate: WeightEstimate) -> Preference:
-        from tunable_magmax.preference.uncertainty import expected_error
-
-        return cls(**{**vars(estimate), "expected_error": expected_error(estimate)})
 
     @classmethod
     def from_evidence(
@@ -341,58 +299,57 @@ class Preference(WeightEstimate):
 
     @classmethod
     def from_labels(
-        cls,
-        task_label_counts: Sequence[Any],
-        labels: Iterable[Any],
-        *,
-        similarity: Similarity = "count",
-        on_zero: OnZero = "error",
-        seed: int = 0,
+        cls, task_label_counts: Sequence[Any], labels: Iterable[Any], similarity: Similarity = "count", *, seed: int = 0
     ) -> Preference:
-        """Estimates from labels of the target; one class-to-count mapping per task.
+        """Estimates from labels of the site; one class-to-count mapping for each task.
 
         "count": the posterior of the mixture. "inner": the paper's inner product of class shares, without intervals,
-        which favours tasks of few classes. `on_zero`: what to do if no label belongs to a task.
+        which favours tasks of few classes.
 
         >>> few, many = Preference.from_labels([{"cat": 8}, {"car": 8}], ["cat"] * 30 + ["car"] * 10).weights
         >>> round(few, 1), round(many, 1)
         (0.7, 0.3)
         """
-        from tunable_magmax.preference.labels import count_classes, label_estimate, plain_list, warn_unknown
+        from tunable_magmax.preference.labels import count_classes, plain_list
         from tunable_magmax.preference.mixture import Groups
-        from tunable_magmax.preference.uncertainty import Resampling
 
-        given = plain_list(labels, "labels")
-        counts = count_classes(task_label_counts, given)
-        if similarity != "count" or not counts.target.any():
-            plain = Resampling(replicates=0)
-            return cls._of(
-                label_estimate(task_label_counts, given, similarity=similarity, on_zero=on_zero, resampling=plain)
-            )
-        warn_unknown(counts)
-        tasks = counts.tasks.tolist()
-        groups = Groups.of([{c: n for c, n in zip(counts.classes, row, strict=True) if n} for row in tasks])
-        known = [name for name, count in zip(counts.classes, counts.target, strict=True) for _ in range(int(count))]
-        facts = {"unknown": sum(counts.unknown.values())}
+        if similarity not in ("inner", "count"):
+            raise InputError(f"similarity must be 'inner' or 'count', not {similarity!r}")
+        counts = count_classes(task_label_counts, plain_list(labels, "labels"))
+        counts.require_known()
+        facts: dict[str, JSON] = {"unknown": sum(counts.unknown.values())}
+        if similarity == "inner":
+            found = counts.similarities.tolist()
+            facts |= {"samples": int(counts.site.sum()), "similarities": found}
+            return cls(found, "label-inner", facts)
+        groups = Groups.of([dict(zip(counts.classes, row, strict=True)) for row in counts.tasks.tolist()])
+        known = [name for name, count in zip(counts.classes, counts.site, strict=True) for _ in range(int(count))]
         return cls.from_evidence(groups.of_labels(known), groups, "label", facts, labelled=True, seed=seed)
 
     @classmethod
     def from_features(
-        cls, task_features: Sequence[Any], target_features: Sequence[Any], method: FeatureMethod = "ot", **options: Any
+        cls,
+        task_features: Sequence[Any],
+        site_features: Sequence[Any],
+        method: FeatureMethod = "ot",
+        raw: bool = False,
     ) -> Preference:
-        """Estimates from inputs of the target: T arrays [n, width] each, every pair embedded by theta_t.
+        """Estimates as the paper does: T arrays [n, width] of the tasks and of the site, each pair embedded by theta_t.
 
-        The options are those of `features.Comparison`.
+        `raw`: compare embeddings as they are by transport, as in the paper, and not those of unit length.
         """
-        from tunable_magmax.preference.features import Comparison, feature_estimate
+        from tunable_magmax.preference.distances import GAMMA, feature_distances, weights_from_distances
 
-        return cls._of(feature_estimate(task_features, target_features, Comparison(method=method, **options)))
+        distances = feature_distances(task_features, site_features, method, raw)
+        weights = weights_from_distances(distances, GAMMA[method])
+        facts: dict[str, JSON] = {"samples": len(site_features[0]), "distances": distances.tolist()}
+        return cls(tuple(weights.tolist()), method, {**facts, **({"raw": True} if raw else {})})
 
     @classmethod
     def from_base_features(
-        cls, task_features: Sequence[Any], task_labels: Sequence[Any], target_features: Any, **options: Any
+        cls, task_features: Sequence[Any], task_labels: Sequence[Any], site_features: Any, **options: Any
     ) -> Preference:
-        """Estimates from inputs of the target, embedded by the base alone, as the tasks' labelled rows are.
+        """Estimates from inputs of the site, embedded by the base alone, as the tasks' labelled rows are.
 
         See `base_features.input_evidence`.
 
@@ -403,10 +360,9 @@ class Preference(WeightEstimate):
         from tunable_magmax.preference.base_features import input_evidence
 
         seed = options.get("seed", 0)
-        evidence, groups, fitted, rows = input_evidence(task_features, task_labels, target_features, **options)
-        return cls.from_evidence(evidence, groups, "probe", {"probe": fitted.facts()}, seed=seed).with_ood_share(
-            fitted, rows
-        )
+        evidence, groups, fitted, rows = input_evidence(task_features, task_labels, site_features, **options)
+        found = cls.from_evidence(evidence, groups, "probe", {"probe": fitted.facts()}, seed=seed)
+        return found.with_ood_share(fitted, rows)
 
     def with_ood_share(self, fitted: TaskProbe, features: Any) -> Preference:
         """Returns the same preference with the share of samples that are unlike every task in its facts.
@@ -415,38 +371,11 @@ class Preference(WeightEstimate):
         """
         import numpy as np
 
-        from tunable_magmax.preference.base_features import outside
-        from tunable_magmax.preference.uncertainty import MOST_OUTSIDE
+        from tunable_magmax.preference.base_features import USUAL_OOD, ood_share
 
-        share = outside(fitted, np.asarray(self.weights), fitted.probe.distances(features))
-        error = min(1.0, (self.expected_error or 0.0) + max(0.0, share - MOST_OUTSIDE))
-        return replace(self, expected_error=error).with_facts(outside=share)
-
-    @classmethod
-    def from_predictions(
-        cls, task_predictions: Sequence[Any], predictions: Iterable[Any], method: ShiftMethod = "shift", **options: Any
-    ) -> Preference:
-        """Estimates from a fixed classifier's predictions on the target and its histograms on the tasks.
-
-        See `shift.shift_estimate`.
-        """
-        from tunable_magmax.preference.shift import shift_estimate
-
-        return cls._of(shift_estimate(task_predictions, predictions, method=method, **options))
-
-    @classmethod
-    def combined(cls, sources: Sequence[Preference], strengths: Sequence[float] | None = None) -> Preference:
-        """Combines several preferences for one target, each from other samples. See `uncertainty.combined_estimate`.
-
-        >>> Preference.combined([Preference((1, 0)), Preference((0, 1))], strengths=[3, 1]).weights
-        (0.75, 0.25)
-        """
-        from tunable_magmax.preference.uncertainty import combined_estimate
-
-        names = [source.tasks for source in sources if source.tasks is not None]
-        if any(other != names[0] for other in names):
-            raise InputError("the preferences name different tasks; combine preferences of one run only")
-        return cls._of(combined_estimate(sources, strengths)).named(names[0] if names else None)
+        share = ood_share(fitted, np.asarray(self.weights), fitted.probe.distances(features))
+        error = min(1.0, (self.expected_error or 0.0) + max(0.0, share - USUAL_OOD))
+        return replace(self, expected_error=error).with_facts(ood_share=share)
 
 
 def _intervals(pairs: Any, tasks: int) -> Intervals | None:

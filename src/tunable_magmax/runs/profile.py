@@ -6,15 +6,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.config import LENIENT, check_json
 from tunable_magmax.data.arrays import as_numpy, feature_matrix
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import write_atomic
 
 VERSION = 2
@@ -22,22 +23,20 @@ ROWS = 500
 """How many embeddings a profile keeps by default."""
 # One metadata key: safetensors does not fix the order of several, and equal profiles must be equal bytes.
 METADATA = "tunable_magmax_profile"
-TENSORS = ("features", "label_counts", "predicted", "posterior", "base_features", "row_labels")
+TENSORS = ("features", "label_counts", "base_features", "row_labels")
 
 
 @dataclass(frozen=True)
 class ProfileFile:
-    """The keys of a profile's metadata. Version 1 had no `base`."""
+    """The keys of a profile's metadata; others, and tensors that are not listed, are left alone."""
 
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True}
+    __pydantic_config__ = LENIENT
 
     version: int
     task: str
     samples: int
     classes: tuple[str, ...]
     encoder: str
-    classifier: str | None
-    classifier_classes: tuple[str, ...]
     base: str | None = None
 
 
@@ -47,10 +46,8 @@ class Profile:
 
     `classes` and `label_counts`: the task's classes and its samples of each. `samples`: how many samples stood behind
     the profile. `features` [rows, width], float32: embeddings of some of them under theta_t, whose digest is `encoder`.
-    `classifier`: digest of the one fixed classifier; `predicted` [its classes]: how many of the task's samples it
-    assigned to each of `classifier_classes`; `posterior` [its classes]: its mean class probabilities. All four or none,
-    but `posterior` may be missing. `base_features` [rows, width of the base], float32: embeddings of the same rows as
-    `features` under the base, whose digest is `base`; `row_labels` [rows]: their indices into `classes`. All or none.
+    `base_features` [rows, width of the base], float32: embeddings of the same rows under the base, whose digest is
+    `base`; `row_labels` [rows]: their indices into `classes`. All or none.
     """
 
     task: str
@@ -59,10 +56,6 @@ class Profile:
     samples: int
     features: NDArray[np.float32]
     encoder: str
-    classifier: str | None = None
-    classifier_classes: tuple[str, ...] = ()
-    predicted: tuple[int, ...] | None = None
-    posterior: NDArray[np.float32] | None = None
     base: str | None = None
     base_features: NDArray[np.float32] | None = None
     row_labels: NDArray[np.int64] | None = None
@@ -76,29 +69,12 @@ class Profile:
         if self.samples < len(features):
             raise InputError(f"{where}: samples is {self.samples}, fewer than the {len(features)} rows of features")
         object.__setattr__(self, "features", features)
-        if self.classifier is not None:
-            self._check_classifier(where)
-        elif self.classifier_classes or self.predicted is not None or self.posterior is not None:
-            raise InputError(f"{where}: predictions without the classifier's digest; give 'classifier'")
         parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
         missing = [name for name, value in parts.items() if value is None]
         if not missing:
             self._check_base(where)
         elif len(missing) < len(parts):
             raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(missing)} is missing")
-
-    def _check_classifier(self, where: str) -> None:
-        _require_text(self.classifier, "classifier", where)
-        if self.predicted is None:
-            raise InputError(f"{where}: a classifier but no predictions; give 'predicted'")
-        classes = self.classifier_classes
-        _require_counts(self.predicted, classes, f"{where}: predicted", f"{where}: classifier_classes")
-        if self.posterior is not None:
-            posterior = np.array(as_numpy(self.posterior, f"{where}: posterior"), dtype=np.float32)
-            if posterior.shape != (len(classes),) or not ((posterior >= 0) & (posterior <= 1)).all():
-                raise InputError(f"{where}: posterior must hold one probability for each of the classifier's classes")
-            posterior.setflags(write=False)
-            object.__setattr__(self, "posterior", posterior)
 
     def _check_base(self, where: str) -> None:
         _require_text(self.base, "base", where)
@@ -122,7 +98,6 @@ class Profile:
         classes = sum(count > 0 for count in self.label_counts)
         rows, parts = len(self.features), [f"{self.samples:,} samples of {classes} classes"]
         parts += [f"{rows:,} embeddings of width {self.width}" + ("" if self.base is None else ", and by the base")]
-        parts += [] if self.classifier is None else [f"predictions over {len(self.classifier_classes)} classes"]
         return f"Profile({self.task!r}: {'; '.join(parts)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +109,6 @@ class Profile:
             "width": self.width,
             "label_counts": {name: count for name, count in self.label_table.items() if count},
             "encoder": self.encoder,
-            "classifier": self.classifier,
             "base": self.base,
         }
 
@@ -155,20 +129,9 @@ class Profile:
         """The class names of the labelled rows."""
         return [self.classes[index] for index in np.asarray(self.row_labels).tolist()]
 
-    @property
-    def predicted_table(self) -> dict[str, int]:
-        """Class name to number of predictions, as `Preference.from_predictions` takes it."""
-        if self.predicted is None:
-            raise InputError(
-                f"the profile of task {self.task!r} holds no predictions, which label-shift estimation needs; make it "
-                "again with a classifier, or use method='ot'"
-            )
-        return dict(zip(self.classifier_classes, self.predicted, strict=True))
-
-    def require(self, *, encoder: str | None = None, classifier: str | None = None, base: str | None = None) -> None:
-        """Refuses the profile unless it belongs to this encoder, this classifier and this base."""
-        asked = {"encoder": encoder, "classifier": classifier, "base": base}
-        for name, wanted in asked.items():
+    def require(self, *, encoder: str | None = None, base: str | None = None) -> None:
+        """Refuses the profile unless it belongs to this encoder and this base."""
+        for name, wanted in {"encoder": encoder, "base": base}.items():
             own = getattr(self, name)
             if wanted is not None and wanted != own:
                 raise InputError(
@@ -182,9 +145,8 @@ class Profile:
         """Returns the file's content; equal profiles give equal bytes."""
         from safetensors.numpy import save
 
-        keys = [field.name for field in fields(ProfileFile) if field.name != "version"]
-        record = {key: getattr(self, key) for key in keys if key != "base" or self.base is not None}
-        record["version"] = 1 if self.base is None else VERSION
+        record = {name: getattr(self, name) for name in ("task", "samples", "classes", "encoder", "base")}
+        record["version"] = VERSION
         text = json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         values = {name: getattr(self, name) for name in TENSORS}
         tensors = {name: np.asarray(value) for name, value in values.items() if value is not None}
@@ -196,7 +158,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Reads a profile of this version or an older one, and checks it."""
+        """Reads a profile, and checks it."""
         from safetensors import SafetensorError, safe_open
 
         file = Path(path)
@@ -217,53 +179,29 @@ class Profile:
 
     @classmethod
     def _from_parts(cls, text: str, tensors: Mapping[str, NDArray[Any]]) -> Profile:
-        from tunable_magmax.config import check_json
-
         facts = vars(check_json(ProfileFile, text, "the profile's metadata", VERSION)).copy()
-        if (facts.pop("version") > 1) != (facts["base"] is not None):
-            raise InputError("a profile of version 2 has the key 'base', and one of version 1 has not")
-        for name in tensors:
-            if name not in TENSORS:
-                hint = closest(name, TENSORS)
-                raise InputError(f"unknown tensor {name!r}{hint}; a profile has {', '.join(TENSORS)}")
+        del facts["version"]
         for name in TENSORS[:2]:
             if name not in tensors:
                 raise InputError(f"the tensor {name!r} is missing; the profile is incomplete")
-        counts = {name: tuple(tensors[name].tolist()) for name in ("label_counts", "predicted") if name in tensors}
-        return cls(**{**facts, **tensors, **counts})
-
-    def with_base(self, base: str, features: Any, labels: Any) -> Profile:
-        """Returns the profile with the base's embeddings of its rows, and with the rows' class indices."""
-        return replace(self, base=base, base_features=features, row_labels=labels)
-
-    def with_shares(self, classifier: str, classes: Sequence[str], shares: NDArray[Any]) -> Profile:
-        """Returns the profile with the fixed classifier's class probabilities [n, classes] for the task's sample."""
-        return replace(
-            self,
-            classifier=classifier,
-            classifier_classes=tuple(classes),
-            predicted=tuple(np.bincount(shares.argmax(axis=1), minlength=len(classes)).tolist()),
-            posterior=shares.astype(np.float64).mean(axis=0).clip(0, 1),
-        )
+        parts: dict[str, Any] = {name: tensors[name] for name in TENSORS if name in tensors}
+        parts["label_counts"] = tuple(parts["label_counts"].tolist())
+        return cls(**facts, **parts)
 
 
-def require_one(profiles: Sequence[Profile], kind: Literal["classifier", "base"]) -> None:
-    """Refuses profiles that do not all belong to one fixed classifier, or to one base."""
-    parts, purpose = {
-        "classifier": ("predictions", "label-shift estimation"),
-        "base": ("embeddings by the base", "a probe"),
-    }[kind]
-    missing = [profile.task for profile in profiles if getattr(profile, kind) is None]
+def require_base(profiles: Sequence[Profile]) -> None:
+    """Refuses profiles that do not all hold embeddings by one base."""
+    missing = [profile.task for profile in profiles if profile.base is None]
     if missing:
         raise InputError(
-            f"the profile of {some_of(missing, show=repr)} holds no {parts}, which {purpose} needs; make it again with "
-            f"`tmx init RUN_DIR --data NAME=DATA{' --head HEAD' * (kind == 'classifier')}`, or use another method"
+            f"the profile of {some_of(missing, show=repr)} holds no embeddings by the base, which the posterior of "
+            "inputs needs; make it again with `tmx init RUN_DIR --data NAME=DATA`, give --labels, or use --method ot"
         )
     for profile in profiles:
-        if getattr(profile, kind) != getattr(profiles[0], kind):
+        if profile.base != profiles[0].base:
             raise InputError(
-                f"the profiles of tasks {profiles[0].task!r} and {profile.task!r} belong to different {kind}s; make "
-                "them again with one"
+                f"the profiles of tasks {profiles[0].task!r} and {profile.task!r} belong to different bases; make them "
+                "again with one"
             )
 
 

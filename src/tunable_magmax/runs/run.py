@@ -76,7 +76,7 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class ClassifierEntry:
-    """The fixed classifier behind the profiles' predictions: paths of its head and of its encoder."""
+    """The frozen head over all classes, and the encoder that it is of."""
 
     __pydantic_config__ = LENIENT
     head: str | None = None
@@ -172,12 +172,6 @@ class Run:
         """The head of the fixed classifier."""
         entry = self._record.classifier
         return None if entry is None or entry.head is None else self.path / entry.head
-
-    @property
-    def classifier_checkpoint(self) -> Path | None:
-        """The encoder of the fixed classifier."""
-        entry = self._record.classifier
-        return None if entry is None or entry.checkpoint is None else located(entry.checkpoint, self.path)
 
     @property
     def heads(self) -> str | None:

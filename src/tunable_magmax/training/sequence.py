@@ -21,7 +21,7 @@ from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.models.prepared import Decoded, Prepared
 from tunable_magmax.models.pretrained import put_companions, quiet
 from tunable_magmax.models.profiling import make_profile
@@ -103,10 +103,8 @@ class _Sequence(ABC):
         benchmark: Benchmark,
         base: Encoder,
         test: Decoded,
-        head: Head | None = None,
     ) -> None:
         self.config, self.run, self.benchmark, self.base, self.test = config, run, benchmark, base, test
-        self.classifier = None if head is None else Classifier(base, head)
 
     @abstractmethod
     def learner(self, t: int) -> Learner:
@@ -137,7 +135,6 @@ class _Sequence(ABC):
             task.name,
             samples,
             load_encoder(checkpoint, str(self.base.device), assets=run.base),
-            classifier=self.classifier,
             base=self.base,
             rows=config.profile.rows,
             seed=config.seed,
@@ -162,7 +159,7 @@ class _FrozenHead(_Sequence):
     def __init__(
         self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Decoded, head: Head
     ) -> None:
-        super().__init__(config, run, benchmark, base, test, head)
+        super().__init__(config, run, benchmark, base, test)
         self.encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
         self.parameters = [parameter for _, parameter in trainable(self.encoder, config.train.freeze)]
         self.weight = head.logit_scale * torch.from_numpy(head.weight).to(base.device)

@@ -35,7 +35,7 @@ def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]
 
     Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
     """
-    if not target.can_probe or target.embedded:
+    if not target.can_probe:
         return {}
     features, fitted = np.asarray(target.base_features), target.probe
     weights = np.asarray(preference.weights)

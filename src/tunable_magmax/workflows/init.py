@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from tunable_magmax.workflows.init_plan import Given, InitOptions, RunPlan, Task
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Classifier
     from tunable_magmax.runs.profile import Profile
     from tunable_magmax.runs.run import KeptEntry, Run
 
@@ -94,7 +94,6 @@ class _Maker:
     def __init__(self, run: Run, options: InitOptions, progress: Progress | None) -> None:
         self.run, self.options, self.progress = run, options, progress
         self.notes: list[str] = []
-        self._models: tuple[Classifier | None, Encoder | None] | None = None
         self._encoder: Encoder | None = None
 
     def profile(self, name: str, given: TaskData) -> tuple[Path, Profile]:
@@ -104,10 +103,9 @@ class _Maker:
 
         run, options = self.run, self.options
         task = run.labels.index(name)
-        classifier, base = self._models = self._models or self._loaded()
         self._encoder = load_encoder(run.tasks[task], options.device, assets=run.base)
         how: dict[str, Any] = {"rows": options.rows, "seed": options.seed, "progress": self.progress}
-        profile = make_profile(name, given.samples, self._encoder, classifier=classifier, base=base, **how)
+        profile = make_profile(name, given.samples, self._encoder, base=self._base, **how)
         if not options.force:
             _refuse_other_task(run, task, profile)
         path = run.profile_path(name)
@@ -134,22 +132,16 @@ class _Maker:
             seed=self.options.seed,
         )
 
-    def _loaded(self) -> tuple[Classifier | None, Encoder | None]:
-        """Loads the frozen classifier of the run, if it has one, and the base, if it can embed."""
+    @cached_property
+    def _base(self) -> Encoder | None:
+        """The run's base, if it can embed."""
         from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import Classifier, load_head
 
-        run, device = self.run, self.options.device
-        classifier, place = None, run.classifier_checkpoint or run.base
-        if run.head is not None:
-            classifier = Classifier(load_encoder(place, device, assets=run.base), load_head(run.head))
-            if place.absolute() == run.base.absolute():
-                return classifier, classifier.encoder
         try:
-            return classifier, load_encoder(run.base, device)
+            return load_encoder(self.run.base, self.options.device)
         except InputError as error:
-            warnings.warn(f"no embeddings by the run's base, which --method probe needs: {error}", stacklevel=2)
-            return classifier, None
+            warnings.warn(f"no embeddings by the run's base, which estimates from inputs need: {error}", stacklevel=2)
+            return None
 
 
 def _refuse_other_task(run: Run, task: int, profile: Profile) -> None:

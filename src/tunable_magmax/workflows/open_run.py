@@ -166,13 +166,10 @@ class Run:
         inputs: Given | None = None,
         labels: Given | None = None,
         pairs: Given | None = None,
-        predictions: Given | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
-        strengths: Sequence[float] | None = None,
         method: PreferenceMethod = "auto",
-        temper: float | Literal["auto"] | None = None,
         prior: float | Literal["auto", "none"] = "auto",
         seed: int = 0,
         progress: Progress | None = None,
@@ -180,24 +177,24 @@ class Run:
     ) -> Preference:
         """Finds how much each task matters to a site, as `tmx prefer` does.
 
-        `inputs`, `labels` and `predictions` of the site may be of different samples; `pairs` are inputs with their
-        labels. Without samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of
-        the command: max_samples, split, text_column, label_column, device, classifier, gamma, choose_scale, ...
+        `inputs` and `labels` of the site may be of different samples; `pairs` are inputs with their labels. Without
+        samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of the command:
+        max_samples, split, text_column, label_column, device, choose_scale, ...
 
         >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
         (0.6666666666666666, 0.3333333333333333)
         """
-        options |= {"method": method, "temper": temper, "prior": prior, "seed": seed}
+        options |= {"method": method, "prior": prior, "seed": seed}
         estimation, reading = divide("prefer", options, Estimation, TargetReading)
-        samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
-        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
+        samples = {"inputs": inputs, "labels": labels, "pairs": pairs}
+        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         found = prefer(self._run, sources, Estimation(**estimation), TargetReading(**reading), progress=progress)
         for text in found.warnings:
             warnings.warn(python_words(text), stacklevel=3)
         return found.preference
 
     def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> TargetSources:
-        readers = {"inputs": given_inputs, "labels": given_labels, "predictions": given_labels, "pairs": given_pairs}
+        readers = {"inputs": given_inputs, "labels": given_labels, "pairs": given_pairs}
         read: dict[str, Any] = {name: readers[name](value) for name, value in samples.items() if value is not None}
         return TargetSources(weights=weights, **opinion, **read)
 
@@ -281,11 +278,9 @@ class Run:
         inputs: Given | None = None,
         labels: Given | None = None,
         pairs: Given | None = None,
-        predictions: Given | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
-        strengths: Sequence[float] | None = None,
         method: str = "auto",
         scale: float | str | None = None,
         head: Literal["auto", "fitted", "old"] = "auto",
@@ -309,8 +304,8 @@ class Run:
         """
         estimation, reading, output = divide("tailor", options, Estimation, TargetReading, others=WRITING)
         asked = Estimation(method=estimator, seed=seed, **estimation)
-        samples = {"inputs": inputs, "labels": labels, "pairs": pairs, "predictions": predictions}
-        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal, strengths=strengths)
+        samples = {"inputs": inputs, "labels": labels, "pairs": pairs}
+        sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         made = tailor(
             self._run,
             sources,

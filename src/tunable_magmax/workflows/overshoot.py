@@ -96,7 +96,7 @@ def missed_warning(tasks: Sequence[TaskCalls]) -> str | None:
 
 def can_embed(target: TargetSamples) -> bool:
     """Whether a merged model can embed the inputs of a target."""
-    return target.sources.inputs is not None and not target.embedded
+    return target.sources.inputs is not None
 
 
 def embedded_by(target: TargetSamples, head: Head, model: Path) -> NDArray[Any]:
@@ -130,11 +130,11 @@ def why_not(target: TargetSamples) -> str | None:
     """Returns why a target cannot be checked; None if it can."""
     if target.sources.inputs is None:
         return "there are no inputs of the site"
-    if target.head_file is None:
+    if target.run.head is None:
         return "the base has no classifier of its own to compare with"
     if not target.can_probe:
         return "the profiles hold no embeddings by the base"
-    return "the inputs are features, which the merged model cannot embed" if target.embedded else None
+    return None
 
 
 def check_agreement(target: TargetSamples, head: Head, preference: Preference, after: NDArray[Any]) -> Agreement:

@@ -15,51 +15,31 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, TmxError, closest, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.names import in_order
-from tunable_magmax.preference.features import Bandwidth
-from tunable_magmax.preference.labels import OnZero, Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch
-from tunable_magmax.preference.transport import Sinkhorn
-from tunable_magmax.preference.uncertainty import Resampling
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
-PreferenceMethod: TypeAlias = Literal[
-    "auto", "label", "probe", "shift", "em", "least_squares", "pseudo", "ot", "cosine", "mmd", "search"
-]
-USED_BY = {
-    "gamma": ("ot", "cosine", "mmd"),
-    **dict.fromkeys(("debias", "raw", "regularisation", "iterations"), ("ot",)),
-    "bandwidth": ("mmd",),
-    **dict.fromkeys(("trials", "patience", "search_scale", "study"), ("search",)),
-}
+PreferenceMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
+USED_BY = {"raw": ("ot",), **dict.fromkeys(("trials", "patience", "search_scale", "study"), ("search",))}
 """The methods that each option is for."""
-BY_PREDICTIONS = ("shift", "em", "least_squares", "pseudo")
-BY_LABELS = ("label", "label-count")
-# About 5% of a mixture of the tasks lie outside; few samples may show more by chance.
-OUTSIDE = 0.2
+PAPERS = ("ot", "cosine", "mmd")
+# About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance.
+OOD = 0.2
 
 
 @dataclass(frozen=True)
 class Estimation:
     """The method and its details. None is the method's default; an option that changes nothing is refused.
 
-    `method`: "auto" is the posterior of the mixture, from labels, from inputs by the probe, or from both. `temper`: how
-    far to move estimated weights towards equal ones, from 0 to 1. `prior`: "none" leaves the site prior out, a number
+    `method`: "auto" is the posterior of the mixture, from labels, from inputs by the probe, or from both; "ot",
+    "cosine" and "mmd" are the paper's, and `raw` its way for "ot". `prior`: "none" leaves the site prior out, a number
     is its eps. `seed`: of the posterior. `trials` to `study` are options of `search.Search`. `choose_scale`: score
     scales on the pairs, too.
     """
 
     method: PreferenceMethod = "auto"
-    similarity: Similarity = "count"
-    on_zero: OnZero = "error"
-    gamma: float | None = None
-    debias: bool = False
     raw: bool = False
-    regularisation: float | None = None
-    iterations: int | None = None
-    bandwidth: Bandwidth | None = None
-    temper: float | Literal["auto"] | None = None
     prior: float | Literal["auto", "none"] = "auto"
     seed: int = 0
     trials: int | None = None
@@ -73,11 +53,6 @@ class Estimation:
             raise InputError(
                 f"no estimator is called {self.method!r}{closest(str(self.method), known)}; known: {', '.join(known)}"
             )
-
-    @property
-    def resampling(self) -> Resampling:
-        """How intervals are made."""
-        return Resampling(seed=self.seed, shrink="auto" if self.temper == "auto" else 0.0)
 
     @property
     def search(self) -> Search:
@@ -114,7 +89,7 @@ def prefer(
     """Finds how much each task of a run matters to a target. `watch` is shown the trials of a search.
 
     `pairs` give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and both to
-    `search`. Several sources are combined by `strengths`, by default by their samples.
+    `search`.
 
     >>> found = prefer("run", TargetSources(labels=Path("labels.txt")))  # doctest: +SKIP
     >>> found.preference.weights, found.budget  # doctest: +SKIP
@@ -129,13 +104,12 @@ def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch
     run = target.run
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        preference = _with_prior(_find(target, estimation, watch), target, estimation)
-        preference = _tempered(preference, target, estimation).named(run.names)
+        preference = _with_prior(_find(target, estimation, watch), run, estimation).named(run.names)
         if estimation.choose_scale:
             from tunable_magmax.workflows.scale import scaled_by_pairs
 
             preference = scaled_by_pairs(target, preference)
-        _warn_outside(preference)
+        _warn_ood(preference)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     try:
         elements = _count_elements(run)
@@ -149,7 +123,7 @@ def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch
     if starved:
         texts.append(
             f"the weight of {some_of(starved)} is above 0 but too small for one of {elements:,} elements: the budget "
-            "is 0, and the merge takes nothing from there; --temper raises small weights"
+            "is 0, and the merge takes nothing from there"
         )
     return Preferred(preference, run.labels, elements, budget, texts)
 
@@ -164,29 +138,23 @@ def _count_elements(run: Run) -> int:
 
 def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
     sources = target.sources
-    samples = sources.samples
-    preferences = list(opinions(sources, target.run))
-    if not preferences and not samples:
+    given, samples = list(opinions(sources, target.run)), sources.samples
+    if not given and not samples:
         raise InputError(
             "what is known of the target? Give --labels, --inputs or --pairs, or --weights, --alpha or --equal if "
             "there are no samples of it"
         )
     _refuse_unused(estimation, samples)
-    # Before the samples are read, which may take long.
-    if sources.strengths is None and preferences and samples:
+    if given and samples:
         raise InputError(
-            f"several sources, and {preferences[0].method} has no samples to count by: say with --strengths how much "
-            "each counts, as 1,3, or give one source"
+            f"--{sources.opinions[0]} says how much each task matters, and so do samples (--{samples[0]}): give one of "
+            "them"
         )
-    if sources.strengths is not None and sources.pairs is not None and len(sources.strengths) != len(preferences) + 1:
-        raise InputError(f"{len(sources.strengths)} strengths for {len(preferences) + 1} sources: give one for each")
+    if given:
+        return given[0]
     if sources.pairs is not None:
-        preferences.append(_by_pairs(target, estimation, watch))
-    elif samples:
-        preferences += [_with_facts(part, target) for part in _by_data(target, estimation)]
-    if sources.strengths is None and len(preferences) == 1:
-        return preferences[0]
-    return Preference.combined(preferences, sources.strengths)
+        return _by_pairs(target, estimation, watch)
+    return _with_facts(_by_data(target, estimation), target)
 
 
 def opinions(sources: TargetSources, run: Run) -> Iterator[Preference]:
@@ -214,8 +182,6 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
     if not samples and method != "auto":
         needed = "--pairs" if method == "search" else "--labels or --inputs"
         raise InputError(f"--method {method} needs samples of the target: give {needed}")
-    if not samples and estimation.temper is not None:
-        raise InputError("--temper is for weights that are estimated from samples; those given by hand are left alone")
     others = [name for name in samples if name != "pairs"]
     if "pairs" in samples and others:
         raise InputError(
@@ -224,8 +190,6 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    if method == "search" and estimation.temper:
-        raise InputError("a search cannot be tempered: the weights would no longer be those that were scored")
     if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
         raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     for option, methods in USED_BY.items():
@@ -234,30 +198,23 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
             raise InputError(f"--{option.replace('_', '-')} is for --method {' or '.join(methods)}, not {method}")
 
 
-def _warn_outside(preference: Preference) -> None:
+def _warn_ood(preference: Preference) -> None:
     """Warns of samples that resemble no task's."""
-    parts: Any = preference.provenance.get("sources", [])
-    shares = [facts.get("outside", 0.0) for facts in (preference.provenance, *(part["provenance"] for part in parts))]
-    if max(shares) > OUTSIDE:
+    share = preference.provenance.get("ood_share")
+    if isinstance(share, float) and share > OOD:
         warnings.warn(
-            f"{max(shares):.0%} of the samples are farther from every class than 95% of the tasks' own samples: the "
-            "target may hold something that no task held, and the weights are in doubt",
+            f"{share:.0%} of the samples are farther from every class than 95% of the tasks' own samples: the target "
+            "may hold something that no task held, and the weights are in doubt",
             stacklevel=2,
         )
 
 
-# -- what every preference gets ------------------------------------------------------------------------------------
-
-
-def _with_prior(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
+def _with_prior(preference: Preference, run: Run, estimation: Estimation) -> Preference:
     """Adds the site prior where the classes of all tasks are known."""
-    tables = class_tables(target.run)
+    tables = class_tables(run)
     if estimation.prior == "none" or tables is None:
         return replace(preference, prior=None)
-    if target.sources.pairs is not None:
-        target = replace(target, sources=replace(target.sources, labels=target.sources.pairs))
-    labels = None if preference.prior or target.sources.labels is None or target.by_task else target.labels
-    return preference.with_prior(tables, labels, eps=None if estimation.prior == "auto" else estimation.prior)
+    return preference.with_prior(tables, eps=None if estimation.prior == "auto" else estimation.prior)
 
 
 def class_tables(run: Run) -> list[dict[str, int]] | None:
@@ -266,14 +223,6 @@ def class_tables(run: Run) -> list[dict[str, int]] | None:
     if len(profiles) == len(run.tasks):
         return [profile.label_table for profile in profiles]
     return [dict.fromkeys(names, 1) for names in run.classes.values()] if run.classes else None
-
-
-def _tempered(preference: Preference, target: TargetSamples, estimation: Estimation) -> Preference:
-    """Tempers weights as far as was asked for, by default not at all."""
-    if estimation.temper == "auto":
-        amount = preference.provenance.get("shrinkage", 0.0)
-        return replace(preference, tempering=float(amount) if isinstance(amount, (int, float)) else None)
-    return preference if estimation.temper is None else preference.tempered(estimation.temper)
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------
@@ -291,64 +240,42 @@ def _by_pairs(target: TargetSamples, estimation: Estimation, watch: SearchWatch 
     if estimation.method == "search":
         from tunable_magmax.workflows.search import search_preference
 
-        return search_preference(target, pairs, estimation.search, similarity=estimation.similarity, watch=watch)
+        return search_preference(target, pairs, estimation.search, watch=watch)
     if estimation.method in ("auto", "label"):
         part = replace(target, sources=replace(sources, labels=sources.pairs))
         return _with_facts(_by_labels(part, estimation), part)
     # Not the labels too: of the same samples, they would count twice.
     part = replace(target, sources=replace(sources, inputs=sources.pairs))
-    (preference,) = _by_data(part, estimation)
+    preference = _by_data(part, estimation)
     part.facts.pop("unused_labels", None)
     return _with_facts(preference, part)
 
 
-def _by_data(target: TargetSamples, estimation: Estimation) -> list[Preference]:
-    """Returns one preference from all samples where one likelihood can hold them, else one for each source."""
+def _by_data(target: TargetSamples, estimation: Estimation) -> Preference:
+    """Returns the posterior of all samples, or what the method that was asked for says of the inputs."""
     sources, method = target.sources, estimation.method
-    if sources.inputs is None and sources.predictions is None:
+    if sources.inputs is None:
         if method not in ("auto", "label"):
             raise InputError(f"--method {method} compares inputs, and there are none: give --inputs, or --method label")
-        return [_by_labels(target, estimation)]
+        return _by_labels(target, estimation)
     if method == "label":
         raise InputError("--method label uses labels only: give --labels and leave out --inputs, or choose auto")
-    labelled = sources.labels is not None
-    if method == "probe" or (method == "auto" and target.can_probe):
-        return [_by_probe(target, estimation)]
-    joint = labelled and not target.by_task and (method in ("shift", "em") or (method == "auto" and target.can_predict))
-    labels = [_by_labels(target, estimation)] if labelled and not joint else []
-    if method == "auto":
-        by_rule = _by_predictions if target.can_predict else _by_features
-        method = "shift" if target.can_predict else "ot"
-        return [*labels, by_rule(target, replace(estimation, method=method), *([joint] if target.can_predict else []))]
-    if method in BY_PREDICTIONS:
-        return [*labels, _by_predictions(target, estimation, joint)]
-    return [*labels, _by_features(target, estimation)]
+    if method in PAPERS:
+        if sources.labels is not None:
+            raise InputError(f"--method {method} compares inputs only: leave out --labels, or choose auto")
+        profiles = target.run.require_profiles("comparing inputs")
+        own: Any = [profile.features for profile in profiles]
+        return Preference.from_features(own, target.features, estimation.method, estimation.raw)  # type: ignore[arg-type]
+    return _by_probe(target, estimation)
 
 
 def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
-    how: Any = {"similarity": estimation.similarity, "on_zero": estimation.on_zero, "seed": estimation.seed}
     if not target.by_task:
         counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
-        return Preference.from_labels(counts, target.labels, **how)
+        return Preference.from_labels(counts, target.labels, seed=estimation.seed)
     # The classes of the run say nothing of the weights then, and a prior of task names would be none of classes.
-    found = Preference.from_labels([{label: 1} for label in target.run.labels], target.labels, **how)
+    found = Preference.from_labels([{label: 1} for label in target.run.labels], target.labels, seed=estimation.seed)
     return replace(found, prior=None)
-
-
-def _by_features(target: TargetSamples, estimation: Estimation) -> Preference:
-    if target.sources.inputs is None:
-        raise InputError(f"--method {estimation.method} compares embeddings: give --inputs, not only --predictions")
-    profiles = target.run.require_profiles("comparing inputs")
-    asked: dict[str, Any] = {name: getattr(estimation, name) for name in ("regularisation", "iterations")}
-    options: dict[str, Any] = {name: getattr(estimation, name) for name in ("method", "gamma", "debias", "raw")}
-    return Preference.from_features(
-        [profile.features for profile in profiles],
-        target.features,
-        solver=Sinkhorn(**{name: value for name, value in asked.items() if value is not None}),
-        bandwidth=estimation.bandwidth or "pooled",
-        resampling=estimation.resampling,
-        **options,
-    )
 
 
 def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
@@ -375,21 +302,6 @@ def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
     return found.with_ood_share(probe, features)
 
 
-def _by_predictions(target: TargetSamples, estimation: Estimation, joint: bool) -> Preference:
-    """Estimates from predictions, and with `joint` from labels too."""
-    profiles = target.run.require_profiles("label-shift estimation")
-    method: Any = estimation.method
-    return Preference.from_predictions(
-        [profile.predicted_table for profile in profiles],
-        target.predictions,
-        method=method,
-        task_label_counts=[profile.label_table for profile in profiles],
-        labels=target.labels if joint else None,
-        on_zero=estimation.on_zero,
-        resampling=estimation.resampling,
-    )
-
-
 def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
     inputs = target.sources.inputs
     if target.facts.pop("unused_labels", False):
@@ -397,5 +309,5 @@ def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
             f"{inputs} holds labels as well, which say more than inputs; --labels in place of --inputs uses them",
             stacklevel=2,
         )
-    copies = target.facts.get("copies") if preference.method not in BY_LABELS else None
+    copies = target.facts.get("copies") if preference.method != "label" else None
     return preference.with_facts(read=dict(target.facts), **({} if copies is None else {"copies": copies}))

@@ -115,8 +115,8 @@ def scaled_by_pairs(target: TargetSamples, preference: Preference) -> Preference
     plain = target.head()
     if plain is None:
         raise InputError(
-            f"{target.run.path}: scoring scales needs a frozen classifier head, and the run names none: give it with "
-            "--classifier, or enter it with `tmx init RUN_DIR --head HEAD`"
+            f"{target.run.path}: scoring scales needs a frozen classifier head, and the run names none: enter it "
+            "with `tmx init RUN_DIR --head HEAD`"
         )
     refuse_adapters(target.run, "leave out --choose-scale, or ")
     head = site_head(plain, preference, target.run.profiles)

@@ -21,7 +21,6 @@ from tunable_magmax.evaluation.evaluator import Evaluator, Labelled, known_label
 from tunable_magmax.evaluation.run_models import BuiltinModels, read_each, scoring_encoder
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.estimate import JSON
-from tunable_magmax.preference.labels import Similarity
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.preference.search import Search, SearchWatch, Trial, check_study_file, require_optuna, search
 from tunable_magmax.runs.run import Run
@@ -39,7 +38,6 @@ def search_preference(
     pairs: Samples,
     settings: Search,
     *,
-    similarity: Similarity = "count",
     watch: SearchWatch | None = None,
 ) -> Preference:
     """Returns the weights, and the scale if that is searched, whose merge of the target's run classifies `pairs` best.
@@ -55,9 +53,8 @@ def search_preference(
     run, reading, head = target.run, target.reading, target.head()
     if head is None:
         raise InputError(
-            f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: give it with "
-            "--classifier, or enter it with `tmx init RUN_DIR --head HEAD`; labels alone need no head "
-            "(--method label)"
+            f"{run.path}: a search scores merges with a frozen classifier head, and the run names none: enter it "
+            "with `tmx init RUN_DIR --head HEAD`; labels alone need no head (--method label)"
         )
     known = labelled_pairs(run, pairs, head)
     left_out: dict[str, JSON] = {"unknown_labels": len(pairs) - len(known)} if len(known) < len(pairs) else {}
@@ -66,7 +63,7 @@ def search_preference(
     evaluator = Evaluator(encoder, head, drawn, batch=BATCH, progress=target.progress)
     if evaluator.unreadable:
         left_out["unreadable"] = evaluator.unreadable
-    starts = _starts(run, [head.classes[index] for index in evaluator.truth.tolist()], similarity)
+    starts = _starts(run, [head.classes[index] for index in evaluator.truth.tolist()])
     with closing(_Scorer(run, evaluator, target.progress)) as scorer:
         result = search(
             scorer.score,
@@ -120,7 +117,7 @@ def labelled_pairs(run: Run, pairs: Samples, head: Head) -> Labelled:
     return Labelled(pairs, tuple(place), np.array(list(place.values()), dtype=np.int64), {}, None)
 
 
-def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str, tuple[float, ...]]:
+def _starts(run: Run, labels: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """Returns what is tried first: equal weights, and the label preference if there is one that differs."""
     starts = {"equal": Preference.equal(len(run.tasks)).weights}
     profiles = [profile for profile in run.profiles if profile is not None]
@@ -129,7 +126,10 @@ def _starts(run: Run, labels: Sequence[str], similarity: Similarity) -> dict[str
     counts = [profile.label_table for profile in profiles]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        by_labels = Preference.from_labels(counts, labels, similarity=similarity, on_zero="equal")
+        try:
+            by_labels = Preference.from_labels(counts, labels)
+        except InputError:  # no label is of a task
+            return starts
     return starts if _same(by_labels.weights, starts["equal"]) else {**starts, "label": by_labels.weights}
 
 

@@ -355,7 +355,7 @@ class _Plan:
         ends = preference.intervals
         intervals = None if ends is None else dict(zip(run.labels, [list(pair) for pair in ends], strict=True))
         samples = preference.provenance.get("samples")
-        outside = preference.provenance.get("outside")
+        outside = preference.provenance.get("ood_share")
         digest = None
         if self.file is not None:
             digest = self.file.digest
@@ -433,7 +433,7 @@ def _plan(target: TargetSamples, preference: Preference, options: TailorOptions,
     except InputError as error:
         if options.head == "fitted":
             raise
-        if run.head is None and target.head_file is None and not _has_builtin(run):
+        if run.head is None and not _has_builtin(run):
             raise
         return _unscored(target, preference, options, method, scale, str(error).split(":")[-1].strip())
     with bench:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,50 +14,38 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import choose_rows, task_matrices
 from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.features import (
-    Features,
-    holds_features,
-    holds_task_features,
-    read_base_features,
-    read_task_features,
-)
 from tunable_magmax.data.given import Source
 from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.errors import some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.base_features import TaskProbe
-from tunable_magmax.runs.profile import Profile, require_one
+from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.head import Classifier, Head
+    from tunable_magmax.models.head import Head
 
 BATCH = 64
 COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
 
 
-SAMPLES = ("labels", "inputs", "predictions", "pairs")
+SAMPLES = ("labels", "inputs", "pairs")
 OPINIONS = ("weights", "alpha", "equal")
 """What may be said of a target without a sample of it; preferences have methods of these names, too."""
 
 
 @dataclass(frozen=True)
 class TargetSources:
-    """What is known of a target: samples, in files or in memory, or an opinion. `weights`: for each task, or by name.
-
-    `strengths`: how much each source counts.
-    """
+    """What is known of a target: samples, in files or in memory, or an opinion. `weights`: by task, or by name."""
 
     weights: Sequence[float] | Mapping[str, float] | None = None
     alpha: float | None = None
     equal: bool = False
     labels: Source | None = None
     inputs: Source | None = None
-    predictions: Source | None = None
     pairs: Source | None = None
-    strengths: Sequence[float] | None = None
 
     @property
     def samples(self) -> list[str]:
@@ -83,12 +70,9 @@ class TargetSources:
 class TargetReading:
     """How the files are read.
 
-    `classifier`: the head of the fixed classifier, by default the run's, and `classifier_checkpoint` its encoder. Of
-    more inputs than `max_samples` a seeded draw is used. `device`: for encoders, by default the GPU if there is one.
+    Of more inputs than `max_samples` a seeded draw is used. `device`: of encoders, by default the GPU if there is one.
     """
 
-    classifier: Path | None = None
-    classifier_checkpoint: Path | None = None
     max_samples: int = 500
     split: str | None = None
     text_column: str | None = None
@@ -113,45 +97,24 @@ class TargetSamples:
     rows: dict[int, int] = field(default_factory=dict)
 
     @property
-    def can_predict(self) -> bool:
-        """Whether the fixed classifier's predictions on the target are available or can be made."""
-        if self.sources.predictions is not None:
-            return True
-        profiled = all(profile is not None and profile.predicted is not None for profile in self.run.profiles)
-        return profiled and self.sources.inputs is not None and not self.embedded and self.head_file is not None
-
-    @property
-    def can_compare(self) -> bool:
-        """Whether the target's features under each task's encoder are available or can be made."""
-        if self.sources.inputs is None:
-            return False
-        features = self._feature_file
-        return features is None or holds_task_features(features, self.run.labels, self._encoders)
-
-    @property
     def can_probe(self) -> bool:
-        """Whether the base's embeddings are available for all tasks and, or can be made, for the target."""
+        """Whether there are inputs, and the base's embeddings for all tasks."""
         based = all(profile is not None and profile.base for profile in self.run.profiles)
-        return based and self.sources.inputs is not None and (not self.embedded or self._base_file is not None)
-
-    @property
-    def head_file(self) -> Path | None:
-        """The head of the fixed classifier."""
-        return self.reading.classifier or self.run.head
+        return based and self.sources.inputs is not None
 
     def head_of_file(self) -> Head | None:
-        """Reads the frozen head's file; None where the tasks have classifiers themselves."""
+        """Reads the run's frozen head; None where the tasks have classifiers themselves."""
         from tunable_magmax.models.head import load_head
 
-        return None if self.head_file is None else load_head(self.head_file)
+        return None if self.run.head is None else load_head(self.run.head)
 
     def head(self) -> Head | None:
         """Reads the head that models are scored with: a file's, or the classifiers that the tasks have themselves."""
         from tunable_magmax.evaluation.run_models import merged_labels
-        from tunable_magmax.models.head import builtin_head, load_head
+        from tunable_magmax.models.head import builtin_head
 
-        if self.head_file is not None:
-            return load_head(self.head_file)
+        if self.run.head is not None:
+            return self.head_of_file()
         labels = merged_labels(self.run.base, self.run.tasks, self.run.heads)
         return None if labels is None else builtin_head(labels)
 
@@ -163,8 +126,8 @@ class TargetSamples:
         if self.by_task:
             return list(labels)
         lists = [profile.classes for profile in self.run.require_profiles("--labels")]
-        classifiers = [profile.classifier_classes for profile in self.run.profiles if profile is not None]
-        return by_name(labels, lists, classifiers, file)
+        head = self.head_of_file() if all(map(is_index, labels)) else None
+        return by_name(labels, lists, [] if head is None else [head.classes], file)
 
     @cached_property
     def by_task(self) -> bool:
@@ -185,33 +148,11 @@ class TargetSamples:
         return open_labels(file, self.reading.split, self.reading.label_column)
 
     @cached_property
-    def predictions(self) -> list[str]:
-        """The class that the fixed classifier predicts for each of the target's samples."""
-        profiles = self.run.require_profiles("label-shift estimation")
-        require_one(profiles, "classifier")
-        classes, file = profiles[0].classifier_classes, self.sources.predictions
-        if file is not None:
-            self.facts["predictions_file"] = file.name
-            return by_name(open_labels(file, None, self.reading.label_column), [classes], [classes], file)
-        classifier = self._classifier()
-        for profile in profiles:
-            profile.require(classifier=classifier.digest)
-        indices = self.embed(classifier.probabilities, "classifying").argmax(axis=1)
-        return [classes[index] for index in indices.tolist()]
-
-    @cached_property
     def features(self) -> list[Any]:
         """The target's features under each task's encoder."""
-        profiles = self.run.require_profiles("comparing inputs")
-        if (file := self._feature_file) is not None:
-            tables = read_task_features(file, self.run.labels, [p.encoder for p in profiles])
-            for profile, table in zip(profiles, tables, strict=True):
-                profile.require(encoder=table.encoder)
-                _require_width(table, profile, profile.features, "that task's checkpoint")
-            self.facts["inputs"] = file.name
-            return self._without_copies([table.values for table in tables])
         from tunable_magmax.models.encoder import load_encoder
 
+        profiles = self.run.require_profiles("comparing inputs")
         embedded = []
         for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True)):
             encoder = load_encoder(path, self.reading.device, assets=self.run.base)
@@ -222,24 +163,10 @@ class TargetSamples:
     @cached_property
     def base_features(self) -> Any:
         """The target's features under the base."""
-        profiles = self.run.require_profiles("a probe")
-        require_one(profiles, "base")
-        inputs = self.sources.inputs
-        if inputs is None:
-            raise InputError("a probe looks at embeddings: give --inputs, not only --predictions")
-        if self.embedded:
-            table = self._base_file
-            if table is None:
-                raise InputError(
-                    f"{inputs} holds no features under the base: add them as base.npy or base.safetensors, or give the "
-                    "inputs themselves"
-                )
-            profiles[0].require(base=table.encoder)
-            _require_width(table, profiles[0], profiles[0].base_features, "the run's base")
-            self.facts["inputs"] = inputs.name
-            return self._without_copies([table.values])[0]
         from tunable_magmax.models.encoder import load_encoder
 
+        profiles = self.run.require_profiles("a probe")
+        require_base(profiles)
         encoder = load_encoder(self.run.base, self.reading.device)
         profiles[0].require(base=encoder.digest)
         return self.embed(encoder.embed, "embedding")
@@ -250,26 +177,6 @@ class TargetSamples:
         profiles = self.run.require_profiles("a probe")
         rows = task_matrices([profile.base_features for profile in profiles], "base features")
         return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the inputs are files of features already."""
-        return self._feature_file is not None
-
-    @property
-    def _feature_file(self) -> Path | None:
-        """The file or folder of features, if the inputs are one."""
-        inputs = self.sources.inputs
-        return inputs if isinstance(inputs, Path) and holds_features(inputs) else None
-
-    @property
-    def _encoders(self) -> list[str]:
-        return [profile.encoder for profile in self.run.profiles if profile is not None]
-
-    @cached_property
-    def _base_file(self) -> Features | None:
-        assert self._feature_file is not None
-        return read_base_features(self._feature_file, self.run.labels, self._encoders)
 
     @cached_property
     def _samples(self) -> tuple[Samples, list[int]]:
@@ -307,14 +214,6 @@ class TargetSamples:
         self._note_copies(len(positions) - len(failed), len(distinct))
         return np.concatenate(results)
 
-    def _without_copies(self, tables: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Returns features without the rows that are copies of others in every table."""
-        if len({len(table) for table in tables}) > 1:
-            return list(tables)
-        _, first = np.unique(np.concatenate(tables, axis=1), axis=0, return_index=True)
-        self._note_copies(len(tables[0]), len(first))
-        return [table[np.sort(first)] for table in tables] if len(first) < len(tables[0]) else list(tables)
-
     def _note_copies(self, samples: int, distinct: int) -> None:
         copies = samples - distinct
         if copies and "copies" not in self.facts:
@@ -322,35 +221,9 @@ class TargetSamples:
             if copies > COPIES * samples:
                 warnings.warn(f"{copies} of {samples} samples are copies of others; they count once", stacklevel=3)
 
-    def _classifier(self) -> Classifier:
-        from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import Classifier, load_head
-
-        if self.head_file is None:
-            raise InputError(
-                "label-shift estimation needs the fixed classifier: give its head with --classifier (and its encoder "
-                "with --classifier-checkpoint, by default the run's base), or its predictions with --predictions"
-            )
-        if self.sources.inputs is None or self.embedded:
-            raise InputError(
-                "the fixed classifier needs the inputs themselves (images or texts), not ready features; give "
-                "--predictions FILE, the classes it predicted for them, or use --method ot"
-            )
-        head = load_head(self.head_file)
-        checkpoint = self.reading.classifier_checkpoint or self.run.classifier_checkpoint or self.run.base
-        return Classifier(load_encoder(checkpoint, self.reading.device, assets=self.run.base), head)
-
 
 def _content(value: Any) -> Any:
     """Returns what equal inputs have in common: a text, or size, mode and digest of a picture."""
     if isinstance(value, str):
         return value
     return value.size, value.mode, hashlib.sha256(value.tobytes()).digest()
-
-
-def _require_width(table: Features, profile: Profile, own: Any, encoder: str) -> None:
-    if table.values.shape[1] != own.shape[1]:
-        raise InputError(
-            f"{table.origin}: the features have width {table.values.shape[1]}, and those in the profile of task "
-            f"{profile.task!r} have width {own.shape[1]}; embed the target with {encoder}"
-        )

@@ -1,0 +1,184 @@
+"""The paper's estimators from inputs: Sinkhorn against POT and exact transport; transport, cosine and MMD by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tunable_magmax.errors import InputError
+from tunable_magmax.preference import distances
+from tunable_magmax.preference.distances import FeatureMethod, feature_distances, sinkhorn, squared_mmd
+from tunable_magmax.preference.preference import Preference
+
+METHODS: list[FeatureMethod] = ["ot", "cosine", "mmd"]
+LONG = 20_000
+
+
+def cost_of(seed: int, n: int = 30, m: int = 7) -> NDArray[np.float64]:
+    """The paper's cost of two clouds, by the definition."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(n, 3)), rng.normal(size=(m, 3)) + 0.5
+    cost = np.square(x[:, None, :] - y[None, :, :]).sum(axis=2)
+    return np.asarray(cost / cost.max())
+
+
+def example(seed: int = 0, tasks: int = 4, rows: int = 40, samples: int = 25) -> tuple[list[Any], list[Any]]:
+    """Tasks around different centres; the site mixes tasks 1 and 2."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(tasks, 6)) * 2 + 3
+    own = [rng.normal(size=(rows, 6)) + centre for centre in centres]
+    site = np.concatenate([rng.normal(size=(samples - 8, 6)) + centres[0], rng.normal(size=(8, 6)) + centres[1]])
+    return own, [site] * tasks
+
+
+@pytest.mark.parametrize("regularisation", [1.0, 0.1, 0.01, 0.001])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cost_of_the_plan_equals_pot(regularisation: float, seed: int) -> None:
+    ot = pytest.importorskip("ot")
+    cost = cost_of(seed)
+    plan = ot.sinkhorn([], [], cost, regularisation, method="sinkhorn_log", numItermax=LONG, stopThr=1e-9, warn=False)
+    found, residual = sinkhorn(cost, regularisation, LONG, 1e-9)
+    assert residual <= 1e-9
+    assert found == pytest.approx(float((plan * cost).sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 40])
+def test_every_iteration_is_pots(iterations: int) -> None:
+    # POT updates columns first, so the transposed problem goes through the same plans, converged or not.
+    ot = pytest.importorskip("ot")
+    cost = cost_of(0, n=12, m=9)
+    plan = ot.sinkhorn([], [], cost.T, 0.01, method="sinkhorn_log", numItermax=iterations, stopThr=0, warn=False)
+    assert sinkhorn(cost, 0.01, iterations, 0)[0] == pytest.approx(float((plan * cost.T).sum()), abs=1e-12)
+
+
+def test_goes_to_exact_transport() -> None:
+    ot = pytest.importorskip("ot")
+    cost = cost_of(3)
+    exact = float(ot.emd2([], [], cost))
+    gaps = [sinkhorn(cost, r, LONG, 1e-9)[0] - exact for r in (0.1, 0.01, 1e-3, 1e-4)]
+    assert gaps[0] > gaps[1] > gaps[2] > -1e-6
+    assert abs(gaps[-1]) < 1e-6
+
+
+def test_one_point_on_a_side_has_one_plan() -> None:
+    cost = cost_of(4, n=7, m=1)
+    assert sinkhorn(cost)[0] == pytest.approx(cost.mean(), rel=1e-12)
+    assert sinkhorn(cost.T)[0] == pytest.approx(cost.mean(), rel=1e-12)
+
+
+def test_transport_by_hand() -> None:
+    # One site's point at 0. Task 1 at 0, 2: costs 0, 4 over 4, mean 1/2. Task 2 at 1, 1: costs 1, 1 over 1, mean 1.
+    own, site = [np.array([[0.0], [2.0]]), np.array([[1.0], [1.0]])], [np.array([[0.0]])] * 2
+    found = Preference.from_features(own, site, raw=True)
+    assert found.provenance["distances"] == pytest.approx([0.5, 1.0])
+    assert found.weights == pytest.approx((1.0, math.exp(-50)), rel=1e-9)
+    assert (found.intervals, found.expected_error, found.prior) == (None, None, None)
+
+
+def test_transport_compares_directions_unless_raw() -> None:
+    own, site = example()
+    longer = [3.0 * rows for rows in site]
+    plain = Preference.from_features(own, site).weights
+    assert Preference.from_features(own, longer).weights == pytest.approx(plain, rel=1e-9)
+    raw = Preference.from_features(own, site, raw=True).weights
+    assert Preference.from_features(own, longer, raw=True).weights != pytest.approx(raw, rel=1e-3)
+    unit = [[rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in side] for side in (own, site)]
+    assert Preference.from_features(*unit, raw=True).weights == pytest.approx(plain, rel=1e-9)
+
+
+def test_cosine_by_hand() -> None:
+    # Mean of the site (1, 0); of task 1 (1, 1): cos = 1/sqrt 2; of task 2 (3, 0): cos = 1.
+    own = [np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[3.0, 1.0], [3.0, -1.0]])]
+    site = [np.array([[2.0, 0.0], [0.0, 0.0]])] * 2
+    found = Preference.from_features(own, site, "cosine")
+    assert found.provenance["distances"] == pytest.approx([1 - 1 / math.sqrt(2), 0], abs=1e-15)
+    share = math.exp(-50 * (1 - 1 / math.sqrt(2)))
+    assert found.weights == pytest.approx((share / (1 + share), 1 / (1 + share)), rel=1e-12)
+
+
+def test_mmd_by_hand() -> None:
+    # x = 0, 1; y = 1, 3. Distances: 1 | 2 | 1, 3, 0, 2: median 1.5, k(d) = exp(-d^2 / 4.5).
+    # MMD^2 = k(1) + k(2) - 2 * (k(1) + k(3) + k(0) + k(2)) / 4.
+    x, y = np.array([[0.0], [1.0]]), np.array([[1.0], [3.0]])
+
+    def k(distance: float) -> float:
+        return math.exp(-(distance**2) / (2 * 1.5**2))
+
+    assert squared_mmd(x, y) == pytest.approx(k(1) + k(2) - (k(1) + k(3) + k(0) + k(2)) / 2, abs=1e-12)
+
+
+def test_mmd_is_unbiased() -> None:
+    rng = np.random.default_rng(0)
+    values = [squared_mmd(rng.normal(size=(8, 2)), rng.normal(size=(8, 2))) for _ in range(600)]
+    assert abs(np.mean(values)) < 4 * np.std(values) / math.sqrt(600)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_finds_the_tasks_of_the_site_whatever_the_order_and_the_kind_of_array(method: FeatureMethod) -> None:
+    own, site = example()
+    found = Preference.from_features(own, site, method)
+    assert np.argmax(found.weights) == 0
+    assert found.weights[0] > 0.5
+    order = np.random.default_rng(1).permutation(len(site[0]))
+    shuffled = Preference.from_features(own, [rows[order] for rows in site], method)
+    assert shuffled.weights == pytest.approx(found.weights, abs=1e-9)
+    turned = Preference.from_features(own[::-1], site, method)
+    assert turned.weights[::-1] == pytest.approx(found.weights, abs=1e-12)
+    tensors = Preference.from_features([torch.tensor(x) for x in own], [torch.tensor(x) for x in site], method)
+    assert tensors.weights == found.weights
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_huge_and_tiny_features_do_not_overflow(method: FeatureMethod) -> None:
+    own, site = example(2)
+    plain = feature_distances(own, site, method, raw=True)
+    for factor in (1e304, 1e-300):
+        scaled = feature_distances([x * factor for x in own], [x * factor for x in site], method, raw=True)
+        assert scaled == pytest.approx(plain, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_identical_features_give_equal_weights_and_a_warning(method: FeatureMethod) -> None:
+    same = [np.full((3, 2), 0.1)] * 2
+    with pytest.warns(UserWarning, match="they say nothing"):
+        assert Preference.from_features(same, same, method).weights == (0.5, 0.5)
+
+
+def test_says_when_transport_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, site = example(tasks=2)
+    monkeypatch.setattr(distances.sinkhorn, "__defaults__", (1e-3, 2, 1e-6))
+    with pytest.warns(UserWarning, match="did not converge"):
+        Preference.from_features(own, site)
+
+
+X = np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("own", "site", "options", "message"),
+    [
+        ([], [], {}, "task features: expected a list of arrays [samples, width], one for each task"),
+        ([X], [X, X], {}, "1 tasks, and site features of [3, 3] samples"),
+        ([X], X, {}, "site features: expected a list of arrays"),
+        ("ab", [X], {}, "task features: expected a list of arrays"),
+        ([X], [X[:0]], {}, "site features of task 1: no samples, or features of width 0: found shape [0, "),
+        ([X[:, :0]], [X], {}, "task features of task 1: no samples, or features of width 0: found shape [3, 0]"),
+        ([X], [X[0]], {}, "site features of task 1: expected a matrix [samples, width], found shape [2]"),
+        ([X], [np.ones((3, 4))], {}, "width 2 and the target's have width 4"),
+        ([X, X], [X, X[:2]], {}, "2 tasks, and site features of [3, 2] samples"),
+        ([X], [[[1, math.nan], [0, 0]]], {}, "1 of 2 rows hold NaN or infinity, first in row 0"),
+        ([X], [X], {"method": "cosin"}, "not 'cosin' (did you mean 'cosine'?)"),
+        ([X * [[1], [-1], [0]]], [X], {"method": "cosine"}, "the mean embedding of task 1 is zero"),
+        ([X], [X[:2] * [[1], [-1]]], {"method": "cosine"}, "the site's under task 1 is zero"),
+        ([X[:1]], [X + 1], {"method": "mmd"}, "task 1 has 1"),
+    ],
+)
+def test_bad_input(own: Any, site: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Preference.from_features(own, site, **options)
+    assert message in str(error.value)

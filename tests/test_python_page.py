@@ -42,7 +42,7 @@ def test_every_block_of_the_page_runs(image_run, calm, capsys):
     printed = capsys.readouterr().out
     for promised in re.findall(r"print\((?:run|error)\)  # (.*)", page):
         assert promised in printed
-    assert len(names["compared"].rows) == 18
+    assert len(names["compared"].rows) == 9
 
 
 def test_the_notebook_runs_from_top_to_bottom(calm, monkeypatch):

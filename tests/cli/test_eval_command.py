@@ -239,7 +239,7 @@ def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):
     replace(Preference((0, 1)), prior=prior).save(tmp_path / "site.json")
     common = (image_run.path, "--preference", tmp_path / "site.json", "--data", site)
     with_prior, without = told(tmx, *common), told(tmx, *common, "--prior", "none")
-    assert with_prior["prior"] == {"source": "preference", "eps": 1e-30, "logit_factor": 1.0}
+    assert with_prior["prior"] == {"source": "preference", "eps": 1e-30}
     assert without["prior"] is None
     assert without["accuracy"] == told(tmx, image_run.path, "--weights", "0,1", "--data", site)["accuracy"]
     # Nearly all the prior's mass is on red and blue: fewer samples are taken for other classes.
@@ -259,7 +259,7 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
         Head.of(head.weight, head.classes, head.logit_scale, np.array([100, 0, 0, 0])), model / "head.safetensors"
     )
     found = told(tmx, model, "--data", site)
-    assert found["prior"] == {"source": "head", "eps": None, "logit_factor": 1.0}
+    assert found["prior"] == {"source": "head", "eps": None}
     assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red
     text = tmx("eval", model, "--data", site, *CPU).out
     assert "  with the site prior in the head's file (--prior none leaves it out)\n" in text
@@ -267,7 +267,7 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
     assert plain["prior"] is None
     assert plain["accuracy"]["right"] == told(tmx, image_run.path / "first", "--data", site)["accuracy"]["right"]
     several = told(tmx, image_run.path, "--checkpoint", "all", "--data", site, "--head", model / "head.safetensors")
-    assert several["prior"] == {"source": "head", "eps": None, "logit_factor": 1.0}
+    assert several["prior"] == {"source": "head", "eps": None}
     assert several["checkpoints"]["base"]["right"] == COUNTS["red"]
 
 

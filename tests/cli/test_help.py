@@ -37,7 +37,7 @@ OPTIONS = {
     "--weights --budget --preference --method --scale --scope --compare --keep --density --seed --dtype --include "
     "--exclude",
     "compare": "RUN_DIR --preference --data --head --split --text-column --label-column --limit --batch --device "
-    "--scales --prior --seed --plot --dry-run --quiet -q --json",
+    "--scales --old-heads --seed --plot --dry-run --quiet -q --json",
     "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "
     "--batch --device --strict",
     "studio": "RUN_DIR --out -o --data --inputs --labels --pairs --preference --samples --export --points --port "

@@ -29,7 +29,7 @@ from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.compare import _tailored_model, recorded_candidate
+from tunable_magmax.workflows.site_model import HeadRecord, MergeRecord, MixtureRecord, TailorRecord, read_record
 
 
 class FoundError(AssertionError):
@@ -103,9 +103,16 @@ def prepare(folder: Path) -> None:
     )
     (folder / "site").mkdir()
     preference.save(folder / "site" / "preference.json")
-    merge = {"method": "tunable_magmax", "scale": 0.9, "seed": 0, "scale_from": "the preference"}
-    record = {"version": 1, "merge": merge, "prior": {"eps": 0.1}, "choice": {"chosen": "last"}}
-    (folder / "site" / "tmx-tailor.json").write_text(json.dumps(record))
+    record = TailorRecord(
+        {"inputs": "site.csv"},
+        MixtureRecord("probe", 20, {"t1": 0.75, "t2": 0.25}, {"t1": [0.6, 0.9], "t2": [0.1, 0.4]}, 0.1),
+        MergeRecord("tunable_magmax", 0.9, "by rule", 1.6, ({"model": "base", "log_loss": 0.5, "accuracy": 0.8},), 9),
+        HeadRecord("fitted", None, 9, 9, 0, 0, True, 0.4, 0.6, "input", 0.1, "sha256:00", 90),
+        {"tailored": [0.9, 0.8, 0.95]},
+        None,
+        {"cat": 0.75, "dog": 0.25},
+    )
+    (folder / "site" / "tmx-tailor.json").write_text(record.to_json())
 
 
 # -- what reads each kind ---------------------------------------------------------------------------------------------
@@ -185,9 +192,7 @@ def _recipe(folder: Path) -> None:
 
 def _tailored(folder: Path) -> None:
     with suppress(TmxError):
-        _, record = _tailored_model(folder / "site")
-        if record is not None:
-            recorded_candidate(record, Preference.load(folder / "site" / "preference.json"), Run.open(folder))
+        read_record(folder / "site")
 
 
 def _json(file: bytes, random: Random) -> bytes:

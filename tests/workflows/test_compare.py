@@ -1,4 +1,4 @@
-"""A comparison counts right, compares on the same samples, and says plainly who wins."""
+"""A comparison counts what `eval` counts, fits every model's head alike, and says what the samples can tell."""
 
 from __future__ import annotations
 
@@ -12,206 +12,191 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+import builtin_run
 from scipy.stats import binomtest
 
-from tunable_magmax import METHODS, Preference
+from tunable_magmax import Preference
+from tunable_magmax.data.given import given_samples
+from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.accuracy import Share
+from tunable_magmax.evaluation.comparison import holm
+from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.models.head import Head, load_head, save_head
+from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, tunable
-from tunable_magmax.workflows.compare import (
-    Rivals,
-    compare,
-    plan_comparison,
-    recorded_candidate,
-    tailored_candidate,
-)
-from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
-from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.scoring import AppliedPrior, Reading
-from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.tailoring import Tailoring, default_method, default_scale
+from tunable_magmax.workflows.compare import Rivals, check_comparison, compare, compared_rows, least_samples
+from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.init import init_run
+from tunable_magmax.workflows.scoring import Reading
+from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
-from tunable_magmax.workflows.verdicts import Comparison, compared_rows, least_samples
 
-CPU = Reading(device="cpu")
+CPU, ON_CPU = Reading(device="cpu"), TargetReading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
-LIKELY = Preference((3, 1), tasks=("first", "second")).with_prior(TABLES, eps=0.001)
-BASE, BIRDS = Candidate("base", checkpoint=0), Candidate("birds", checkpoint=1)
+LIKELY = Preference((3, 1), tasks=("first", "second")).with_prior(TABLES, eps=0.02)
+
+
+@pytest.fixture(scope="module")
+def kept(image_run, tmp_path_factory):
+    """The run with a frozen head, and eight kept samples of each class."""
+    folder = tmp_path_factory.mktemp("kept")
+    shutil.copytree(image_run.path, folder / "run")
+    run = Run.open(folder / "run")
+    for t, classes in enumerate(TABLES):
+        samples = open_samples(image_run.pairs(folder / f"data-{t}", dict.fromkeys(classes, 8), seed=900))
+        keep_samples(run, t, samples, source="training")
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def site(image_run, tmp_path_factory):
-    return image_run.pairs(tmp_path_factory.mktemp("site") / "site", {"red": 6, "blue": 4, "green": 2})
+    return image_run.pairs(tmp_path_factory.mktemp("site") / "site", {"red": 6, "blue": 4, "green": 3})
 
 
 @pytest.fixture(scope="module")
-def compared(image_run, site):
-    return compare(image_run.path, LIKELY, site, reading=CPU)
+def compared(kept, site):
+    return compare(kept, LIKELY, site, rivals=Rivals(old_heads=True), reading=CPU)
 
 
-def test_every_row_is_what_eval_measures(image_run, site, compared):
-    run = Run.open(image_run.path)
-    merges = 2 + ("tsv" in METHODS) + 3
-    assert len(compared.rows) == 2 * (3 + merges)
-    assert (compared.samples, compared.prior) == (12, AppliedPrior("preference", 0.001))
-    checkpoints = {
-        prior: evaluate_run(run.path, site, prior=asked, reading=CPU).accuracies
-        for prior, asked in ((True, LIKELY), (False, "none"))
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory):
+    """The run whose tasks have classifiers of their own, and samples that it keeps."""
+    path = builtin_run.build_builtin(tmp_path_factory.mktemp("builtin"))
+    for t, name in enumerate(builtin_run.TASKS):
+        texts, labels = builtin_run.texts_of(path / f"{name}.csv")
+        keep_samples(Run.open(path), t, given_samples(texts, "text", labels), source="evaluation")
+    return path
+
+
+def shares(found, head):
+    return {row.model: row.share for row in found.rows if row.head == head}
+
+
+def made(run, out, data, preference=LIKELY, **options):
+    """What `eval` measures of a model that `tailor` writes."""
+    tailor(run, TargetSources(), out, TailorOptions(**options), ON_CPU, preference=preference)
+    return evaluate(out, data, reading=CPU).accuracy.overall
+
+
+# -- the same numbers as tailor and eval ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("title", "method", "scale"),
+    [("base", "last_task", 0), ("last", "last_task", 1), ("tunable_magmax 0.5", "tunable_magmax", 0.5)],
+)
+def test_a_row_is_what_tailor_writes_and_eval_measures(kept, site, compared, tmp_path, title, method, scale):
+    expected = made(kept, tmp_path / "out", site, method=method, scale=scale)
+    assert shares(compared, "fitted")[title] == expected
+
+
+def test_old_heads_are_what_eval_measures_with_the_prior(kept, site, compared):
+    run, old = Run.open(kept), shares(compared, "old")
+    assert set(old) == set(shares(compared, "fitted"))
+    for title, place in (("base", run.base), ("task first", run.tasks[0]), ("last", run.tasks[1])):
+        assert old[title] == evaluate(place, site, run=run.path, prior=LIKELY, reading=CPU).accuracy.overall
+    options = {"method": "average", "scale": 1.0, "weights": list(LIKELY.weights)}
+    found = evaluate(Recipe(run.base, run.tasks, options), site, run=run.path, prior=LIKELY, reading=CPU)
+    assert old["average 1"] == found.accuracy.overall
+
+
+def test_the_tailored_model_is_what_tailor_makes(kept, site, compared, tmp_path):
+    expected = made(kept, tmp_path / "out", site)
+    assert compared.tailored.share == expected
+    assert compared.tailored.head == "fitted"
+
+
+@pytest.mark.parametrize("options", [{}, {"head": "old"}, {"method": "magmax", "scale": 0.7, "seed": 3}, {"scale": 0}])
+def test_the_directory_of_a_tailored_model_is_that_model(kept, site, tmp_path, options):
+    expected = made(kept, tmp_path / "out", site, **options)
+    found = compare(kept, tmp_path / "out", site, reading=CPU)
+    assert (found.tailored.share, found.tailored.head) == (expected, "own")
+    assert found.model == str(tmp_path / "out")
+    assert {"base", "task first", "last"} < set(shares(found, "fitted"))
+
+
+def test_classifiers_of_their_own(builtin, tmp_path):
+    site, preference = builtin / "all.csv", Preference((1, 2))
+    expected = made(builtin, tmp_path / "out", site, preference)
+    assert not (tmp_path / "out" / "head.safetensors").exists()
+    found = compare(builtin, tmp_path / "out", site, rivals=Rivals(old_heads=True), reading=CPU)
+    assert found.tailored.share == expected
+    old = shares(found, "old")
+    assert "base" not in old  # it had none
+    for title, name in (("task pets", "pets"), ("last", "tools")):
+        own = evaluate(builtin / name, builtin / f"{name}.csv", reading=CPU).accuracy.overall
+        part = compare(builtin, preference, builtin / f"{name}.csv", rivals=Rivals(old_heads=True), reading=CPU)
+        assert own.right > 0
+        assert shares(part, "old")[title] == own  # with its own head, not one in which others' rows win
+    assert shares(found, "fitted")["base"].right > 0
+
+
+def test_a_head_that_was_entered_later(builtin, tmp_path):
+    run, site = shutil.copytree(builtin, tmp_path / "run"), builtin / "all.csv"
+    draws = np.random.default_rng(0).normal(size=(len(builtin_run.LABELS), 16))
+    save_head(Head.of(draws, builtin_run.LABELS, 5.0), tmp_path / "head.safetensors")
+    init_run(run, head=tmp_path / "head.safetensors")
+    expected = made(run, tmp_path / "out", site, Preference((1, 2)))
+    assert expected.value > 0.5  # a head was fitted, since the random one knows nothing
+    for preference in (tmp_path / "out", Preference((1, 2))):
+        assert compare(run, preference, site, reading=CPU).tailored.share == expected
+
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_the_compared_samples_change_no_answer(kept, image_run, tmp_path):
+    one = image_run.pairs(tmp_path / "one", {"red": 9})
+    shutil.copytree(one, tmp_path / "other")
+    (tmp_path / "other" / "red").rename(tmp_path / "other" / "blue")
+    found = [shares(compare(kept, LIKELY, data, reading=CPU), "fitted") for data in (one, tmp_path / "other")]
+    assert found[0].keys() == found[1].keys()
+    assert any(share.right for share in found[0].values())
+    for model, share in found[0].items():
+        assert share.right + found[1][model].right <= 9
+
+
+def test_equal_weights_without_a_preference(kept, site):
+    found = compare(kept, None, site, reading=CPU)
+    assert found.weights == {"first": 0.5, "second": 0.5}
+    assert found.preference is None
+    assert {row.model: row.share for row in found.rows} == {
+        row.model: row.share for row in compare(kept, Preference.equal(2), site, reading=CPU).rows
     }
-    for row in compared.rows:
-        candidate = row.candidate
-        if candidate.checkpoint is not None:
-            name = ("base", *run.labels)[candidate.checkpoint]
-            assert row.share == checkpoints[row.prior][name].overall
-        elif candidate.method in ("average", "tunable_magmax"):
-            options = {"method": candidate.method, "scale": candidate.scale, "weights": list(LIKELY.weights)}
-            asked = LIKELY if row.prior else "none"
-            found = evaluate(Recipe(run.base, run.tasks, options), site, run=run.path, prior=asked, reading=CPU)
-            assert row.share == found.accuracy.overall
-            assert compared.scales[candidate.title] == found.merge.scale
 
 
-def test_the_tailored_model_and_the_order(compared):
-    assert compared.tailored.candidate == tunable(1.0)
-    assert compared.tailored.prior
-    rights = [row.share.right for row in compared.rows]
-    assert rights == sorted(rights, reverse=True)
-    assert sum(row.pair is None for row in compared.rows) == 1
-    for row in compared.rows:
-        if row.pair is not None:
-            assert row.pair.difference == pytest.approx(row.share.value - compared.tailored.share.value)
-            p_value = (
-                binomtest(row.pair.won, row.pair.won + row.pair.lost).pvalue if row.pair.won + row.pair.lost else 1
-            )
-            assert row.pair.p_value == pytest.approx(p_value)
-            assert row.p_value >= row.pair.p_value
+def test_scales_are_added_once(kept, site):
+    found = compare(kept, LIKELY, site, rivals=Rivals(scales=[0.3, 1, 1.0]), reading=CPU)
+    titles = [row.model for row in found.rows]
+    assert len(titles) == len(set(titles))
+    assert {"tunable_magmax 0.3", "tunable_magmax 1"} <= set(titles)
 
 
-def test_the_scale_and_prior_that_are_asked_for(image_run, site):
-    own = compare(
-        image_run.path, replace(LIKELY, scale=0.7), site, rivals=Rivals(scales=[0.5], prior="none"), reading=CPU
-    )
-    assert own.tailored.candidate.scale == 0.7
-    scales = [row.candidate.scale for row in own.rows if row.candidate.name == "tunable"]
-    assert sorted(scales) == [0.5, 0.7]
-    assert own.prior is None
-    assert not any(row.prior for row in own.rows)
-
-
-def test_a_heads_own_bias_counts_where_the_preference_has_no_prior(image_run, site, tmp_path):
-    head = load_head(image_run.path / "head.safetensors")
-    save_head(Head.of(head.weight, head.classes, head.logit_scale, np.array([100, 0, 0, 0])), tmp_path / "head.st")
-    shutil.copytree(image_run.path, tmp_path / "run")
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    for task in record["tasks"]:
-        task.pop("profile", None)
-        task.pop("classes", None)
-    (tmp_path / "run/run.json").write_text(json.dumps(record))
-    found = compare(tmp_path / "run", replace(LIKELY, prior=None), site, head=tmp_path / "head.st", reading=CPU)
-    assert found.prior == AppliedPrior("head")
-    assert {row.share for row in found.rows if row.prior} == {Share(6, 12)}  # everything is taken for red
-
-
-def test_a_preference_without_a_prior_gets_that_of_the_tailored_model(image_run, site, tmp_path):
-    by_hand = Preference.from_weights([1, 3])
-    found = compare(image_run.path, by_hand, site, reading=CPU)
-    made = tailor(
-        image_run.path,
-        TargetSources(),
-        tmp_path / "out",
-        reading=TargetReading(device="cpu"),
-        preference=by_hand,
-    )
-    assert (found.prior.source, found.prior.eps) == ("preference", made.record["prior"]["eps"])
-    assert found.tailored.candidate == tunable(made.record["merge"]["scale"])
-    written = evaluate(tmp_path / "out", site, reading=CPU)
-    assert found.tailored.share == written.accuracy.overall
-    assert compare(image_run.path, by_hand, site, rivals=Rivals(prior="none"), reading=CPU).prior is None
-    assert tailored_candidate(Preference((1,) * 9), prior=True, tsv=False) == tunable(1.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "candidate", "prior"),
-    [
-        ({"scale": 0.7}, tunable(0.7), True),
-        ({"method": "tsv"}, Candidate("tsv", "tsv", weighted=True), True),
-        ({"method": "magmax"}, Candidate("magmax", "magmax", None, "matched"), True),
-        ({"method": "magmax", "scale": 0.7}, Candidate("magmax, scale 0.7", "magmax", None, 0.7), True),
-        ({"scale": 0}, BASE, True),
-        ({"method": "last_task", "scale": 1}, Candidate("last", checkpoint=2), True),
-        ({"estimation": Estimation(prior="none"), "seed": 3}, tunable(), False),
-    ],
-)
-def test_the_directory_of_a_tailored_model(image_run, site, tmp_path, options, candidate, prior):
-    out = tmp_path / "out"
-    reading = TargetReading(device="cpu")
-    tailor(image_run.path, TargetSources(), out, Tailoring(**options), reading, preference=replace(LIKELY, prior=None))
-    found = compare(image_run.path, out, site, reading=CPU)
-    assert (found.tailored.candidate, found.tailored.prior) == (candidate, prior)
-    assert found.tailored.share == evaluate(out, site, reading=CPU).accuracy.overall
-    assert (found.model, found.preference) == (str(out), str(out / "preference.json"))
-    assert len({row.candidate.title for row in found.rows}) == len(found.by_model())
-    assert plan_comparison(image_run.path, out, site, reading=CPU).tailored == candidate
-    by_file = compare(image_run.path, out / "preference.json", site, reading=CPU)
-    assert (by_file.model, by_file.tailored.candidate) == (None, tunable(1.0))
-
-
-def test_a_task_that_pairs_chose_is_its_checkpoint(image_run):
-    merge = {"method": "tunable_magmax", "scale": 1.0, "scale_from": "second as it is", "seed": 0}
-    record = {"merge": merge, "prior": {}, "choice": {"chosen": "the likeliest task"}}
-    run = Run.open(image_run.path)
-    assert recorded_candidate(record, Preference((3, 1)), run) == Candidate("first", checkpoint=1)
-    assert recorded_candidate(record, Preference((1, 3)), run) == Candidate("last", checkpoint=2)
-
-
-def test_json_says_everything(compared):
+def test_the_record_is_all_there_is(compared):
     record = json.loads(json.dumps(compared.to_dict()))
-    assert record["version"] == 1
-    assert record["rows"][record["tailored"]]["verdict"] is None
-    assert record["rows"][record["tailored"]]["scale_used"] > 0
+    mine = record["rows"][record["tailored"]]
+    assert (mine["verdict"], mine["p_value"], mine["won"]) == (None, None, None)
     assert record["summary"] == compared.sentences()
-    first = record["rows"][0]
-    assert first["accuracy"] == first["right"] / record["samples"]
-    assert set(first) >= {"model", "prior", "interval", "won", "lost", "difference", "p_value", "verdict"}
+    for row in record["rows"]:
+        assert row["accuracy"] == row["right"] / record["samples"]
+        assert row["head"] in ("fitted", "old")
+        assert (row["checkpoint"] is None) != (row["method"] is None)
+    assert record["kept"] == 32
 
 
-def test_a_plan_reads_no_tensors(image_run, site, monkeypatch):
+def test_headers_are_enough_for_a_dry_run(kept, site, monkeypatch):
     monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
-    plan = plan_comparison(image_run.path, LIKELY, site)
-    assert plan.samples == 12
-    assert plan.tailored in plan.candidates
-    assert plan.to_dict()["tailored"] == "tunable, scale 1"
+    facts = check_comparison(kept, LIKELY, site)
+    assert facts["samples"] == 13
+    assert {"base", "task first", "last", "tsv 1"} <= set(facts["models"])
 
 
-@pytest.mark.parametrize(
-    ("preference", "prior", "title"),
-    [
-        (Preference((9, 1)), True, "tunable, scale 1"),
-        (Preference((9, 1)), False, "tunable, matched"),
-        (Preference((9, 1), scale=0.7), True, "tunable, scale 0.7"),
-        (Preference.equal(9), True, "tsv"),
-        (Preference((1,) * 9, scale=0.7), False, "tsv, scale 0.7"),
-    ],
-)
-def test_the_tailored_model_is_what_tailor_makes_by_default(preference, prior, title):
-    tailored = tailored_candidate(preference, prior)
-    assert tailored.title == title
-    assert tailored.method == default_method(preference.weights)
-    assert tailored.scale in (preference.scale, default_scale(tailored.method, prior))
+# -- what samples can tell --------------------------------------------------------------------------------------------
 
 
-# -- words ---------------------------------------------------------------------------------------------------------
-
-
-def of(mine, **others):
-    """A comparison without a prior: which samples the tailored model and others get right."""
-    known = {"base": BASE, "birds": BIRDS, "tsv": Candidate("tsv", "tsv", weighted=True), "half": tunable(0.5)}
-    right = {(known[name], False): np.array(answers, bool) for name, answers in others.items()}
-    rows = compared_rows({**right, (tunable(), False): np.array(mine, bool)}, (tunable(), False))
-    return Comparison("run", "site", "head", len(mine), 0, rows, None, {})
+def models(*answers):
+    return [(f"model {k}", "fitted", MergeSpec(checkpoint=k), np.array(right, bool)) for k, right in enumerate(answers)]
 
 
 def first(count, samples=100):
@@ -219,89 +204,37 @@ def first(count, samples=100):
     return [k < count for k in range(samples)]
 
 
-@pytest.mark.parametrize(
-    ("mine", "others", "sentences"),
-    [
-        (
-            first(90),
-            {"base": first(10), "tsv": first(89)},
-            ["The tailored model is the best here: 90.0%, clearly better than 1 of the 2 others."],
-        ),
-        (
-            first(90),
-            {"birds": first(90)},
-            [
-                "The tailored model is the best here: 90.0%, though not clearly better than any other.",
-                "`task birds` alone cannot be told apart from it on these 100 samples (90.0% against 90.0%); it "
-                "needs no merge.",
-            ],
-        ),
-        (
-            first(50),
-            {"base": first(80), "birds": first(10)},
-            [
-                "`base` is clearly better than the tailored model: 80.0% against 50.0%.",
-                "So this site needs no tailored merge.",
-            ],
-        ),
-        (
-            first(50),
-            {"base": first(70), "tsv": first(80)},
-            [
-                "`tsv` is clearly better than the tailored model: 80.0% against 50.0%; `tmx tailor run --preference "
-                "FILE --method tsv --scale 1 --prior none -o OUT` makes it.",
-                "`base` alone is, too: 70.0% against 50.0%; this site needs no tailored merge.",
-            ],
-        ),
-        (
-            first(50),
-            {"half": first(80)},
-            [
-                "`tunable, scale 0.5` is clearly better than the tailored model: 80.0% against 50.0%; `tmx tailor "
-                "run --preference FILE --scale 0.5 --prior none -o OUT` makes it."
-            ],
-        ),
-        (
-            first(90),
-            {"base": first(88)},
-            [
-                "The tailored model is the best here: 90.0%, though not clearly better than any other.",
-                "`base` alone cannot be told apart from it on these 100 samples (88.0% against 90.0%); about 391 "
-                "would tell, if the difference is real; it needs no merge.",
-            ],
-        ),
-        (
-            first(88),
-            {"base": first(90)},
-            [
-                "`base` has the most right answers (90.0% against 88.0%), but 100 samples cannot tell it from the "
-                "tailored model; about 391 would tell, if the difference is real.",
-                "It needs no merge.",
-            ],
-        ),
-        (
-            first(5, 5),
-            {"base": first(0, 5)},
-            ["No verdict: 5 samples cannot tell any of these models apart, and at least 6 are needed."],
-        ),
-        (
-            first(88),
-            {"tsv": first(90), "base": first(3)},
-            [
-                "`tsv` has the most right answers (90.0% against 88.0%), but 100 samples cannot tell it from the "
-                "tailored model; about 473 would tell, if the difference is real.",
-                "The tailored model is clearly better than 1 of the 2 others.",
-            ],
-        ),
-    ],
-)
-def test_plain_sentences(mine, others, sentences):
-    assert of(mine, **others).sentences() == sentences
+def test_rows_hold_exact_tests_corrected_for_their_number():
+    draws = np.random.default_rng(0).random((5, 80)) < np.array([[0.5], [0.9], [0.6], [0.5], [0.2]])
+    rows = compared_rows(models(*draws), 2)
+    expected = {}
+    for k in (0, 1, 3, 4):
+        won, lost = int((draws[k] & ~draws[2]).sum()), int((draws[2] & ~draws[k]).sum())
+        expected[f"model {k}"] = binomtest(won, won + lost).pvalue
+    corrected = dict(zip(expected, holm(list(expected.values())), strict=True))
+    assert [row.share.right for row in rows] == sorted((int(right.sum()) for right in draws), reverse=True)
+    for row in rows:
+        assert (row.pair is None) == (row.model == "model 2")
+        if row.pair is not None:
+            assert row.pair.p_value == pytest.approx(expected[row.model])
+            assert row.p_value == pytest.approx(corrected[row.model])
+            assert (row.verdict != "cannot tell") == (row.p_value <= 0.05)
 
 
-def test_of_equal_models_the_tailored_comes_first():
-    found = of(first(5, 10), base=first(5, 10), birds=first(5, 10))
-    assert [row.candidate for row in found.rows] == [tunable(), BASE, BIRDS]
+def test_of_equal_models_the_tailored_comes_first_and_then_the_simpler():
+    equal = [first(5, 10)] * 4
+    for place in range(4):
+        rows = compared_rows(models(*equal), place)
+        others = [k for k in range(4) if k != place]
+        assert [row.model for row in rows] == [f"model {k}" for k in (place, *others)]
+
+
+def test_the_order_does_not_depend_on_the_seed_where_the_answers_do_not(kept, site):
+    orders = []
+    for seed in (0, 1):
+        found = compare(kept, LIKELY, site, rivals=Rivals(scales=[1.0], seed=seed), reading=CPU)
+        orders.append([row.model for row in found.rows if row.spec.method in (None, "average", "tsv")])
+    assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize("comparisons", [1, 5, 53])
@@ -311,45 +244,75 @@ def test_fewer_samples_can_never_tell(comparisons):
         assert (comparisons * binomtest(samples, samples).pvalue <= 0.05) == clear
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------
+def test_the_number_that_would_tell_is_enough_and_one(compared):
+    rows = compared_rows(models(first(90), first(88)), 0)
+    base = rows[1]
+    assert base.verdict == "cannot tell"
+    assert base.needed == base.pair.needed(0.05) > 100
+    said = [sentence for sentence in replace(compared, rows=rows, samples=100).sentences() if "would" in sentence]
+    assert len(said) == 1
+    assert f"about {base.needed:,} would" in said[0]
+    assert compared_rows(models(first(5), first(5)), 0)[1].needed is None
 
 
-def test_three_samples_tell_nothing(image_run, tmp_path):
+@pytest.mark.parametrize(("mine", "other"), [(90, 10), (10, 90), (90, 88), (88, 90), (50, 50)])
+def test_sentences_name_who_wins(compared, mine, other):
+    rows = compared_rows(models(first(mine), first(other)), 0)
+    told = " ".join(replace(compared, rows=rows, samples=100).sentences())
+    row = next(row for row in rows if row.pair is not None)
+    assert ("The tailored model is the best" in told) == (mine >= other)
+    assert ("`model 1` is clearly better" in told) == (other - mine > 50)
+    assert ("`model 1` needs no merge." in told) == (row.verdict != "clearly worse")
+
+
+def test_three_samples_have_no_verdict(kept, image_run, tmp_path):
     three = image_run.pairs(tmp_path / "three", {"red": 2, "green": 1})
-    with pytest.warns(UserWarning, match="3 samples cannot show any difference between so many models, however large"):
-        found = compare(image_run.path, LIKELY, three, reading=CPU)
+    with pytest.warns(UserWarning, match="3 samples cannot show any difference"):
+        found = compare(kept, LIKELY, three, reading=CPU)
     assert {row.verdict for row in found.rows} == {"cannot tell", None}
     assert [sentence[:11] for sentence in found.sentences()] == ["No verdict:"]
 
 
-def test_refused(image_run, site, tmp_path):
-    with pytest.raises(
-        InputError,
-        match=r"the preference is about other tasks .* it has a, b; .* make one for this run with `tmx prefer`",
-    ):
-        compare(image_run.path, Preference((1, 1), tasks=("a", "b")), site)
-    with pytest.raises(InputError, match=r"the preference has 3 weights, and .*run has 2 tasks: make a preference for"):
-        compare(image_run.path, Preference((1, 1, 1)), site)
-    with pytest.raises(InputError, match=r"is a directory without preference\.json: give the file that `tmx prefer`"):
-        compare(image_run.path, tmp_path, site)
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_labels_that_no_task_has(kept, image_run, tmp_path):
+    mostly = image_run.pairs(tmp_path / "mostly", {"red": 8, "blue": 4})
+    shutil.copytree(mostly / "red", mostly / "zebra")
+    for file in sorted((mostly / "zebra").iterdir())[2:]:
+        file.unlink()
+    with pytest.warns(UserWarning, match="2 of 14 labels .*'zebra'"):
+        found = compare(kept, LIKELY, mostly, reading=CPU)
+    assert (found.samples, found.unknown_labels) == (12, 2)
+    shutil.rmtree(mostly / "red")
+    shutil.rmtree(mostly / "blue")
+    with pytest.raises(InputError, match="'zebra'"):
+        compare(kept, LIKELY, mostly, reading=CPU)
+
+
+def test_preferences_and_models_that_belong_to_nothing_here(kept, site, builtin, tmp_path):
+    with pytest.raises(InputError, match="a, b"):
+        compare(kept, Preference((1, 1), tasks=("a", "b")), site)
+    with pytest.raises(InputError, match="3 weights"):
+        compare(kept, Preference((1, 1, 1)), site)
+    with pytest.raises(InputError, match=r"preference\.json"):
+        compare(kept, tmp_path, site)
     (tmp_path / "old").mkdir()
     LIKELY.save(tmp_path / "old/preference.json")
-    merged = {"method": "magmax", "scale": 1.0, "seed": 0, "scale_from": "you"}
-    for record in (
-        {},
-        [],
-        {"merge": merged, "prior": None, "choice": {}},
-        {"merge": merged, "prior": 3, "choice": None},
-        {"merge": {**merged, "scale": [1]}, "prior": None, "choice": None},
-        {"merge": {**merged, "seed": -1}, "prior": None, "choice": None},
-    ):
-        (tmp_path / "old/tmx-tailor.json").write_text(json.dumps(record))
-        with pytest.raises(InputError, match=r"tmx-tailor\.json is no record of `tmx tailor`"):
-            compare(image_run.path, tmp_path / "old", site)
-    other = Preference((1, 1)).with_prior([{"x": 1}, {"y": 1}])
-    with pytest.raises(InputError, match=r"no class of the prior .* is a class of the head"):
-        compare(image_run.path, other, site)
-    head = load_head(image_run.path / "head.safetensors")
+    for record in ("{}", "[]", "no JSON"):
+        (tmp_path / "old/tmx-tailor.json").write_text(record)
+        with pytest.raises(InputError, match=r"tmx-tailor\.json"):
+            compare(kept, tmp_path / "old", site)
+    head = load_head(kept / "head.safetensors")
     save_head(Head.of(np.eye(4), head.classes, 1.0), tmp_path / "narrow.safetensors")
-    with pytest.raises(InputError, match=r"the head has width 4 and the encoder .* do not belong together"):
-        compare(image_run.path, LIKELY, site, head=tmp_path / "narrow.safetensors", reading=CPU)
+    with pytest.raises(InputError, match="width 4"):
+        compare(kept, LIKELY, site, head=tmp_path / "narrow.safetensors", reading=CPU)
+    with pytest.raises(InputError, match="tmx init"):
+        compare(builtin, Preference((1, 1)), builtin / "all.csv", head=tmp_path / "narrow.safetensors", reading=CPU)
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_anything_is_read(kept, site, monkeypatch):
+    monkeypatch.setattr("tunable_magmax.merging.resources.available_memory", lambda: 1000)
+    monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
+    with pytest.raises(InputError, match="held in memory together"):
+        compare(kept, LIKELY, site, reading=CPU)

@@ -121,9 +121,7 @@ def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):
     pairs = list(zip(inputs, LABELS, strict=True))
     model = run.tailor(tmp_path / "model", pairs=pairs)
     assert repr(model).startswith(f"Tailored({str(tmp_path / 'model')!r}: first ")
-    assert model.record["sources"] == {
-        "pairs": f"22 labelled {'image' if any_run.kind == 'vit' else 'text'}s in memory"
-    }
+    assert model.record.sources == {"pairs": f"22 labelled {'image' if any_run.kind == 'vit' else 'text'}s in memory"}
     assert run.tailor(tmp_path / "model", pairs=iter(pairs)).complete
     with pytest.raises(tmx.InputError, match="exists"):  # one sample more is another model
         run.tailor(tmp_path / "model", pairs=[*pairs, pairs[0]])

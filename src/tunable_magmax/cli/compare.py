@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -18,8 +18,10 @@ from tunable_magmax.plots.figure import check_picture
 from tunable_magmax.showing import number
 
 if TYPE_CHECKING:
-    from tunable_magmax.workflows.compare import ComparisonPlan
-    from tunable_magmax.workflows.verdicts import Comparison, Row
+    from tunable_magmax.workflows.compare import Comparison, Row
+
+WIDTH, LONGEST = 80, 30
+"""Columns of a text, and of a model's name in the table."""
 
 
 @Parameter(name="*", group=Group("Data and head", sort_key=1))
@@ -39,9 +41,9 @@ class SiteData:
     label_column: str | None = None
     """Default: label, class, intent, ..."""
     limit: int | None = None
-    """Of more samples, compare on a seeded draw."""
+    """Use at most this many samples, a fixed random draw."""
     batch: int = 256
-    """So many samples at a time."""
+    """Batch size."""
     device: str | None = None
     """Default: the GPU if there is one."""
 
@@ -55,31 +57,31 @@ def compare(
     *loose: Loose,
     preference: Path | None = None,
     site: SiteData = _SITE,
-    scales: str = "0.5,1,matched",
-    prior: Literal["auto", "none"] = "auto",
+    scales: str = "0.5,1",
+    old_heads: bool = False,
     seed: int = 0,
     plot: Path | None = None,
     dry_run: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare the models of a run at a site: base, last, each task, other merges, and the tailored one.
+    """Compare the models of a run at a site: base, last, each task, merges, and the tailored one.
 
-    tmx compare RUN_DIR --preference site.json --data site/test
+    tmx compare RUN_DIR --preference site-model --data site.csv
 
-    Everything is merged in memory and measured on the same samples, with and without the site prior. An exact sign
-    test, corrected for the number of comparisons, says which differences are real.
+    Everything is merged in memory, gets a head that is fitted to it with the run's kept samples, and is measured on the
+    same labelled samples. Exact sign tests, corrected for their number, say which differences are real.
 
     Parameters
     ----------
     run_dir
         A run directory.
     preference
-        The site's preference, as tmx prefer writes it; or a model that tmx tailor made, to compare with what is in it.
+        A model that tmx tailor made, or the site's preference, as tmx prefer writes it. Default: all tasks alike.
     scales
-        Scales of the Tunable MAGMAX merge, numbers or matched, with commas. The tailored model's own is added.
-    prior
-        auto: measure also with the site prior of the preference (or the bias in the head's file); none: without.
+        Scales of the Tunable MAGMAX merge, numbers or matched, with commas.
+    old_heads
+        Also measure every model with the head that it had before fitting.
     seed
         Seed of the merges and of --limit.
     plot
@@ -90,31 +92,30 @@ def compare(
         No progress bars; print the sentences alone.
     """
     refuse_loose("compare", loose, {"--scales": scales}, run_dir)
-    if preference is None:
-        raise InputError(f"for which site? Give --preference FILE, which `tmx prefer {run_dir} -o FILE` makes")
     if plot is not None:
         check_picture(plot)
-    from tunable_magmax.workflows.compare import Rivals, plan_comparison
+    from tunable_magmax.workflows.compare import Rivals, check_comparison
     from tunable_magmax.workflows.compare import compare as compare_models
     from tunable_magmax.workflows.scoring import Reading
 
     values = {key: value for key, value in asdict(site).items() if key not in ("data", "head")}
     common: dict[str, Any] = {"head": site.head, "reading": Reading(**values, seed=seed)}
-    rivals = Rivals(read_scales(scales), prior, seed)
+    common["rivals"] = Rivals(read_scales(scales), old_heads, seed)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
-        found: Comparison | ComparisonPlan
+        lines: Iterator[str]
         if dry_run:
-            found = plan_comparison(run_dir, preference, site.data, rivals=rivals, **common)
-            lines = plan_lines(found)
+            record = check_comparison(run_dir, preference, site.data, **common)
+            shown = {**record, "models": ", ".join(record["models"]), "old_heads": "yes" if old_heads else "no"}
+            lines = (f"{name.replace('_', ' '):10}{value}" for name, value in shown.items())
         else:
-            found = compare_models(run_dir, preference, site.data, rivals=rivals, progress=progress, **common)
-            lines = iter(found.sentences()) if quiet else comparison_lines(found)
+            found = compare_models(run_dir, preference, site.data, progress=progress, **common)
+            record, lines = found.to_dict(), iter(found.sentences()) if quiet else comparison_lines(found)
             if plot is not None:
                 from tunable_magmax.plots.comparison import save_comparison
 
                 save_comparison(found, plot)
     if as_json:
-        text = json.dumps({**found.to_dict(), "warnings": messages}, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps({**record, "warnings": messages}, indent=1, ensure_ascii=False) + "\n"
     else:
         text = "".join(f"{line}\n" for line in lines)
     show(text)
@@ -138,58 +139,28 @@ def read_scales(text: str) -> list[float | str]:
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """Yields the table, a line for each model, and who wins in words."""
-    count = number(comparison.samples, "sample")
-    yield f"{comparison.run} on {comparison.data}, {count}, with the head {comparison.head}"
-    yield f"  {_prior_line(comparison)}"
-    first = comparison.prior is not None
+    """Yields the table, a line for each model, and who wins in words, for screens of 80 columns."""
+    yield f"{comparison.run} on {comparison.data}, {number(comparison.samples, 'sample')}"
+    if comparison.kept:
+        yield f"heads fitted to {number(comparison.kept, 'kept sample')}"
     interval = f"{100 * comparison.level:g}% interval"
-    header = ["", "accuracy", interval, "points", "against *"]
-    if first:
-        header = ["", "with prior", interval, "points", "against *", "no prior", "points", "against *"]
-    rows = [header]
-    for candidate, found in comparison.by_model().items():
-        mark = "*" if candidate == comparison.tailored.candidate else ""
-        scale = comparison.scales.get(candidate.title)
-        shown = f"{candidate.title} ({scale:g})" if candidate.scale == "matched" and scale is not None else None
-        cells = _cells(found[first], comparison.level)
-        if first:
-            without = _cells(found[False], comparison.level)
-            cells = [*cells, without[0], *without[2:]]
-        rows.append([f"{shown or candidate.title}{mark}", *cells])
+    rows = [["", "right", interval, "points", "against *"]]
+    rows += [_cells(row, comparison.level) for row in comparison.rows]
     yield from wrapped_table(rows, 1, screen_width())
-    star = "as tmx tailor makes it of the preference by default"
     if comparison.model is not None:
-        star = f"as it is in {comparison.model}"
-        star += ", without the prior" if first and not comparison.tailored.prior else ""
-    notes = (
-        f"*: the tailored model, {star}; points: accuracy less its; "
-        f"against *: exact sign tests on the same samples, corrected for {len(comparison.rows) - 1} comparisons "
-        f"(Holm); intervals: Wilson, {100 * comparison.level:g}%"
-    )
-    yield from textwrap.wrap(notes, screen_width())
-    for sentence in comparison.sentences():
-        yield from textwrap.wrap(sentence, screen_width())
-
-
-def plan_lines(plan: ComparisonPlan) -> Iterator[str]:
-    """Yields what would be compared."""
-    yield f"{plan.run} on {plan.data}, {number(plan.samples, 'sample')}, with the head {plan.head}"
-    yield f"  {_prior_line(plan)}"
-    yield f"would compare {number(len(plan.candidates), 'model')}, each by one pass over the samples:"
-    for candidate in plan.candidates:
-        yield f"  {candidate.title}{' (the tailored model)' if candidate == plan.tailored else ''}"
-
-
-def _prior_line(found: Comparison | ComparisonPlan) -> str:
-    if found.prior is None:
-        return "without a site prior: neither preference nor head has one, or --prior none was given"
-    return f"with and without the site prior {found.prior.words}"
+        star = f"the model in {comparison.model}"
+    else:
+        site = "this preference" if comparison.preference is not None else "tasks that matter alike"
+        star = f"what tmx tailor would choose for {site}"
+    notes = f"*: {star}; points: percent right less its; against *: sign tests, corrected for their number (Holm)"
+    for text in (notes, *comparison.sentences()):
+        yield from textwrap.wrap(text, min(WIDTH, screen_width()), break_on_hyphens=False)
 
 
 def _cells(row: Row, level: float) -> list[str]:
     low, high = row.share.interval(level)
-    accuracy = [f"{row.share.value:.1%}", f"{100 * low:.1f} to {100 * high:.1f}%"]
+    name = row.title if len(row.title) <= LONGEST else f"{row.title[: LONGEST - 3]}..."
+    share = [f"{row.share.value:.1%}", f"{100 * low:.1f} to {100 * high:.1f}"]
     if row.pair is None:
-        return [*accuracy, "", ""]
-    return [*accuracy, f"{100 * row.pair.difference:+.1f}", str(row.verdict)]
+        return [f"{name} *", *share, "", ""]
+    return [name, *share, f"{100 * row.pair.difference:+.1f}", str(row.verdict)]

@@ -110,7 +110,7 @@ class Bench:
         import torch
 
         from tunable_magmax.models.encoder import load_encoder
-        from tunable_magmax.models.head import load_head
+        from tunable_magmax.models.head import load_head, require_match
 
         self.run, self.progress, self.precise = run, progress, precise
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,6 +126,7 @@ class Bench:
             self.encoder = load_encoder(run.base, device)
             self.frozen = load_head(run.head) if head is None and run.head is not None else head
             assert self.frozen is not None
+            require_match(self.encoder, self.frozen)
             self.classes = self.frozen.classes
         self._places = {name: index for index, name in enumerate(self.classes)}
         self._lock = threading.RLock()

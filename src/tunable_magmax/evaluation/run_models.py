@@ -90,12 +90,14 @@ class RunModels:
         self.run, self.seed = run, seed
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
-        self._labels = merged_labels(run.base, run.tasks, run.heads) if run.head is None else None
+        self._labels = merged_labels(run.base, run.tasks, run.heads)
         self.builtin = None if self._labels is None else BuiltinModels.read(run.base, run.tasks, run.heads, progress)
         if self.builtin is None:
             self._states = read_each((run.base, *run.tasks), read_tensors, progress)
-        else:
+        elif run.head is None:
             self._states = list(self.builtin.states)
+        else:  # the run's head goes before the tasks' own
+            self._states, self.builtin = self.builtin.without_heads(), None
         if device is not None and device != "cpu":
             self._states = [moved(state, device) for state in self._states]
             if self.builtin is not None:
@@ -226,6 +228,10 @@ class BuiltinModels:
         where = next(iter(self.states[0].values())).device
         made = self.heads.state([float(weight) for weight in weights])
         return {name: tensor.to(where) for name, tensor in made.items()}
+
+    def without_heads(self) -> list[dict[str, Tensor]]:
+        """Returns base and tasks without the tensors of heads that they do not share."""
+        return [self._plain(number) for number in range(len(self.states))]
 
     def encoder(self, device: str | None = None) -> BuiltinEncoder:
         """Returns the base with the classifier over all labels; its weights are to be replaced."""

@@ -155,7 +155,7 @@ def evaluate(
         subject = model.located() if isinstance(model, Recipe) else located(model)
     head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
-    used, applied = open_head(head_file, prior, owner)
+    used, applied = open_head(head_file, prior)
     own, state = None, None if merged is None else merged.state_dict
     if used.builtin and isinstance(subject, Recipe):
         own = read_builtin(subject, progress)
@@ -209,7 +209,7 @@ def evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    used, applied = open_head(head_file, prior, trained)
+    used, applied = open_head(head_file, prior)
     own = BuiltinModels.read(trained.base, trained.tasks, progress=progress) if used.builtin else None
     evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress, own)
     with open_checkpoint(trained.base) as base:

@@ -153,7 +153,7 @@ class Measuring:
         refuse_adapters(run)
         self.run, self.device, self.progress = run, device, progress
         self.head_file, _ = find_head(run.base, head, run)
-        self.head: Head = open_head(self.head_file, "none", run)[0]
+        self.head: Head = open_head(self.head_file, "none")[0]
         self.merges = Merges(run, seed=seed, progress=progress, own=self.head.builtin)
         self._encoder: Encoder | None = None
         self._calibration: Calibration | None = None

@@ -22,7 +22,7 @@ from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import number, python_words
-from tunable_magmax.workflows.compare import Rivals, compare
+from tunable_magmax.workflows.compare import Comparison, Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_plan import InitOptions
@@ -34,7 +34,6 @@ from tunable_magmax.workflows.site_model import Tailored
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
-from tunable_magmax.workflows.verdicts import Comparison
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
@@ -324,11 +323,11 @@ class Run:
     @_in_python
     def compare(
         self,
-        preference: Chosen,
+        preference: Chosen | None = None,
         data: Any = None,
         *,
         scales: Sequence[float | str] = Rivals().scales,
-        prior: Literal["auto", "none"] = "auto",
+        old_heads: bool = False,
         seed: int = 0,
         head: str | Path | None = None,
         progress: Progress | None = None,
@@ -336,11 +335,11 @@ class Run:
     ) -> Comparison:
         """Measures which model of the run is best for a site, on its labelled samples, as `tmx compare` does.
 
-        `preference`: one of this run, its file, or a tailored model. `data`: pairs of input and label, or the path of
-        such data; by default the run's own test data. `reading`: split, limit, batch, device, ...
+        `preference`: one of this run, its file, or a tailored model; by default all tasks alike. `data`: pairs of input
+        and label, or the path of such data; by default the run's own test data. `reading`: split, limit, batch, ...
         """
-        source = preference if isinstance(preference, Preference) else Path(preference)
-        rivals, how = Rivals(tuple(scales), prior, seed), divide("compare", {"seed": seed, **reading}, Reading)[0]
+        source = preference if preference is None or isinstance(preference, Preference) else Path(preference)
+        rivals, how = Rivals(tuple(scales), old_heads, seed), divide("compare", {"seed": seed, **reading}, Reading)[0]
         return compare(
             self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
         )

@@ -54,28 +54,23 @@ class Reading:
 
 @dataclass(frozen=True)
 class AppliedPrior:
-    """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds.
-
-    `logit_factor`: by what the head's logit scale was multiplied, because its logits were too flat for a prior.
-    """
+    """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds."""
 
     source: Literal["preference", "head", "bias"]
     eps: float | None = None
-    logit_factor: float = 1.0
 
     @property
     def words(self) -> str:
         """Where it came from.
 
-        >>> AppliedPrior("preference", 0.01, 3.4).words
-        'of the preference, eps 0.01, on logits that are 3.4 times as large'
+        >>> AppliedPrior("preference", 0.01).words
+        'of the preference, eps 0.01'
         """
         if self.source == "head":
             return "in the head's file"
         if self.source == "bias":
             return "in the bias of its classifier"
-        sharper = "" if self.logit_factor == 1 else f", on logits that are {self.logit_factor:g} times as large"
-        return f"of the preference, eps {self.eps:.3g}{sharper}"
+        return f"of the preference, eps {self.eps:.3g}"
 
 
 @dataclass(frozen=True)
@@ -157,15 +152,9 @@ def checkpoint_number(model: Path, run: Run) -> int | None:
     return places.index(model.resolve()) if model.resolve() in places else None
 
 
-def open_head(
-    file: Path | BuiltinHead, prior: Prior = "auto", run: Run | None = None
-) -> tuple[Head, AppliedPrior | None]:
-    """Reads a head, with the bias that `prior` asks for; also says which prior that is.
-
-    With a preference's prior, `run` holds the profiles that say whether the logits are too flat for it.
-    """
+def open_head(file: Path | BuiltinHead, prior: Prior = "auto") -> tuple[Head, AppliedPrior | None]:
+    """Reads a head, with the bias that `prior` asks for; also says which prior that is."""
     from tunable_magmax.models.head import builtin_head, load_head
-    from tunable_magmax.preference.calibration import site_head
 
     if isinstance(file, BuiltinHead):
         inside, head = file.prior, builtin_head(file.labels)
@@ -181,8 +170,7 @@ def open_head(
     if prior == "none":
         return head.with_bias(None), None
     if isinstance(prior, Preference) and prior.prior is not None:
-        site = site_head(head, prior, () if run is None else run.profiles)
-        return site, AppliedPrior("preference", prior.prior.eps, round(site.logit_scale / head.logit_scale, 6))
+        return head.with_bias(prior.prior.bias(head.classes)), AppliedPrior("preference", prior.prior.eps)
     return head, None if head.bias is None else AppliedPrior("head")
 
 

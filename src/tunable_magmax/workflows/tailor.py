@@ -24,6 +24,7 @@ from tunable_magmax.engines.log import finished_report
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, choose_kept
 from tunable_magmax.evaluation.choosing import (
+    CANDIDATES,
     Choice,
     Evidence,
     affordable,
@@ -232,10 +233,7 @@ def find_preference(target: TargetSamples, options: TailorOptions, given: Prefer
     """Returns the site's preference, with the class shares that it means."""
     run = target.run
     if given is not None:
-        tables = class_tables(run)
-        if given.prior is None and tables is not None:
-            given = given.with_prior(tables)
-        return given.named(run.names)
+        return completed(given, run)
     found = prefer_for(target, options.estimation)
     for text in found.warnings:
         warnings.warn(text, stacklevel=2)
@@ -244,6 +242,14 @@ def find_preference(target: TargetSamples, options: TailorOptions, given: Prefer
         few = "1 sample is little" if samples == 1 else f"{samples} samples are few"
         warnings.warn(f"{few}: look at the intervals of the weights", stacklevel=2)
     return found.preference
+
+
+def completed(preference: Preference, run: Run) -> Preference:
+    """Returns a preference with the class shares that it means, and the names of the tasks."""
+    tables = class_tables(run)
+    if preference.prior is None and tables is not None:
+        preference = preference.with_prior(tables)
+    return preference.named(run.names)
 
 
 def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:
@@ -416,9 +422,7 @@ def _likeliest(preference: Preference, classes: Sequence[str], count: int = 10) 
 
 
 def _plan(target: TargetSamples, preference: Preference, options: TailorOptions, clock: _Clock) -> _Plan:
-    run, weights = target.run, preference.weights
-    scale = preference.scale if options.scale is None else options.scale
-    method = default_method(weights) if options.method == "auto" else options.method
+    run = target.run
     try:
         refuse_adapters(run)
         refuse_too_large(run)
@@ -435,9 +439,9 @@ def _plan(target: TargetSamples, preference: Preference, options: TailorOptions,
             raise
         if run.head is None and not _has_builtin(run):
             raise
-        return _unscored(target, preference, options, method, scale, str(error).split(":")[-1].strip())
+        return _unscored(target, preference, options, str(error).split(":")[-1].strip())
     with bench:
-        return _scored(bench, target, preference, options, method, scale, clock)
+        return _scored(bench, target, preference, options, clock)
 
 
 def _has_builtin(run: Run) -> bool:
@@ -446,16 +450,10 @@ def _has_builtin(run: Run) -> bool:
     return any(builtin_labels(path) is not None for path in run.tasks)
 
 
-def _unscored(
-    target: TargetSamples,
-    preference: Preference,
-    options: TailorOptions,
-    method: str,
-    scale: float | str | None,
-    reason: str,
-) -> _Plan:
+def _unscored(target: TargetSamples, preference: Preference, options: TailorOptions, reason: str) -> _Plan:
     """Plans a merge of models that cannot be held in memory together: by rule, with the old head and the prior."""
     head = target.head_of_file()
+    method, scale = _asked(preference, options)
     if options.method == "auto":
         method = "tunable_magmax"
     used = default_scale(method, preference.prior is not None and head is not None) if scale is None else scale
@@ -469,47 +467,95 @@ def _unscored(
     )  # fmt: skip
 
 
-def _scored(
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What heads are fitted with: `site` with all that is affordable, `first` with fewer kept samples, to choose by.
+
+    `candidates`: how many models may be tried. `trained_on`: whether a kept sample was trained on.
+    """
+
+    site: SiteFacts
+    first: SiteFacts
+    candidates: int
+    trained_on: bool
+
+    @property
+    def judges(self) -> bool:
+        """Whether there are labelled samples enough to choose by."""
+        labelled = self.site.labelled
+        return self.first.kept is not None or (labelled is not None and len(labelled) >= LEAST_LABELLED)
+
+
+def open_material(
     bench: Bench,
-    target: TargetSamples,
     preference: Preference,
-    options: TailorOptions,
-    method: str,
-    scale: float | str | None,
-    clock: _Clock,
+    labelled: BenchData | None = None,
+    inputs: BenchData | None = None,
+    *,
+    fits: bool = True,
+) -> Material:
+    """Decodes the kept samples to embed for a site; without `fits` only the site's class shares count."""
+    shares = site_shares(preference, bench.classes)
+    kept, trained = open_all_kept(bench) if fits else ([], False)
+    few = many = None
+    count = CANDIDATES
+    if kept:
+        probe = bench.open("length", kept[0][1].subset(range(min(8, len(kept[0][1])))))
+        count, judging, most = sizes(affordable(bench, tokens_of(bench, probe)))
+        many = open_chosen(bench, kept, shares, most, "kept")
+        few = open_chosen(bench, kept, shares, min(judging, MOST_JUDGING), "kept-few")
+    site = SiteFacts(tuple(preference.weights), shares, many, labelled if fits else None, inputs, moved=fits)
+    return Material(site, replace(site, kept=few), count, trained)
+
+
+def choose_spec(
+    bench: Bench, preference: Preference, options: TailorOptions, material: Material
+) -> tuple[MergeSpec, str, Choice | None]:
+    """Returns the model for a site, and why: the best of those tried where something can judge, else that by rule."""
+    method, scale = _asked(preference, options)
+    weights, auto = tuple(preference.weights), options.method == "auto"
+    used = default_scale(method, preference.prior is not None) if scale is None else scale
+    spec, why = MergeSpec(method, used, weights), "by rule" if auto else "asked for"
+    if scale == 0 or not (material.site.moved and material.judges and (auto or scale is None)):
+        return spec, why, None
+    methods = _methods(bench.run, options) if auto else (method,)
+    default = method if method in methods else methods[0]
+    free = auto and scale is None
+    choice = choose_model(
+        bench,
+        material.first,
+        default,
+        methods,
+        weights,
+        most=material.candidates,
+        scale=scale,
+        checkpoints=free,
+    )
+    if choice is None:
+        return spec, why, None
+    return choice.chosen, f"chosen among {len(choice.tried)} by log loss", choice
+
+
+def _asked(preference: Preference, options: TailorOptions) -> tuple[str, float | str | None]:
+    method = default_method(preference.weights) if options.method == "auto" else options.method
+    return method, preference.scale if options.scale is None else options.scale
+
+
+def _scored(
+    bench: Bench, target: TargetSamples, preference: Preference, options: TailorOptions, clock: _Clock
 ) -> _Plan:
     run, weights = target.run, tuple(preference.weights)
-    shares = site_shares(preference, bench.classes)
     fits = options.head != "old" and bool(bench.views)
     note = None
     if not bench.views and options.head != "old":
         note = "the classifier has no linear last layer with a bias, into which a fitted head could be written"
     with clock.phase("reading"):
-        kept, trained = open_all_kept(bench) if fits else ([], False)
         labelled = _labelled(bench, target)
         inputs = _anchors(bench, target) if fits and not bench.is_builtin and _has_profiles(run) else None
-        few = many = None
-        if kept:
-            probe = bench.open("length", kept[0][1].subset(range(min(8, len(kept[0][1])))))
-            count, judging, most = sizes(affordable(bench, tokens_of(bench, probe)))
-            many = open_chosen(bench, kept, shares, most, "kept")
-            few = open_chosen(bench, kept, shares, min(judging, MOST_JUDGING), "kept-few")
-        else:
-            count = 9
-    site = SiteFacts(weights, shares, many, labelled if fits else None, inputs, moved=fits)
-    first = replace(site, kept=few)
-    judged = few is not None or (labelled is not None and len(labelled) >= LEAST_LABELLED)
-    choice = None
-    why = "asked for" if options.method != "auto" else "by rule"
-    spec = MergeSpec(method, default_scale(method, preference.prior is not None) if scale is None else scale, weights)
-    free = options.method == "auto" and scale is None
+        material = open_material(bench, preference, labelled, inputs, fits=fits)
+    site, many = material.site, material.site.kept
     with clock.phase("choosing"):
-        if fits and judged and (options.method == "auto" or scale is None):
-            methods = _methods(run, options) if options.method == "auto" else (method,)
-            default = method if method in methods else methods[0]
-            choice = choose_model(bench, first, default, methods, weights, most=count, scale=scale, checkpoints=free)
-        if choice is not None:
-            spec, why = choice.chosen, f"chosen among {len(choice.tried)} by log loss"
+        spec, why, choice = choose_spec(bench, preference, options, material)
     with clock.phase("fitting"):
         head = bench.fit(spec, site if fits else replace(site, kept=None, labelled=None, moved=False))
         if not fits and options.head == "old":
@@ -535,7 +581,7 @@ def _scored(
     return _Plan(
         spec, why, weights, choice, evidence, head, bench.classes, note, file, tensors,
         0 if many is None else len(many), 0 if site.labelled is None else len(site.labelled),
-        profiles if fits and not bench.is_builtin else 0, trained, bench.embedded,
+        profiles if fits and not bench.is_builtin else 0, material.trained_on, bench.embedded,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ CAUTIOUS = 0.2
 """The factor of discriminants that cannot be judged, because no class has two rows: they are far too sure."""
 LEAST_GAIN = 0.002
 """A fitted head whose log loss is not smaller than the old one's by this is not worth having."""
+TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
 SMALL_STEP = 1e-4
 
@@ -149,8 +150,15 @@ def fit_head(
             raise InputError("there is neither a labelled sample nor an old head to make a head from")
         return old_fit
     best = min(fits, key=lambda fit: np.inf if fit.loss is None else fit.loss)
-    no_better = best.loss is not None and best.old_loss is not None and best.loss > best.old_loss - LEAST_GAIN
-    return old_fit if no_better and old_fit is not None else best
+    return old_fit if old_fit is not None and best.loss is not None and not _is_better(best, old_fit) else best
+
+
+def _is_better(one: FittedHead, other: FittedHead) -> bool:
+    """Whether the first has the smaller log loss on the same rows, by more than a standard error of few rows."""
+    gains = np.log(np.maximum(one.chances, TINY_CHANCE)) - np.log(np.maximum(other.chances, TINY_CHANCE))
+    mean = float(one.row_weights @ gains)
+    error = float(np.sqrt(np.square(one.row_weights * (gains - mean)).sum()))
+    return mean > max(LEAST_GAIN, error)
 
 
 def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
@@ -258,7 +266,9 @@ class _Problem:
                 if k != START and tried[k][0] >= tried[k - step][0]:
                     break
                 k += step
-        best = min(tried, key=lambda k: (tried[k][0], k))
+        # Of equally good ones the largest: with few rows, small ones are a matter of luck.
+        least = min(loss for loss, *_ in tried.values())
+        best = max(k for k in tried if tried[k][0] <= least + LEAST_GAIN)
         loss, found, logits = tried[best]
         pair = (0.0, found[0]) if len(found) == 1 else (found[0], found[1])
         return self._finished(view, old, whole, SHRINKAGES[best], pair, loss, self._judgement(logits))
@@ -354,7 +364,7 @@ def _least_loss(tables: Sequence[Floats], targets: Floats, weights: Floats, offs
             tried = factors.copy()
             tried[active] = np.maximum(factors[active] + size * step, 0.0)
             then = loss(tried)
-            if then <= now or size < 1e-3:
+            if then <= now or size < 1e-12:
                 break
             size /= 2
         moved = np.abs(tried - factors).max() / max(1e-9, float(np.abs(factors).max()))

@@ -35,5 +35,5 @@ def test_an_unknown_name_is_told_with_the_closest_ones() -> None:
         InputError, match=r"glyphs/character-5 does not exist, and no experiment .* glyphs/characters-5"
     ):
         find_experiment("glyphs/character-5")
-    with pytest.raises(InputError, match=r"there are glyphs/characters-5, mini-clip/alpha"):
+    with pytest.raises(InputError, match=r"there are bert/clinc150-10, .*, mini-clip/alpha"):
         find_experiment("nothing-like-it")

@@ -24,6 +24,16 @@ from tunable_magmax.runs.run import Run
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREFERENCES = ["label", "ot", "ot-raw", "cosine", "mmd", "probe", "auto", "search"]
 ROWS = [
+    "tailor:auto",
+    "tailor:label",
+    "tailor:both",
+    "zero-shot+fit+prior:auto",
+    "sequential@1+fit+prior:auto",
+    "magmax@best+fit+prior:auto",
+    "average:auto@1+fit+prior",
+    "tunable:auto@1+fit+prior",
+    "tsv:auto@1+fit+prior",
+    "joint+fit+prior:auto",
     "tailor:auto+prior",
     "tailor:label+prior",
     "tunable:label@matched+prior",
@@ -247,6 +257,10 @@ def test_defaults_are_chosen_on_no_environment_of_a_table():
         assert not set(chosen.seeds) & set(table.seeds)
         assert not set(chosen.environments.variants) & {*table.environments.variants, *VARIANTS}
         assert not {*chosen.environments.mixtures.values()} & {*PAPER.values()}
+    for path in CONFIGS.glob("development/*.yaml"):
+        chosen = read_experiment(path)
+        assert not set(chosen.seeds) & {3, 4, 5}
+        assert not set(chosen.environments.variants) & {*VARIANTS}
 
 
 FROM_NOTHING = sorted((CONFIGS / "glyphs").glob("*.yaml"))
@@ -257,8 +271,10 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if not path.name.start
 def test_every_shipped_configuration_is_planned(path):
     experiment = read_experiment(path)
     jobs = plan_jobs(experiment)
-    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one; defaults are chosen on 11.
-    seeds = {3} if path in FROM_NOTHING else {11} if path.stem == "choice" else {3, 4, 5}
+    # Each seed of what runs from nothing pre-trains an encoder first, so it has only one.
+    chosen = 7 if path.parent.name == "development" else 11
+    by_choice = path.stem == "choice" or path.parent.name == "development"
+    seeds = {3} if path in FROM_NOTHING else {chosen} if by_choice else {3, 4, 5}
     assert {job.seed for job in jobs} == seeds
     for part in experiment.parts or (experiment,):
         own = plan_jobs(part)

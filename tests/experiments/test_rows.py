@@ -8,7 +8,7 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.rows import RECOMMENDED, Row, meanings, row_order, row_parts
+from tunable_magmax.experiments.rows import BY_RULE, RECOMMENDED, Row, meanings, row_order, row_parts
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*/*.yaml"))
 
@@ -34,11 +34,12 @@ def test_the_parts_of_a_name() -> None:
         0.02,
     )
     assert row.options == {"compare": "active"}
-    assert row.model.name == "tunable:auto@1,compare=active"
     assert Row.parse("average@best").method == "average"
     assert Row.parse("average:label@1").tailored
     assert not Row.parse("magmax@best+prior:auto").tailored  # the model is the same everywhere
     assert Row.parse(RECOMMENDED).method is None
+    assert (Row.parse(RECOMMENDED).fit, Row.parse(BY_RULE).fit) == (True, False)
+    assert Row.parse("zero-shot+fit+prior:auto").fit
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,12 @@ def test_the_parts_of_a_name() -> None:
         ("tunable:labels@1", "unknown preference 'labels' (did you mean 'label'?)"),
         ("magmax@best+prior", "a prior needs a source here, such as +prior:auto"),
         ("tsv@1", "which preference? For example tsv:auto"),
-        ("tailor:auto", "tailor sets a prior: tailor:auto+prior"),
+        ("tailor:auto+fit+prior", "tailor fits a head with its own prior"),
+        ("tailor:auto+prior:label", "tailor fits a head with its own prior"),
+        ("magmax@1+fit", "a head is fitted for a site"),
+        ("magmax@1+fit+prior:auto@0.02", "a head is fitted for a site"),
+        ("logistic:auto", "logistic:auto+prior"),
+        ("tunable:both@1", "tailor:both"),
         ("tailor:auto@0.5+prior", "tailor has no scale"),
         ("tailor:auto,compare=all+prior", "tailor has no option 'compare'"),
         ("magmax@0.5,compare=active", "magmax has no option 'compare'"),
@@ -70,7 +76,8 @@ def test_names_that_are_no_rows(name: str, message: str) -> None:
 
 def test_names_are_explained_and_ordered() -> None:
     told = meanings(["magmax@best+prior:auto", RECOMMENDED, "joint"])
-    assert {"magmax", "tailor", "joint", ":auto", "@best", "+prior", "+prior:auto"} <= set(told)
+    assert {"magmax", "tailor", "joint", ":auto", "@best", "+prior:auto"} <= set(told)
+    assert {"+fit", "+prior"} < set(meanings(["tunable:auto@1+fit+prior"]))
     assert {"+prior:wrong"} < set(meanings(["magmax@best+prior:wrong@0.02"]))
     assert row_parts("tunable:label@matched,keep=magnitude+prior")[3] == "keep=magnitude+prior"
     names = ["joint", "tunable:label@matched+prior", "tunable:label@matched", "magmax@best"]

@@ -18,7 +18,7 @@ def test_means_and_deviations_over_seeds(tmp_path: Path) -> None:
     assert path == tmp_path / "summary.json"
     summary = json.loads(path.read_text())
     assert summary.pop("chosen") == "matched"
-    assert summary.pop("recommended") == "tailor:auto+prior"
+    assert summary.pop("recommended") == "tailor:auto"
     assert set(summary) == {"mini-clip/cifar100-20", "minilm/clinc150-15"}
     for setting, rows in summary.items():
         for row, numbers in rows.items():

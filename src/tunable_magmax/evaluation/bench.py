@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 BATCH = 64
+DEVICE_BATCH = 512
 CACHE_BYTES = 512 << 20
 """Features that stay in memory."""
 ANCHORS = 100
@@ -283,10 +284,10 @@ class Bench:
                 return self.encoder.pool(data.prepared.batch(rows)).float().cpu().numpy()
 
         parts: list[NDArray[np.float32]] = []
-        done = 0
+        done, size = 0, BATCH if device.type == "cpu" else DEVICE_BATCH
         order = data.prepared.by_length()
         with self.encoder.evaluating():
-            for part in in_parallel(lambda rows: embed(order[rows.start : rows.stop]), len(data), BATCH, device):
+            for part in in_parallel(lambda rows: embed(order[rows.start : rows.stop]), len(data), size, device):
                 parts.append(part)
                 done += len(part)
                 if check is not None:

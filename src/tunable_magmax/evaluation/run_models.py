@@ -45,6 +45,8 @@ class MergeSpec:
     scale: float | str | None = None
     weights: tuple[float | Fraction, ...] | None = None
     checkpoint: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further options of the merge, by name."""
 
     def __post_init__(self) -> None:
         if (self.method is None) == (self.checkpoint is None):
@@ -135,7 +137,7 @@ class RunModels:
                 return self.builtin.of_checkpoint(spec.checkpoint)
             return self._states[spec.checkpoint]
         weights = None if spec.weights is None else list(spec.weights)
-        options: dict[str, Any] = {} if weights is None else {"weights": weights}
+        options = {**dict(spec.options), **({} if weights is None else {"weights": weights})}
         merged = self._session.merge(method=spec.method, scale=spec.scale, seed=self.seed, **options)
         self.reports[spec] = merged.report
         return merged.state_dict if self.builtin is None else self.builtin.with_heads(merged.state_dict, weights)

@@ -13,7 +13,14 @@ from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 
 from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, path_here, read_yaml, refuse, set_value
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, equal_mixtures, paper_size
+from tunable_magmax.experiments.environments import (
+    PAPER,
+    VARIANTS,
+    EnvironmentSizes,
+    equal_mixtures,
+    level_mixtures,
+    paper_size,
+)
 from tunable_magmax.experiments.rows import BASELINES, Baseline, Option, Row, Source, plan_rows
 from tunable_magmax.training.config import PATHS, TrainConfig
 
@@ -80,21 +87,28 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """The environments as a file describes them. `equal`: numbers of tasks in equal shares, instead of `mixtures`."""
+    """The environments as a file describes them. `equal`: numbers of tasks in equal shares, instead of `mixtures`.
+
+    `levels`: the same beside the mixtures, and `all` tasks; a sequence leaves out those for which it has too few tasks.
+    """
 
     __pydantic_config__ = STRICT
     mixtures: Mixtures = None
     equal: Some[Count] | None = None
+    levels: tuple[Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")], ...] = ()
     variants: Some[Whole] = VARIANTS
     size: Size = "paper"
     most: Count = 1000
     meta: Positive = 0.1
 
     def sizes(self, tasks: Any) -> EnvironmentSizes:
-        """Returns the environments of a benchmark with so many tasks."""
+        """Returns the environments of a benchmark with so many tasks, or with groups of classes as its tasks."""
+        count = tasks if isinstance(tasks, int) else len(tasks or ())
         mixtures = PAPER if self.equal is None else equal_mixtures(self.equal)
         if isinstance(self.mixtures, dict):
             mixtures = {name: tuple(ratio) for name, ratio in self.mixtures.items()}
+        if self.levels:
+            mixtures = {**mixtures, **level_mixtures(self.levels, count)}
         size = paper_size(tasks) if self.size == "paper" and isinstance(tasks, int) else self.size
         return EnvironmentSizes(mixtures, self.variants, size if isinstance(size, int) else None, self.most, self.meta)
 

@@ -15,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator, label_samples
+from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark, label_samples
 from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.experiments.rows import MERGED
 from tunable_magmax.experiments.table import slug
-from tunable_magmax.experiments.workbench import State, Workbench
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
+from tunable_magmax.merging.state_dicts import MergeSession
+from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
@@ -276,42 +278,54 @@ def _measure(
     rows: list[Scores] = []
     heads = {site: {source: load_head(model.out / HEAD) for source, model in models[site].items()} for site in SITES}
     usual = [heads[site]["inputs"] for site in SITES]
-    with Workbench(place / "run", open_benchmark(config.benchmark), device="cpu") as bench:
+    run = Run.open(place / "run")
+    assert run.head is not None
+    encoder, frozen = load_encoder(run.base, "cpu"), load_head(run.head)
+    everything = Evaluator(encoder, frozen, label_benchmark(open_benchmark(config.benchmark), frozen.classes))
+    base, *states = (read_tensors(path) for path in (run.base, *run.tasks))
+    with MergeSession(base, states) as session:
 
         def on(samples: Samples) -> Evaluator:
-            return Evaluator(bench.encoder, bench.head, label_samples(samples, bench.head.classes, {}))
+            return Evaluator(encoder, frozen, label_samples(samples, frozen.classes, {}))
 
         unseen = [on(open_samples(_site_folder(place, site) / "test")) for site in SITES]
 
-        def merged(scale: float | str = "matched", **options: Any) -> State:
-            return bench.merge(scale=scale, **options)[0]
+        def merged(scale: float | str = "matched", **options: Any) -> dict[str, Tensor]:
+            return session.merge(scale=scale, **options).state_dict
 
-        def right(state: State, own: Sequence[Head]) -> list[tuple[float, float]]:
+        def right(state: Mapping[str, Tensor], own: Sequence[Head]) -> list[tuple[float, float]]:
             """Returns for each site the accuracy without a prior, and with that of a head."""
             found = []
             for site, head in zip(unseen, own, strict=True):
-                logits = head.logit_scale / bench.head.logit_scale * site.logits(state).numpy()
+                logits = head.logit_scale / frozen.logit_scale * site.logits(state).numpy()
                 plain, informed = (float(right_answers(logits, site.truth, bias).mean()) for bias in (None, head.bias))
                 found.append((plain, informed))
             return found
 
-        def add(model: str, state: State, half: State | None, own: str | None = None, made: Head | None = None) -> None:
+        def add(
+            model: str,
+            state: Mapping[str, Tensor],
+            half: Mapping[str, Tensor] | None,
+            own: str | None = None,
+            made: Head | None = None,
+        ) -> None:
             report("measuring", len(rows) + 1, total)
             used = [made if made and own == site else usual[k] for k, site in enumerate(SITES)]
-            plain, informed = zip(*right(state, used), strict=True)
+            without, informed = zip(*right(state, used), strict=True)
             halved = None if half is None else tuple(pair[0] for pair in right(half, usual))
-            rows.append(Scores(model, bench.task_accuracies(state), plain, informed, halved, own, made is not None))
+            by_task = tuple(share.value for share in everything.measure(state).by_task.values())
+            rows.append(Scores(model, by_task, without, informed, halved, own, made is not None))
 
-        add("base", bench.base, bench.base)
-        add("last checkpoint", bench.states[-1], merged(HALF, method=MERGED["sequential"]))
+        add("base", base, base)
+        add("last checkpoint", states[-1], merged(HALF, method=MERGED["sequential"]))
         for name in SHOWN:
             add(name, merged(method=MERGED[name]), merged(HALF, method=MERGED[name]))
         for site in SITES:
-            known = on(_known_pictures(_site_folder(place, site), bench.head.classes))
-            counts = [known.measure(state).overall.right for state in bench.states]
+            known = on(_known_pictures(_site_folder(place, site), frozen.classes))
+            counts = [known.measure(state).overall.right for state in states]
             best = counts.index(max(counts))
             alone = [float(t == best) for t in range(len(TASKS))]
-            add("best single task", bench.states[best], merged(HALF, weights=alone), site)
+            add("best single task", states[best], merged(HALF, weights=alone), site)
             for source, model in models[site].items():
                 own = {"method": model.report.method, "weights": model.preference.weights}
                 half = None if source == "pairs" else merged(HALF, **own)

@@ -61,6 +61,16 @@ def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
     return {f"M{count}": (1 / count,) * count for count in counts}
 
 
+def level_mixtures(levels: Sequence[int | str], tasks: int) -> dict[str, tuple[float, ...]]:
+    """Returns equal shares of M of the tasks for each level M; `all` is all tasks, and more than these are left out.
+
+    >>> level_mixtures([2, 10, "all"], 4)
+    {'M2': (0.5, 0.5), 'M4': (0.25, 0.25, 0.25, 0.25)}
+    """
+    counts = [tasks if level == "all" else int(level) for level in levels]
+    return equal_mixtures([count for count in dict.fromkeys(counts) if 0 < count <= tasks])
+
+
 @dataclass(frozen=True)
 class EnvironmentSizes:
     """Describes environments: mixing ratios by name, the seeds of their variants, and sizes.

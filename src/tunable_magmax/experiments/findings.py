@@ -16,7 +16,16 @@ from tunable_magmax.experiments.results import (
     paired,
     partial_rows,
 )
-from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_parts
+from tunable_magmax.experiments.rows import (
+    AUTO,
+    BY_RULE,
+    CHOSEN,
+    LABEL,
+    RECOMMENDED,
+    TRANSPORT,
+    recommended_row,
+    row_parts,
+)
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES, RIVALS
 from tunable_magmax.showing import number
@@ -47,7 +56,7 @@ def headlines(results: Results) -> list[str]:
         if reference is None or reference not in shares:
             continue
         named = [("best", max(shares, key=lambda row: shares[row]))]
-        named += [("recommended", row) for row in (RECOMMENDED, AUTO, LABEL, TRANSPORT) if row in shares][:1]
+        named += [("recommended", row) for row in (RECOMMENDED, BY_RULE, AUTO, LABEL, TRANSPORT) if row in shares][:1]
         texts = []
         for what, row in named:
             lead = paired(by_row[row], by_row[reference]) if row != reference else None
@@ -70,7 +79,7 @@ def _shares(by_row: dict[str, list[Measured]]) -> dict[str, float]:
 
 def _overview(results: Results) -> list[str]:
     sentences = []
-    for row in (RECOMMENDED, LABEL, AUTO, TRANSPORT):
+    for row in (RECOMMENDED, BY_RULE, LABEL, AUTO, TRANSPORT):
         leads = {}
         for setting in results.settings:
             by_row = results.main_rows(setting)
@@ -110,13 +119,14 @@ def _setting(by_row: dict[str, list[Measured]]) -> list[str]:
 
 def _with_prior(by_row: Mapping[str, list[Measured]]) -> list[str]:
     """Says what the prior gives, what the merge gives beside it, and how far it is to joint training."""
-    own = by_row.get(RECOMMENDED, [])
+    recommended = recommended_row(by_row)
+    own = by_row.get(recommended, [])
     sentences = []
-    for rival in RIVALS:
+    for rival in RIVALS[recommended]:
         lead = paired(own, by_row.get(rival, ()))
         if lead is not None:
             over = f", {number(lead.seeds, 'seed')}"
-            sentences.append(f"`{RECOMMENDED}` minus `{rival}`: {_points(lead)}{over}: {lead.verdict}.")
+            sentences.append(f"`{recommended}` minus `{rival}`: {_points(lead)}{over}: {lead.verdict}.")
     return sentences
 
 
@@ -164,7 +174,7 @@ def _sweep(by_row: Mapping[str, list[Measured]]) -> list[str]:
         return []
     mixtures = sorted({each.mixture for each in by_row[reference]}, key=mixture_parts)
     sentences = []
-    for row in (RECOMMENDED, LABEL, AUTO, TRANSPORT):
+    for row in (RECOMMENDED, BY_RULE, LABEL, AUTO, TRANSPORT):
         means = []
         clear: dict[str, list[str]] = {"ahead": [], "behind": []}
         for mixture in mixtures:

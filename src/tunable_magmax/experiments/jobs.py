@@ -11,9 +11,9 @@ from typing import Any
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.records import RECORDS, read_records, record_key
-from tunable_magmax.experiments.rows import MERGED, RECOMMENDED, Row
+from tunable_magmax.experiments.rows import BY_RULE, MERGED, Row
 
-META_ROWS = ("tunable:label@matched", "tunable:auto@matched", "tailor:label+prior", RECOMMENDED)
+META_ROWS = ("tunable:label@matched", "tunable:auto@matched", "tailor:label+prior", BY_RULE)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def results_folder(experiment: Experiment, out: Path) -> Path:
     """
     if experiment.parts:
         return out / Path(experiment.parts[0].setting).parent / experiment.name
-    kind = "" if experiment.environments.mixtures == PAPER else f"-{experiment.name}"
+    kind = "" if PAPER.items() <= experiment.environments.mixtures.items() else f"-{experiment.name}"
     return out / f"{experiment.setting}{kind}"
 
 

@@ -17,7 +17,7 @@ from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments import paper
 from tunable_magmax.experiments.records import Key, Record, find_records, read_records, record_key
-from tunable_magmax.experiments.rows import CHOSEN, RECOMMENDED, row_order
+from tunable_magmax.experiments.rows import CHOSEN, recommended_row, row_order
 from tunable_magmax.files import write_atomic
 
 _SETTING = re.compile(r"(.+)-(\d+)")
@@ -309,7 +309,8 @@ def summary_of(results: Results) -> dict[str, Any]:
                 }
         if rows:
             summary[setting] = rows
-    return {**summary, "chosen": CHOSEN, "recommended": RECOMMENDED}
+    recommended = recommended_row(row for rows in summary.values() for row in rows)
+    return {**summary, "chosen": CHOSEN, "recommended": recommended}
 
 
 def write_summary(results: str | Path, path: str | Path | None = None) -> Path:

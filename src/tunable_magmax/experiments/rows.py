@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from tunable_magmax.errors import InputError, closest
 
 Scale: TypeAlias = float | str
 Baseline: TypeAlias = Literal["zero-shot", "single-best", "sequential", "random_mix", "average", "ties", "magmax"]
-Source: TypeAlias = Literal["label", "ot", "ot-raw", "cosine", "mmd", "probe", "auto", "search", "wrong"]
-"""Where a preference may come from."""
+Source: TypeAlias = Literal["label", "ot", "ot-raw", "cosine", "mmd", "probe", "auto", "both", "search", "wrong"]
+"""Where a preference may come from; `both` are labels and inputs."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 Option: TypeAlias = Literal["scope", "compare", "keep"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
@@ -26,8 +26,8 @@ MERGED = {
 """Baselines that are merges, by the name they have in tables."""
 TAILORED = {"tunable": "tunable_magmax", "tsv": "tsv", "average": "average"}
 """Merges with an environment's preference, by the name they have in tables."""
-RECOMMENDED = "tailor:auto+prior"
-"""What `tmx tailor` makes by default from unlabelled inputs."""
+RECOMMENDED, BY_RULE = "tailor:auto", "tailor:auto+prior"
+"""What `tmx tailor` makes by default from unlabelled inputs; and what it made before heads were fitted."""
 CHOSEN = "matched"
 """The scale that is recommended, and that sentences and leads are about."""
 LABEL, AUTO, TRANSPORT = (f"tunable:{name}@{CHOSEN}" for name in ("label", "auto", "ot"))
@@ -36,7 +36,7 @@ DEFAULTS: Mapping[Option, str] = {"scope": "model", "compare": "all", "keep": "r
 
 _NAME = re.compile(
     r"(?P<base>[a-z_-]+)(:(?P<preference>[a-z-]+))?(@(?P<scale>[a-z0-9.]+))?"
-    r"(?P<options>(,[a-z]+=[a-z0-9.]+)*)(?P<prior>\+prior(:(?P<source>[a-z-]+))?(@(?P<eps>[0-9.]+))?)?"
+    r"(?P<options>(,[a-z]+=[a-z0-9.]+)*)(?P<fit>\+fit)?(?P<prior>\+prior(:(?P<source>[a-z-]+))?(@(?P<eps>[0-9.]+))?)?"
 )
 
 
@@ -49,6 +49,7 @@ _SHAPES: Mapping[str, tuple[bool | None, bool, tuple[str, ...]]] = {
     "tsv": (True, True, ()),
     "likeliest": (True, False, ()),
     "tailor": (True, False, ()),
+    "logistic": (None, False, ()),
 }
 """What a row of each kind has: a preference (None: perhaps), a scale, and which options."""
 
@@ -58,7 +59,7 @@ class Row:
     """One way to make a model, and to read its answers. `preference` is None for what does not look at the environment.
 
     `prior`: the source of the site prior that the head gets, None for none. `eps`: that of the prior, None for the one
-    that follows the expected error.
+    that follows the expected error. `fit`: whether the head is fitted to the model.
 
     >>> Row("tunable", "tunable_magmax", "label", "matched", {"compare": "active"}).name
     'tunable:label@matched,compare=active'
@@ -73,14 +74,18 @@ class Row:
     options: Mapping[str, str] = field(default_factory=dict)
     prior: str | None = None
     eps: float | None = None
+    fit: bool = False
 
     @property
     def name(self) -> str:
         scale = "" if self.scale is None else f"@{self.scale if isinstance(self.scale, str) else f'{self.scale:g}'}"
         changed = "".join(f",{key}={value}" for key, value in self.options.items())
         name = f"{self.base}{f':{self.preference}' if self.preference else ''}{scale}{changed}"
+        if self.base == "tailor":
+            return name if self.fit else f"{name}+prior"
         if self.prior is None:
             return name
+        name = f"{name}{'+fit' if self.fit else ''}"
         source = "" if self.prior == self.preference else f":{self.prior}"
         return f"{name}+prior{source}{'' if self.eps is None else f'@{self.eps:g}'}"
 
@@ -108,14 +113,23 @@ class Row:
         for source in filter(None, (preference, prior)):
             if source not in SOURCES:
                 raise InputError(f"{name!r}: unknown preference {source!r}{closest(source, SOURCES)}")
-        if base == "tailor" and (prior != preference or match["eps"]):
-            raise InputError(f"{name!r}: tailor sets a prior: tailor:{preference}+prior")
+        fit = bool(match["fit"])
+        if base == "tailor":
+            if match["fit"] or match["eps"] or match["source"]:
+                raise InputError(f"{name!r}: tailor fits a head with its own prior; with +prior it has the old head")
+            fit, prior = not match["prior"], preference
+        elif fit and (prior is None or match["eps"]):
+            raise InputError(f"{name!r}: a head is fitted for a site: end it with +fit+prior:auto")
+        if base == "logistic" and (prior is None or prior != preference or fit):
+            raise InputError(f"{name!r}: logistic regression has a prior by a preference: logistic:auto+prior")
+        if "both" in (preference, prior) and not (base == "tailor" and fit):
+            raise InputError(f"{name!r}: inputs with their labels are for tailor:both")
         if match["eps"] and not 0 < float(match["eps"]) <= 1:
             raise InputError(f"{name!r}: the eps of a prior must be above 0 and at most 1")
         method = TAILORED.get(base) if preference is not None else MERGED.get(base)
         number = scale if scale in (None, "matched", "best") else float(scale)
         eps = float(match["eps"]) if match["eps"] else None
-        return cls(base, method, preference, number, options, prior, eps)
+        return cls(base, method, preference, number, options, prior, eps, fit)
 
     @staticmethod
     def _problems(base: str, preference: str | None, scale: str | None, options: Mapping[str, str]) -> Iterator[str]:
@@ -136,11 +150,6 @@ class Row:
         for option in options:
             if option not in known:
                 yield f"{base} has no option {option!r}{closest(option, known)}"
-
-    @property
-    def model(self) -> Row:
-        """The row without a prior: rows with the same one share a model."""
-        return replace(self, prior=None, eps=None)
 
     @property
     def tailored(self) -> bool:
@@ -188,7 +197,8 @@ _MEANINGS: Mapping[str, str] = {
     "likeliest": "the checkpoint of the one task that the preference ranks first",
     "tsv": "the largest singular vectors of each task, as many as the preference grants it",
     "tunable": "Tunable MAGMAX: each task gives as many elements as the environment's preference grants it",
-    "tailor": "what `tmx tailor` makes by default: Tunable MAGMAX, or `tsv` where many tasks matter",
+    "tailor": "what `tmx tailor` makes by default: the merge that kept samples choose, with a head fitted to it",
+    "logistic": "no merge: scikit-learn's logistic regression on the base's embeddings of the kept samples",
     "joint": "not continual: the base, fine-tuned once on all tasks' data together, with as many steps",
     ":cosine": "preference from unlabelled meta samples: cosine of mean embeddings",
     ":mmd": "preference from unlabelled meta samples: mean discrepancy of embeddings",
@@ -200,15 +210,22 @@ _MEANINGS: Mapping[str, str] = {
     ":auto": "preference from unlabelled meta samples: probe where it can be trusted, else shift, else ot",
     ":label": "preference from the labels of the meta samples",
     ":wrong": "preference for tasks that the environment does not have, given by hand",
+    ":both": "labels and inputs of the meta samples",
     ":search": "preference that does best on the labelled meta samples, found by trials",
     "@matched": "the step from the base is as long as the last task's",
     "@best": "the step's factor does best on held-out training samples of all tasks",
+    "+fit": "the head is fitted to the model, from kept samples, for the site",
     "+prior": "the head knows the site prior: how often each class occurs, by the row's own preference",
     "+prior:auto": "the same by a preference from unlabelled meta samples, which the model itself does not use",
     "+prior:label": "the same by a preference from labels of the meta samples, which the model itself does not use",
     "+prior:ot-raw": "the same by raw transport of unlabelled meta samples, which the model itself does not use",
     "+prior:wrong": "the same by a preference for tasks that the environment does not have",
 }
+
+
+def recommended_row(rows: Iterable[str]) -> str:
+    """Returns the row that `tmx tailor` makes by default, or made, where only older records are there."""
+    return BY_RULE if RECOMMENDED not in (known := set(rows)) and BY_RULE in known else RECOMMENDED
 
 
 def meanings(rows: Iterable[str]) -> dict[str, str]:
@@ -223,6 +240,7 @@ def meanings(rows: Iterable[str]) -> dict[str, str]:
         base, preference, scale, options = row_parts(row)
         prior = re.search(r"\+prior(:[a-z-]+)?", options)
         parts |= {base, f":{preference}", f"@{scale}", *([prior[0]] if prior else [])}
+        parts |= {"+fit"} if "+fit" in options else set()
         if scale and f"@{scale}" not in _MEANINGS:
             numbers[f"@{scale}"] = f"the step from the base is multiplied by {scale}"
     return {name: text for name, text in _MEANINGS.items() if name in parts} | numbers

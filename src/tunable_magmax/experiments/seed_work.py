@@ -6,26 +6,34 @@ import hashlib
 import json
 import os
 import platform
-from collections import Counter
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.splits import shuffled
+from tunable_magmax.evaluation.choosing import title_of
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment, draw_environments
 from tunable_magmax.experiments.jobs import Job
 from tunable_magmax.experiments.records import Record, record_key
 from tunable_magmax.experiments.rows import DEFAULTS, MERGED, Row
-from tunable_magmax.experiments.workbench import Count, State, Workbench, preference_for, with_prior
+from tunable_magmax.experiments.workbench import (
+    Count,
+    Model,
+    Workbench,
+    preference_for,
+    weights_of,
+    why_no_logistic,
+    with_prior,
+)
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.preference.estimate import half_l1
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.training.config import TrainConfig, task_steps
@@ -68,23 +76,16 @@ def records_of(work: SeedWork, progress: Progress | None = None, watch: Watch | 
     with Workbench(work.place, benchmark, environments, seed=config.seed, device=work.device, joint=joint) as bench:
         runner = _Seed(work, bench, sum(result.seconds for result in trained.results))
         for job in work.jobs:
+            if job.row is not None and job.row.base == "logistic" and (reason := why_no_logistic()):
+                warnings.warn(f"the row {job.name} is left out: {reason}", stacklevel=2)
+                continue
             yield runner.do(job)
-            runner.forget(job)
 
 
 def joint_place(place: Path, config: TrainConfig) -> Path:
     """Returns where the model on all tasks together is trained; experiments that differ in tasks alone share it."""
     digest = hashlib.sha256(json.dumps(config.record(), sort_keys=True).encode()).hexdigest()[:12]
     return place.parent.parent / f"joint-{digest}" / place.name
-
-
-@dataclass(frozen=True, eq=False)
-class _Answers:
-    """What the head gives for a model in an environment, without a prior, and facts for the record."""
-
-    logits: Tensor
-    report: MergeReport | None
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Seed:
@@ -94,9 +95,7 @@ class _Seed:
         self._experiment, self._seed, self._bench = work.experiment, work.seed, bench
         self._training_seconds = training_seconds
         self._records = {record_key(record): record for record in work.known}
-        self._preferences: dict[tuple[str, str], Preference] = {}
-        self._kept: dict[tuple[str, str], _Answers] = {}
-        self._waiting = Counter(job.row.model.name for job in work.jobs if job.kind == "row" and job.row is not None)
+        self._tailored: dict[tuple[str, str], tuple[Model, dict[str, Any]]] = {}
 
     def do(self, job: Job) -> Record:
         """Measures, and returns the record."""
@@ -112,25 +111,16 @@ class _Seed:
         self._records[record_key(record)] = record
         return record
 
-    def forget(self, job: Job) -> None:
-        """Lets go of a model's answers after the last row that needs them: they may be large."""
-        if job.kind != "row" or job.row is None:
-            return
-        name = job.row.model.name
-        self._waiting[name] -= 1
-        if not self._waiting[name]:
-            self._kept = {key: answers for key, answers in self._kept.items() if key[0] != name}
-
     def _sequence(self, job: Job) -> dict[str, Any]:
         import torch
 
         import tunable_magmax
 
         bench, config = self._bench, self._experiment.training(self._seed)
-        _, report = bench.merge(method="magmax", scale=1)
+        report = bench.bench.report(MergeSpec("magmax", 1.0))
         samples = sum(len(task.train) for task in bench.benchmark.tasks) * config.train.epochs
         return {
-            "tasks": len(bench.states),
+            "tasks": bench.tasks,
             "task_names": [task.name for task in bench.benchmark.tasks],
             "in_task": bench.in_task(),
             "lengths": bench.lengths(),
@@ -139,20 +129,20 @@ class _Seed:
             "seconds": round(self._training_seconds, 2),
             "samples_per_second": round(samples / self._training_seconds, 1) if self._training_seconds else None,
             "config": _portable(config.record(), self._experiment.root),
+            "kept": _kept(bench),
             "environments": [_described(environment) for environment in bench.environments],
             "versions": {
                 "tunable_magmax": tunable_magmax.__version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            "device": torch.cuda.get_device_name() if bench.encoder.device.type == "cuda" else "cpu",
+            "device": torch.cuda.get_device_name() if bench.bench.encoder.device.type == "cuda" else "cpu",
         }
 
     def _scale(self, job: Job) -> dict[str, Any]:
         grid = {}
         for scale in self._experiment.grid:
-            state, _ = self._bench.merge(method=MERGED[job.name], scale=scale)
-            grid[f"{scale:g}"] = self._bench.held_accuracy(state)
+            grid[f"{scale:g}"] = self._bench.held_accuracy(MergeSpec(MERGED[job.name], scale))
         best = max(grid, key=lambda text: grid[text])
         return {"method": job.name, "grid": grid, "best": float(best)}
 
@@ -176,67 +166,65 @@ class _Seed:
         }
 
     def _measure(self, row: Row, environment: Environment) -> dict[str, Any]:
-        """Measures a row in an environment. Rows that differ in the prior alone share the model's answers."""
-        answers = self._answers(row.model, environment)
-        site = None
-        if row.prior is not None:
-            preference = self._preference(row.prior, environment)
-            site = with_prior(self._bench, preference, row.eps)
-        count = self._bench.count(answers.logits, environment, site)
-        return {**_measured(environment, count, answers.report), **answers.facts, **_prior_facts(site)}
-
-    def _answers(self, model: Row, environment: Environment) -> _Answers:
-        key = (model.name, environment.name)
-        if key not in self._kept:
-            if model.tailored:
-                self._kept[key] = self._tailored(model, environment)
-            else:
-                self._for_all(model)
-        return self._kept[key]
-
-    def _for_all(self, row: Row) -> None:
-        """Makes one model and keeps its answers in all environments."""
+        """Measures a row in an environment. Rows that differ in head and prior alone share the model's features."""
         bench = self._bench
-        report = None
-        if row.base in ("zero-shot", "joint"):
-            state = bench.base if row.base == "zero-shot" else bench.joint
-        else:
-            state, report = bench.merge(method=row.method, scale=self._lambda(row))
-        every = bench.logits(state, bench.environments)
-        for environment, logits in zip(bench.environments, every, strict=True):
-            self._kept[row.name, environment.name] = _Answers(logits, report)
+        if row.base == "logistic":
+            assert row.prior is not None
+            known = with_prior(bench, bench.preference(row.prior, environment), row.eps)
+            assert known.prior is not None
+            logits = bench.logistic_logits(environment) + known.prior.bias(bench.bench.classes)
+            return {**_measured(environment, bench.count(bench.main, logits, environment), None), **_prior_facts(known)}
+        model, facts = self._model(row, environment)
+        head = None
+        site: Preference | None = None
+        if row.prior is not None and not (row.base == "tailor" and row.fit):
+            preference = bench.preference(row.prior, environment, self._experiment.search.trials)
+            site = with_prior(bench, preference, row.eps)
+            if row.fit:
+                head = bench.fitted(model, site, row.prior, environment)
+        logits = bench.logits(model, environment, head)
+        if site is not None and site.prior is not None and head is None:
+            logits = logits + site.prior.bias(model.side.bench.classes)
+        count = bench.count(model.side, logits, environment)
+        return {**_measured(environment, count, model, row.scale), **facts, **_prior_facts(site)}
 
-    def _tailored(self, row: Row, environment: Environment) -> _Answers:
-        """Makes the model of one environment."""
+    def _model(self, row: Row, environment: Environment) -> tuple[Model, dict[str, Any]]:
+        """Returns the model of a row in an environment, and facts for the record."""
         bench = self._bench
+        if row.base == "joint":
+            return bench.joint, {}
         if row.base == "single-best":  # by labelled meta samples; of equal ones the last
-            scores = bench.task_correct(environment.meta)
+            scores = bench.task_correct(environment)
             best = int(np.flatnonzero(scores == scores.max())[-1])
-            return _Answers(bench.logits(bench.states[best], [environment])[0], None, {"chosen": f"task {best + 1}"})
-        assert row.preference is not None
-        preference = self._preference(row.preference, environment)
-        state, report = self._made(row, preference)
-        facts = _preferred(preference, bench.truth(environment))
-        return _Answers(bench.logits(state, [environment])[0], report, facts)
+            return bench.model(MergeSpec(checkpoint=best + 1)), {"chosen": f"task {best + 1}"}
+        if row.preference is None:
+            return bench.model(self._spec(row, None)), {}
+        if row.base == "tailor" and row.fit:
+            key = (row.preference, environment.name)
+            if key not in self._tailored:
+                model, preference = bench.tailored(row.preference, environment)
+                self._tailored[key] = model, {**_preferred(preference, bench.truth(environment)), **_planned(model)}
+            return self._tailored[key]
+        preference = bench.preference(row.preference, environment, self._experiment.search.trials)
+        return bench.model(self._spec(row, preference)), _preferred(preference, bench.truth(environment))
 
-    def _made(self, row: Row, preference: Preference) -> tuple[State, MergeReport | None]:
-        """Returns the model that a row makes with a preference."""
-        bench, options = self._bench, dict(row.options)
+    def _spec(self, row: Row, preference: Preference | None) -> MergeSpec:
+        """Returns the model that a row makes with a preference, or without one."""
+        last = self._bench.tasks
+        if row.base == "zero-shot":
+            return BASE
+        if preference is None:
+            scale = self._lambda(row)
+            return (
+                MergeSpec(checkpoint=last) if (row.base, scale) == ("sequential", 1) else MergeSpec(row.method, scale)
+            )
+        weights = preference.weights
         if row.base == "likeliest":
-            return bench.states[int(np.argmax(preference.weights))], None
+            return MergeSpec(checkpoint=int(np.argmax(weights)) + 1)
         if row.base == "tailor":
-            weights = preference.weights
             method = default_method(weights)
-            return bench.merge(method=method, weights=weights, scale=default_scale(method, prior=True))
-        return bench.merge(method=row.method, weights=preference.weights, scale=row.scale, **options)
-
-    def _preference(self, source: str, environment: Environment) -> Preference:
-        """Returns an environment's preference by a source, which is found once."""
-        key = (source, environment.name)
-        if key not in self._preferences:
-            trials = self._experiment.search.trials
-            self._preferences[key] = preference_for(self._bench, source, environment, trials=trials)
-        return self._preferences[key]
+            return MergeSpec(method, default_scale(method, prior=True), weights)
+        return MergeSpec(row.method, row.scale, weights, options=tuple(sorted(row.options.items())))
 
     def _lambda(self, row: Row) -> float | str:
         """Returns the scale of a row; `best` is what was chosen on held-out training data."""
@@ -248,14 +236,13 @@ class _Seed:
     def _alpha(self, job: Job) -> dict[str, Any]:
         method, _, text = job.name.partition("@")
         scale: float | str = text if text == "matched" else float(text)
-        tasks = len(self._bench.states)
+        tasks = self._bench.tasks
         points = []
         for alpha in [None] if method == "magmax" else self._experiment.alphas:
-            options: Mapping[str, Any] = {"method": "magmax"}
+            spec = MergeSpec("magmax", scale)
             if alpha is not None:
-                options = {"weights": Preference.from_alpha(alpha, tasks).weights}
-            state, report = self._bench.merge(scale=scale, **options)
-            accuracies = self._bench.task_accuracies(state)
+                spec = MergeSpec("tunable_magmax", scale, Preference.from_alpha(alpha, tasks).weights)
+            accuracies, report = self._bench.task_accuracies(spec), self._bench.bench.report(spec)
             budget = None if report.budget is None else list(report.budget)
             points.append({"alpha": alpha, "first": accuracies[0], "last": accuracies[-1], "budget": budget})
         return {"method": method, "scale": scale, "points": points}
@@ -274,9 +261,12 @@ class _Seed:
                 order = shuffled(len(environment.meta), derived_seed(environment.variant, environment.mixture, "meta"))
                 meta = sorted(environment.meta[k] for k in order[:size])
                 preference = preference_for(bench, row.preference, environment, meta)
-                state, _ = self._made(row, preference)
-                site = None if row.prior is None else with_prior(bench, preference)
-                count = bench.count(bench.logits(state, [environment])[0], environment, site)
+                logits = bench.logits(bench.model(self._spec(row, preference)), environment)
+                if row.prior is not None:
+                    site = with_prior(bench, preference)
+                    assert site.prior is not None
+                    logits = logits + site.prior.bias(bench.bench.classes)
+                count = bench.count(bench.main, logits, environment)
                 shares.append(count.right / count.samples)
             if shares:
                 points.append({"size": size, "accuracy": float(np.mean(shares)), "environments": len(shares)})
@@ -303,7 +293,8 @@ def _described(environment: Environment) -> dict[str, Any]:
     }
 
 
-def _measured(environment: Environment, count: Count, report: MergeReport | None) -> dict[str, Any]:
+def _measured(environment: Environment, count: Count, model: Model | None, scale: Any = None) -> dict[str, Any]:
+    report = None if model is None else model.report
     leftovers = None
     if report is not None and report.leftovers is not None and report.elements:
         leftovers = report.leftovers / report.elements
@@ -314,12 +305,40 @@ def _measured(environment: Environment, count: Count, report: MergeReport | None
         "right": count.right,
         "samples": count.samples,
         "known_right": count.known_right,
-        "lambda": None if report is None else report.scale,
+        "lambda": (scale if isinstance(scale, float) else None) if report is None else report.scale,
         "leftovers": leftovers,
         "error": None,
         "weights": None,
         "chosen": None,
     }
+
+
+def _planned(model: Model) -> dict[str, Any]:
+    """Returns what a tailored model is, and what was told of its accuracy: value, low and high."""
+    plan = model.plan
+    assert plan is not None
+    assert plan.head is not None
+    bench, evidence = model.side.bench, plan.evidence
+    return {
+        "chosen": title_of(bench, plan.spec),
+        "method": plan.spec.method,
+        "tried": len(plan.choice.tried) if plan.choice is not None else 0,
+        "head": plan.head.kind,
+        "view": plan.head.view,
+        "rows": plan.head.rows,
+        "expected": {}
+        if evidence is None
+        else {name: [round(v, 6) for v in (e.value, e.low, e.high)] for name, e in evidence.expected.items()},
+        "simpler": None if evidence is None else evidence.simpler,
+    }
+
+
+def _kept(bench: Workbench) -> dict[str, Any] | None:
+    entries = [entry for entry in bench.run.kept if entry is not None]
+    if not entries:
+        return None
+    sources = sorted({entry.source for entry in entries})
+    return {"samples": sum(entry.samples for entry in entries), "source": " and ".join(sources)}
 
 
 def _prior_facts(site: Preference | None) -> dict[str, Any]:
@@ -329,7 +348,7 @@ def _prior_facts(site: Preference | None) -> dict[str, Any]:
 def _preferred(preference: Preference, truth: Any) -> dict[str, Any]:
     return {
         "error": float(half_l1(np.array(preference.weights), truth)),
-        "weights": {str(t): round(weight, 6) for t, weight in enumerate(preference.weights, 1) if weight > 0},
+        "weights": weights_of(preference),
         "chosen": preference.method,
         "expected_error": None if preference.expected_error is None else round(preference.expected_error, 6),
     }

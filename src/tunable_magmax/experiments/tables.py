@@ -24,11 +24,21 @@ from tunable_magmax.experiments.results import (
     partial_rows,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import AUTO, CHOSEN, LABEL, RECOMMENDED, TRANSPORT, row_order, row_parts
+from tunable_magmax.experiments.rows import (
+    AUTO,
+    BY_RULE,
+    CHOSEN,
+    LABEL,
+    RECOMMENDED,
+    TRANSPORT,
+    recommended_row,
+    row_order,
+    row_parts,
+)
 from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
 from tunable_magmax.showing import number
 
-REFERENCES = ("magmax@best", "magmax@0.5")
+REFERENCES = ("magmax@best", "magmax@0.5", "magmax@1")
 PARTIAL = "†"
 PARTIAL_NOTE = f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others."
 WORK = ("embed", "prefer", "merge", "evaluate")
@@ -37,7 +47,13 @@ WORK = ("embed", "prefer", "merge", "evaluate")
 
 def all_tables(results: Results) -> list[Table]:
     """Returns every table that the records allow: all settings side by side, then each setting's own, then the rest."""
-    tables = [tailor_table(results), wrong_table(results), leads_table(results), *similarity_tables(results)]
+    tables = [
+        tailor_table(results),
+        expected_table(results),
+        wrong_table(results),
+        leads_table(results),
+        *similarity_tables(results),
+    ]
     for setting in results.settings:
         for family in results.families(setting):
             tables += [accuracy_table(results, setting, family), differences_table(results, setting, family)]
@@ -217,18 +233,31 @@ def leads_table(results: Results) -> Table:
     )
 
 
-RIVALS = ("magmax@best", "magmax@best+prior:auto", "sequential@1+prior:auto", "average:auto@1+prior", "joint")
-"""What the recommended row is compared with: MAGMAX, rivals with the same prior, and training on all data at once."""
+RIVALS = {
+    BY_RULE: ("magmax@best", "magmax@best+prior:auto", "sequential@1+prior:auto", "average:auto@1+prior", "joint"),
+    RECOMMENDED: (
+        "zero-shot+fit+prior:auto",
+        "sequential@1+fit+prior:auto",
+        "tunable:auto@1+prior",
+        "logistic:auto+prior",
+        "magmax@best",
+        "magmax@1",
+        "joint",
+        "joint+fit+prior:auto",
+    ),
+}
+"""What the recommended row is compared with: rivals with fitted heads or the same prior, MAGMAX, joint training."""
 
 
 def tailor_table(results: Results) -> Table:
     """Shows what `tmx tailor` makes by default from unlabelled inputs, and its lead over rivals and joint training."""
     lines = []
     seeds = 0
+    recommended = recommended_row(each.row for each in results.measured)
     for setting in results.settings:
         by_row = results.main_rows(setting)
-        own = by_row.get(RECOMMENDED, [])
-        leads = [paired(own, by_row.get(rival, ())) for rival in RIVALS]
+        own = by_row.get(recommended, [])
+        leads = [paired(own, by_row.get(rival, ())) for rival in RIVALS[recommended]]
         if not own or not any(leads):
             continue
         seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
@@ -238,9 +267,52 @@ def tailor_table(results: Results) -> Table:
     return Table(
         "tailor",
         "The tailored model: accuracy (%), and its lead in points",
-        ("setting", RECOMMENDED, *(f"minus {rival}" for rival in RIVALS)),
+        ("setting", recommended, *(f"minus {rival}" for rival in RIVALS[recommended])),
         tuple(lines),
         (interval_note(seeds), "Each difference is over the seeds for which both rows were measured."),
+    )
+
+
+TOLD = {"tailored": None, "base": "zero-shot+fit+prior:auto", "last": "sequential@1+fit+prior:auto"}
+"""The models whose accuracy is told beforehand, and the rows that measure them; None: the tailored row itself."""
+
+
+def expected_table(results: Results) -> Table:
+    """Shows the accuracy that was told beforehand, without labels of the environment, beside what was measured."""
+    lines: list[tuple[Cell, ...]] = []
+    for record in results.rows:
+        if record["method"] != "tailor" or not any(part.get("expected") for part in record["environments"]):
+            continue
+        for model, row in TOLD.items():
+            place = (record["setting"], record["seed"], row or record["row"])
+            real = {
+                each.environment: each.accuracy
+                for each in results.measured
+                if (each.setting, each.seed, each.row) == place
+            }
+            told = {part["name"]: part["expected"].get(model) for part in record["environments"]}
+            pairs = [(real[name], *told[name]) for name in told if told[name] is not None and name in real]
+            if not pairs:
+                continue
+            truth, value, low, high = np.array(pairs).T
+            lines.append(
+                (
+                    row_cell(record["row"]),
+                    Cell(text=f"{record['setting']}, seed {record['seed']}"),
+                    Cell(text=model),
+                    Cell(100 * float(truth.mean())),
+                    Cell(100 * float(value.mean())),
+                    Cell(100 * float(np.abs(truth - value).mean())),
+                    Cell(100 * float(((low <= truth) & (truth <= high)).mean()), digits=0),
+                    Cell(text=str(len(pairs))),
+                )
+            )
+    return Table(
+        "expected",
+        "The accuracy that is told beforehand, without a label of the environment (%)",
+        ("row", "setting", "model", "measured", "told", "mean difference", "inside the 90% interval", "environments"),
+        tuple(lines),
+        ("Each of the three models has a fitted head. The difference is the mean of absolute ones over environments.",),
     )
 
 

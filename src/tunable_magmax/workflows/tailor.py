@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
@@ -22,7 +23,7 @@ from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.engines.log import finished_report
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, choose_kept
+from tunable_magmax.evaluation.bench import Bench, BenchData, Ints, SiteFacts, choose_kept
 from tunable_magmax.evaluation.choosing import (
     CANDIDATES,
     Choice,
@@ -133,7 +134,7 @@ def tailor(
         )
     Output.check(place, overwrite)
     target = TargetSamples(run, sources, reading, options.estimation.seed, progress)
-    clock = _Clock()
+    clock = Clock()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with clock.phase("mixture"):
@@ -213,7 +214,9 @@ def options_of(options: TailorOptions, reading: TargetReading, preference: Prefe
     return own | ({} if preference is None else {"preference": preference.to_json()})
 
 
-class _Clock:
+class Clock:
+    """Seconds by phase."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
@@ -264,40 +267,78 @@ def site_shares(preference: Preference, classes: Sequence[str]) -> Floats:
 # -- samples that heads are fitted to ---------------------------------------------------------------------------------
 
 
-def open_all_kept(bench: Bench) -> tuple[list[tuple[int, Samples]], bool]:
-    """Returns the kept samples of each task that has some, and whether any of them was trained on."""
-    run = bench.run
-    found = [(t, samples) for t in range(len(run.tasks)) if (samples := open_kept(run, t)) is not None]
-    trained = any(entry is not None and entry.source == "training" for entry in run.kept)
-    return found, trained
+@dataclass(frozen=True, eq=False)
+class KeptSamples:
+    """The kept samples of a run's tasks, task after task. `labels` [n]: indices into a bench's classes, -1: unknown.
+
+    `places` [n, 2]: each sample's task, and its place among the task's. `trained`: whether any of them was trained on.
+    `decoded`: all of them decoded, where many sites take from them; else those that are taken are decoded then.
+    """
+
+    parts: Mapping[int, Samples]
+    labels: Ints
+    places: Ints
+    trained: bool
+    decoded: BenchData | None = None
+
+    @classmethod
+    def open(cls, bench: Bench) -> KeptSamples | None:
+        """Opens them; None if no task has any."""
+        run = bench.run
+        parts = {t: samples for t in range(len(run.tasks)) if (samples := open_kept(run, t)) is not None}
+        if not parts:
+            return None
+        known = {label: index for index, label in enumerate(bench.classes)}
+        labels: list[int] = []
+        for t, samples in parts.items():
+            labels += [known.get(name, -1) for name in _names(bench, t, samples)]
+        places = [(t, k) for t, samples in parts.items() for k in range(len(samples))]
+        trained = any(entry is not None and entry.source == "training" for entry in run.kept)
+        return cls(parts, np.array(labels, dtype=np.int64), np.array(places, dtype=np.int64), trained)
+
+    def decode(self, bench: Bench) -> KeptSamples:
+        """Returns the same with all of them decoded; those that cannot be read are left out."""
+        data = self._joined(bench, np.arange(len(self.labels)), "kept")
+        rows = [part.prepared.positions for part in data.values()]
+        starts = np.searchsorted(self.places[:, 0], list(data))
+        readable = np.concatenate(
+            [start + np.array(own, dtype=np.int64) for start, own in zip(starts, rows, strict=True)]
+        )
+        joined = bench.join("kept", list(data.values()))
+        return replace(self, labels=self.labels[readable], places=self.places[readable], decoded=joined)
+
+    def first(self, bench: Bench, count: int = 8) -> BenchData:
+        """Returns the first few of the first task, to see how long they are."""
+        t = int(self.places[0, 0])
+        if self.decoded is None:
+            return bench.open("length", self.parts[t].subset(range(min(count, len(self.parts[t])))))
+        return self.decoded.take(np.flatnonzero(self.places[:, 0] == t)[:count], "length")
+
+    def take(self, bench: Bench, shares: Floats, most: int) -> BenchData | None:
+        """Returns at most `most` of them, more of the classes that the site has; None if none has a known class."""
+        known = np.flatnonzero(self.labels >= 0)
+        if not len(known):
+            return None
+        wanted = known[choose_kept(self.labels[known], shares, most)]
+        name = f"kept-{hashlib.sha256(self.places[wanted].tobytes()).hexdigest()[:16]}"
+        if self.decoded is not None:
+            return self.decoded.take(wanted, name)
+        return bench.join(name, list(self._joined(bench, wanted, name).values()))
+
+    def _joined(self, bench: Bench, rows: Ints, name: str) -> dict[int, BenchData]:
+        found = {}
+        for t in self.parts:
+            mine = self.places[rows][self.places[rows, 0] == t, 1].tolist()
+            if mine:
+                part = self.parts[t].subset(mine)
+                found[t] = bench.open(f"{name}-{t}", part, _names(bench, t, part), [t] * len(part))
+        return found
 
 
-def open_chosen(
-    bench: Bench, kept: Sequence[tuple[int, Samples]], shares: Floats, most: int, name: str
-) -> BenchData | None:
-    """Decodes the kept samples to embed: at most `most`, more of the classes that the site has."""
-    places = {label: index for index, label in enumerate(bench.classes)}
-    owners, labels = [], []
-    for t, samples in kept:
-        assert samples.labels is not None
-        names = run_labels(bench.run, t, samples)
-        owners += [(t, k) for k in range(len(samples))]
-        labels += [places.get(names[label], -1) for label in samples.labels]
-    table = np.array(labels, dtype=np.int64)
-    known = np.flatnonzero(table >= 0)
-    if not len(known):
-        return None
-    wanted = known[choose_kept(table[known], shares, most)]
-    chosen = {owners[k] for k in wanted.tolist()}
-    parts = []
-    for t, samples in kept:
-        rows = [k for k in range(len(samples)) if (t, k) in chosen]
-        if rows:
-            part = samples.subset(rows)
-            assert part.labels is not None
-            names = run_labels(bench.run, t, samples)
-            parts.append(bench.open(f"{name}-{t}", part, [names[label] for label in part.labels], [t] * len(part)))
-    return bench.join(name, parts)
+def _names(bench: Bench, task: int, samples: Samples) -> list[str]:
+    assert samples.labels is not None
+    names = run_labels(bench.run, task, samples)
+    return [names[label] for label in samples.labels]
 
 
 def run_labels(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
@@ -318,7 +359,7 @@ def run_labels(run: Run, task: int, samples: Samples) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class Plan:
     """What is merged, with which head, and why. `head`: None where nothing could be scored in memory."""
 
     spec: MergeSpec
@@ -421,7 +462,7 @@ def _likeliest(preference: Preference, classes: Sequence[str], count: int = 10) 
     return {classes[k]: round(float(shares[k]), 6) for k in order}
 
 
-def _plan(target: TargetSamples, preference: Preference, options: TailorOptions, clock: _Clock) -> _Plan:
+def _plan(target: TargetSamples, preference: Preference, options: TailorOptions, clock: Clock) -> Plan:
     run = target.run
     try:
         refuse_adapters(run)
@@ -441,7 +482,17 @@ def _plan(target: TargetSamples, preference: Preference, options: TailorOptions,
             raise
         return _unscored(target, preference, options, str(error).split(":")[-1].strip())
     with bench:
-        return _scored(bench, target, preference, options, clock)
+        with clock.phase("reading"):
+            fits = fits_heads(bench, options)
+            labelled = _labelled(bench, target)
+            inputs = _anchors(bench, target) if fits and not bench.is_builtin and has_base_rows(run) else None
+            material = open_material(bench, preference, labelled, inputs, fits=fits)
+        return plan_model(bench, material, preference, options, clock)
+
+
+def fits_heads(bench: Bench, options: TailorOptions) -> bool:
+    """Whether heads are fitted to the merges of a run."""
+    return options.head != "old" and bool(bench.views)
 
 
 def _has_builtin(run: Run) -> bool:
@@ -450,7 +501,7 @@ def _has_builtin(run: Run) -> bool:
     return any(builtin_labels(path) is not None for path in run.tasks)
 
 
-def _unscored(target: TargetSamples, preference: Preference, options: TailorOptions, reason: str) -> _Plan:
+def _unscored(target: TargetSamples, preference: Preference, options: TailorOptions, reason: str) -> Plan:
     """Plans a merge of models that cannot be held in memory together: by rule, with the old head and the prior."""
     head = target.head_of_file()
     method, scale = _asked(preference, options)
@@ -461,7 +512,7 @@ def _unscored(target: TargetSamples, preference: Preference, options: TailorOpti
     if head is not None:
         file = head.with_bias(np.log(site_shares(preference, head.classes)))
     weights = tuple(preference.weights)
-    return _Plan(
+    return Plan(
         MergeSpec(method, used, weights), "by rule", weights, None, None, None, () if head is None else head.classes,
         f"no head is fitted: {reason}", file, None,
     )  # fmt: skip
@@ -493,17 +544,18 @@ def open_material(
     inputs: BenchData | None = None,
     *,
     fits: bool = True,
+    kept: KeptSamples | None = None,
 ) -> Material:
-    """Decodes the kept samples to embed for a site; without `fits` only the site's class shares count."""
+    """Takes the kept samples to embed for a site, from `kept` or the run's; without `fits` only class shares count."""
     shares = site_shares(preference, bench.classes)
-    kept, trained = open_all_kept(bench) if fits else ([], False)
+    if kept is None and fits:
+        kept = KeptSamples.open(bench)
     few = many = None
-    count = CANDIDATES
-    if kept:
-        probe = bench.open("length", kept[0][1].subset(range(min(8, len(kept[0][1])))))
-        count, judging, most = sizes(affordable(bench, tokens_of(bench, probe)))
-        many = open_chosen(bench, kept, shares, most, "kept")
-        few = open_chosen(bench, kept, shares, min(judging, MOST_JUDGING), "kept-few")
+    count, trained = CANDIDATES, kept is not None and fits and kept.trained
+    if kept is not None and fits:
+        count, judging, most = sizes(affordable(bench, tokens_of(bench, kept.first(bench))))
+        many = kept.take(bench, shares, most)
+        few = kept.take(bench, shares, min(judging, MOST_JUDGING))
     site = SiteFacts(tuple(preference.weights), shares, many, labelled if fits else None, inputs, moved=fits)
     return Material(site, replace(site, kept=few), count, trained)
 
@@ -541,18 +593,23 @@ def _asked(preference: Preference, options: TailorOptions) -> tuple[str, float |
     return method, preference.scale if options.scale is None else options.scale
 
 
-def _scored(
-    bench: Bench, target: TargetSamples, preference: Preference, options: TailorOptions, clock: _Clock
-) -> _Plan:
-    run, weights = target.run, tuple(preference.weights)
-    fits = options.head != "old" and bool(bench.views)
+def plan_model(
+    bench: Bench,
+    material: Material,
+    preference: Preference,
+    options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
+    clock: Clock | None = None,
+) -> Plan:
+    """Returns the model that a site gets: the merge, the head that fits it, and the evidence; nothing is written.
+
+    This is what `tmx tailor` decides, and what experiments measure.
+    """
+    clock = Clock() if clock is None else clock
+    run, weights, before = bench.run, tuple(preference.weights), bench.embedded
+    fits = fits_heads(bench, options)
     note = None
     if not bench.views and options.head != "old":
         note = "the classifier has no linear last layer with a bias, into which a fitted head could be written"
-    with clock.phase("reading"):
-        labelled = _labelled(bench, target)
-        inputs = _anchors(bench, target) if fits and not bench.is_builtin and _has_profiles(run) else None
-        material = open_material(bench, preference, labelled, inputs, fits=fits)
     site, many = material.site, material.site.kept
     with clock.phase("choosing"):
         spec, why, choice = choose_spec(bench, preference, options, material)
@@ -577,11 +634,12 @@ def _scored(
             tensors = _tensors(bench, spec, site, head)
     else:
         file = Head.of(head.linear.weight, bench.classes, 1.0, head.linear.bias)
-    profiles = sum(len(p.features) for p in run.profiles if p is not None) if inputs is not None or site.moved else 0
-    return _Plan(
+    rows = site.inputs is not None or site.moved
+    profiles = sum(len(p.features) for p in run.profiles if p is not None) if rows else 0
+    return Plan(
         spec, why, weights, choice, evidence, head, bench.classes, note, file, tensors,
         0 if many is None else len(many), 0 if site.labelled is None else len(site.labelled),
-        profiles if fits and not bench.is_builtin else 0, material.trained_on, bench.embedded,
+        profiles if fits and not bench.is_builtin else 0, material.trained_on, bench.embedded - before,
     )  # fmt: skip
 
 
@@ -605,7 +663,8 @@ def _methods(run: Run, options: TailorOptions) -> tuple[str, ...]:
     return METHODS_TRIED if reason is None else tuple(name for name in METHODS_TRIED if name != "tsv")
 
 
-def _has_profiles(run: Run) -> bool:
+def has_base_rows(run: Run) -> bool:
+    """Whether all profiles hold the base's embeddings, and so rows that can be moved."""
     return all(profile is not None and profile.base_features is not None for profile in run.profiles)
 
 
@@ -635,7 +694,7 @@ def _anchors(bench: Bench, target: TargetSamples) -> BenchData | None:
     return bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))
 
 
-def _files(record: TailorRecord, plan: _Plan, preference: Preference, labels: Sequence[str], report: Any) -> AddedFiles:
+def _files(record: TailorRecord, plan: Plan, preference: Preference, labels: Sequence[str], report: Any) -> AddedFiles:
     """Makes the files beside the weights."""
     record = replace(record, merge=replace(record.merge, scale=float(report.scale)))
     content = {

@@ -38,7 +38,7 @@ _LEFT = re.compile(r"""(`[^`]*`|(?<![\w=])'[^']*'(?!\w)|"[^"]*")""")
 _BOTH = re.compile(r"\b((\w+)(?:='\w+')?) \(--([\w-]+)(?: \w+)?\)")
 # Only options that are arguments of functions, too.
 _OPTION = re.compile(
-    r"(?<![\w-])--(alpha|budget|checkpoint|choose|choose-scale|classes|data|device|equal|estimate|exclude|"
+    r"(?<![\w-])--(alpha|budget|checkpoint|classes|data|device|equal|estimate|exclude|"
     r"features|fresh|heads|inputs|labels|memory|method|names|out|overwrite|pairs|preference|prior|scale|seed|"
     r"split|templates|text|threads|weights|workers)(?![\w-])(?: (auto|none|equal|[0-9.]*[0-9])\b)?"
 )

@@ -15,8 +15,9 @@ from tunable_magmax.cli.app import COMMANDS, app
 
 OPTIONS = {
     "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --pairs "
-    "--preference --method --scale --head --estimator --heads --seed --max-samples --split --text-column --label-column --device --memory --shard-size "
-    "--threads --overwrite --fresh --digest-inputs --base-name --dry-run --quiet -q --json",
+    "--preference --method --scale --head --estimator --heads --seed --max-samples --split --text-column "
+    "--label-column --device --memory --shard-size --threads --overwrite --fresh --digest-inputs --base-name --dry-run "
+    "--quiet -q --json",
     "init": "RUN_DIR --base --task --data --eval-data --head --overwrite --dry-run --quiet -q --json --keep "
     "--text-column --label-column --split --classes --rows --seed --device --force",
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
@@ -27,7 +28,7 @@ OPTIONS = {
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
     "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json --data --head --limit --device",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs "
-    "--pairs --method --raw --prior --choose-scale --trials --patience --search-scale --study --seed "
+    "--pairs --method --raw --prior --trials --patience --search-scale --seed "
     "--max-samples --split --text-column --label-column --device",
     "head": "MODEL --out -o --overwrite --quiet -q --json --names --data --templates --split --text-column "
     "--label-column --device",

@@ -17,7 +17,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import Refill, load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import checkpoint_digest, read_state
 
@@ -202,3 +202,22 @@ def test_an_encoder_and_a_head_of_another_width_are_no_classifier(tmp_path):
     encoder = load_encoder(tiny.save(tiny.build("vit"), tmp_path / "vit"), "cpu")
     with pytest.raises(InputError, match="do not belong together"):
         Classifier(encoder, Head(np.eye(3, dtype=np.float32), ("a", "b", "c"), 1.0, "d"))
+
+
+@pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])
+def test_weights_are_replaced_as_if_loaded(tmp_path, kind):
+    """Whatever the checkpoint calls its tensors: with a prefix, with a head, or as BERT did at first."""
+    model = tiny.build(kind.removesuffix("-old"))
+    first = tiny.save(model, tmp_path / "first")
+    other = tiny.save(tiny.changed(model), tmp_path / "other")
+    if kind == "bert-old":
+        for folder in (first, other):
+            tensors = load_file(folder / "model.safetensors")
+            old = {n.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for n, tensor in tensors.items()}
+            assert old.keys() != tensors.keys()
+            save_file(old, folder / "model.safetensors", {"format": "pt"})
+    encoder, expected = load_encoder(first, "cpu"), load_encoder(other, "cpu")
+    refill = Refill(encoder, read_state(first)[0])
+    refill(read_state(other)[0])
+    inputs = [tiny.picture((200, 30, 30))] if encoder.image_processor else ["pay my bill"]
+    np.testing.assert_array_equal(encoder.embed(inputs), expected.embed(inputs))

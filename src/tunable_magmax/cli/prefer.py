@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
-from tunable_magmax.cli.terminal import search_bars, show, table, warn
+from tunable_magmax.cli.terminal import progress_bars, show, table, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 from tunable_magmax.showing import number
@@ -20,7 +20,6 @@ from tunable_magmax.showing import number
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.preference.prior import SitePrior
-    from tunable_magmax.preference.search import Trial
     from tunable_magmax.workflows.prefer import Preferred
 
 FEW = 20
@@ -64,8 +63,6 @@ class EstimationOptions:
     """For ot: compare embeddings as they are, as the paper does. By default they are normalised."""
     prior: str = "auto"
     """The site prior for the head: auto, none, or a number, the share that is spread evenly over all classes."""
-    choose_scale: bool = False
-    """Score about ten scales on --pairs; the preference gets one if that is better in cross-validation."""
     seed: int = 0
     """The seed of the posterior, of the draw from many inputs, and of a search."""
 
@@ -81,8 +78,6 @@ class SearchOptions:
     """Stop after this many trials without a better one. The default is 10."""
     search_scale: str | None = None
     """Search the scale too, for example in 0.5,2. By default every merge has the matched scale."""
-    study: Path | None = None
-    """Keep the trials in this file, so that the same command continues after an interruption."""
 
 
 @Parameter(name="*", group=Group("How files are read", sort_key=4))
@@ -122,7 +117,7 @@ def prefer(
 
     tmx prefer RUN_DIR --inputs site/images -o site.json
     tmx prefer RUN_DIR --labels site.csv --plot site.png
-    tmx prefer RUN_DIR --pairs site/classes --method search --study site.journal -o site.json
+    tmx prefer RUN_DIR --pairs site/classes --method search -o site.json
     tmx prefer RUN_DIR --weights 3,1,0 -o site.json
 
     Labels and inputs are compared with the tasks' profiles, which `tmx init --data` makes.
@@ -156,14 +151,8 @@ def prefer(
     known = TargetSources(**{**vars(sources), "weights": weights})
     options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
     estimation = Estimation(**{**options, "prior": read_prior(estimating.prior)})
-    tried: list[Trial] = []
-    try:
-        with search_bars(quiet or as_json, estimation.search.trials, tried) as (progress, watch):
-            result = find(run_dir, known, estimation, TargetReading(**vars(reading)), progress=progress, watch=watch)
-    except KeyboardInterrupt as stop:
-        if tried:
-            stop.args = (_interrupted(tried, searching.study),)
-        raise
+    with progress_bars(quiet or as_json) as progress:
+        result = find(run_dir, known, estimation, TargetReading(**vars(reading)), progress=progress)
     preference = result.preference
     if out is not None:
         preference.save(out)
@@ -226,16 +215,6 @@ def _holds_preference(out: Path) -> bool:
     return False
 
 
-def _interrupted(tried: Sequence[Trial], study: Path | None) -> str:
-    """Says what a search had found when it was interrupted, and how to go on."""
-    best = max(tried, key=lambda trial: trial.value)
-    text = f"interrupted after {number(len(tried), 'trial')}, the best {best.value:.1%} right"
-    if study is not None:
-        return f"{text}; {study} keeps them: run the same command again to go on"
-    weights = ",".join(f"{weight:.4g}" for weight in best.weights)
-    return f"{text}, with --weights {weights}; nothing is kept, --study FILE would have kept the trials"
-
-
 def _summary(result: Preferred) -> Iterator[str]:
     """Yields the lines for the terminal: how the weights were found, weights with intervals, and the budget."""
     preference = result.preference
@@ -250,8 +229,6 @@ def _summary(result: Preferred) -> Iterator[str]:
     if result.budget is not None:
         columns.append(["elements", *(f"{share:,}" for share in result.budget)])
     yield from table([*zip(*columns, strict=True)])
-    if "scale_by_pairs" in preference.provenance:
-        yield _scale_line(preference.provenance["scale_by_pairs"])
     if preference.prior is not None:
         yield prior_line(preference.prior)
     if result.elements is not None:
@@ -259,13 +236,6 @@ def _summary(result: Preferred) -> Iterator[str]:
             f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
             "changed drop out of the merge"
         )
-
-
-def _scale_line(found: Any) -> str:
-    low, high = found["not_clearly_worse"]
-    right = f"{found['cross_validated_right']} against {found['default_right']} of {found['samples']} right"
-    chosen = "the default scale stays" if found["chosen"] is None else f"scale {found['chosen']:g} chosen"
-    return f"{chosen}: {right} in cross-validation; scales from {low:g} to {high:g} are not clearly worse than the best"
 
 
 def prior_line(prior: SitePrior) -> str:
@@ -278,10 +248,8 @@ def prior_line(prior: SitePrior) -> str:
 
 def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
     if method == "search":
-        ended = "nothing better in the last ones" if facts["stopped"] == "patience" else "no more were asked for"
-        yield f"{facts['accuracy']:.1%} right after {number(facts['trials'], 'trial')} ({ended})"
-        starts = [(start["source"], start["accuracy"]) for start in facts["starts"] if start["accuracy"] is not None]
-        yield f"started from {', '.join(f'{source} {accuracy:.1%}' for source, accuracy in starts)}"
+        starts = ", ".join(f"{start['source']} {start['accuracy']:.1%}" for start in facts["starts"])
+        yield f"{facts['accuracy']:.1%} right in cross-validation after {number(facts['trials'], 'trial')}; {starts}"
 
 
 def _written(out: Path | None, plot: Path | None, preference: Preference) -> Iterator[str]:

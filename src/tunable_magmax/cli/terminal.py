@@ -20,7 +20,6 @@ from tunable_magmax.errors import StorageError
 from tunable_magmax.files import Progress
 
 if TYPE_CHECKING:
-    from tunable_magmax.preference.search import Trial
     from tunable_magmax.training.loop import Tick
 
 NARROWEST = 20
@@ -175,22 +174,6 @@ def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick
             display("training", what, done, 1000 * tick.tasks, note)
 
         yield _phases(display), watch
-
-
-@contextmanager
-def search_bars(
-    quiet: bool, trials: int, tried: list[Trial]
-) -> Iterator[tuple[Progress | None, Callable[[Sequence[Trial]], None]]]:
-    """Yields such a callback, and one for the trials of a search, kept in `tried`; its bar shows the best."""
-    with _display(quiet) as display:
-
-        def watch(history: Sequence[Trial]) -> None:
-            tried[:] = history
-            if display is not None:
-                best = max(trial.value for trial in history)
-                display("search", "search", len(history), trials, f"best {best:.1%}")
-
-        yield None if display is None else _phases(display), watch
 
 
 Display: TypeAlias = Callable[[str, str, int, int, str], None]

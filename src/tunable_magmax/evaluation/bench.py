@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Floats, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import full_float32
+from tunable_magmax.evaluation.evaluator import Labelled, full_float32
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
@@ -184,6 +184,17 @@ class Bench:
         known = [-1 if labels is None else self._places.get(str(labels[k]), -1) for k in kept]
         owners = [-1 if tasks is None else tasks[k] for k in kept]
         return BenchData(name, prepared, np.array(known, dtype=np.int64), np.array(owners, dtype=np.int64))
+
+    def open_labelled(self, name: str, labelled: Labelled, *, strict: bool = False) -> BenchData:
+        """Decodes samples that are labelled in the bench's classes."""
+        from tunable_magmax.models.prepared import prepare
+
+        options: dict[str, Any] = {"strict": strict, "progress": self.progress}
+        prepared = prepare(self.encoder, labelled.samples, labelled.positions, **options)
+        row = {position: k for k, position in enumerate(labelled.positions)}
+        kept = labelled.take([row[position] for position in prepared.positions])
+        tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
+        return BenchData(name, prepared, kept.truth, tasks)
 
     def join(self, name: str, parts: Sequence[BenchData]) -> BenchData:
         """Returns several data as one."""

@@ -255,7 +255,7 @@ def compare(
     labelled, origin = open_labelled(data, site.head, site.run, reading)
     folder, weights = site.folder, tuple(site.preference.weights)
     with Bench(site.run, head=_file_head(site.head), seed=site.seed, device=reading.device, progress=progress) as bench:
-        samples = _decoded(bench, labelled, reading.strict)
+        samples = bench.open_labelled("compared", labelled, strict=reading.strict)
         specs = _candidates(site.run, weights, rivals.scales)
         fewest = least_samples((1 + rivals.old_heads) * len(specs))
         if len(samples) < fewest:
@@ -396,16 +396,6 @@ def model_title(run: Run, spec: MergeSpec) -> str:
         scale = spec.scale if isinstance(spec.scale, str) else f"{spec.scale:g}"
         return f"{spec.method} {scale}"
     return ["base", *(f"task {name}" for name in run.labels[:-1]), "last"][spec.checkpoint]
-
-
-def _decoded(bench: Bench, labelled: Labelled, strict: bool) -> BenchData:
-    from tunable_magmax.models.prepared import prepare
-
-    prepared = prepare(bench.encoder, labelled.samples, labelled.positions, strict=strict, progress=bench.progress)
-    row = {position: k for k, position in enumerate(labelled.positions)}
-    kept = labelled.take([row[position] for position in prepared.positions])
-    tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
-    return BenchData("compared", prepared, kept.truth, tasks)
 
 
 def _right(logits: NDArray[np.float64], data: BenchData) -> Bools:

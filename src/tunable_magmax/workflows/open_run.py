@@ -178,7 +178,7 @@ class Run:
 
         `inputs` and `labels` of the site may be of different samples; `pairs` are inputs with their labels. Without
         samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of the command:
-        max_samples, split, text_column, label_column, device, choose_scale, ...
+        max_samples, split, text_column, label_column, device, ...
 
         >>> run.prefer(labels=["cat", "cat", "dog"]).weights  # doctest: +SKIP
         (0.6666666666666666, 0.3333333333333333)

@@ -6,8 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,12 +15,14 @@ from tunable_magmax.errors import InputError, TmxError, closest, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.search import Search, SearchWatch
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
+if TYPE_CHECKING:
+    from tunable_magmax.workflows.search import Search
+
 PreferenceMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]
-USED_BY = {"raw": ("ot",), **dict.fromkeys(("trials", "patience", "search_scale", "study"), ("search",))}
+USED_BY = {"raw": ("ot",), **dict.fromkeys(("trials", "patience", "search_scale"), ("search",))}
 """The methods that each option is for."""
 PAPERS = ("ot", "cosine", "mmd")
 # About 5% of a mixture of the tasks are unlike all of them; few samples may show more by chance.
@@ -34,8 +35,7 @@ class Estimation:
 
     `method`: "auto" is the posterior of the mixture, from labels, from inputs by the probe, or from both; "ot",
     "cosine" and "mmd" are the paper's, and `raw` its way for "ot". `prior`: "none" leaves the site prior out, a number
-    is its eps. `seed`: of the posterior. `trials` to `study` are options of `search.Search`. `choose_scale`: score
-    scales on the pairs, too.
+    is its eps. `seed`: of the posterior. `trials` to `search_scale` are those of `search.Search`.
     """
 
     method: PreferenceMethod = "auto"
@@ -45,21 +45,22 @@ class Estimation:
     trials: int | None = None
     patience: int | None = None
     search_scale: tuple[float, float] | None = None
-    study: Path | None = None
-    choose_scale: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in (known := get_args(PreferenceMethod)):
             raise InputError(
                 f"no estimator is called {self.method!r}{closest(str(self.method), known)}; known: {', '.join(known)}"
             )
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}, expected 0 or more")
 
     @property
     def search(self) -> Search:
         """How far a search goes."""
-        asked: dict[str, Any] = {"trials": self.trials, "patience": self.patience}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        return Search(scale=self.search_scale, study_file=self.study, seed=self.seed, **asked)
+        from tunable_magmax.workflows.search import Search
+
+        asked: dict[str, Any] = {"trials": self.trials, "patience": self.patience, "scale": self.search_scale}
+        return Search(seed=self.seed, **{name: value for name, value in asked.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,8 @@ def prefer(
     reading: TargetReading = TargetReading(),  # noqa: B008
     *,
     progress: Progress | None = None,
-    watch: SearchWatch | None = None,
 ) -> Preferred:
-    """Finds how much each task of a run matters to a target. `watch` is shown the trials of a search.
+    """Finds how much each task of a run matters to a target.
 
     `pairs` give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and both to
     `search`.
@@ -96,19 +96,15 @@ def prefer(
     ((0.75, 0.25), [15000, 5000])
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    return prefer_for(TargetSamples(run, sources, reading, estimation.seed, progress), estimation, watch)
+    return prefer_for(TargetSamples(run, sources, reading, estimation.seed, progress), estimation)
 
 
-def prefer_for(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None = None) -> Preferred:
+def prefer_for(target: TargetSamples, estimation: Estimation) -> Preferred:
     """Does what `prefer` does for a target that is opened already, whose embeddings stay for further use."""
     run = target.run
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        preference = _with_prior(_find(target, estimation, watch), run, estimation).named(run.names)
-        if estimation.choose_scale:
-            from tunable_magmax.workflows.scale import scaled_by_pairs
-
-            preference = scaled_by_pairs(target, preference)
+        preference = _with_prior(_find(target, estimation), run, estimation).named(run.names)
         _warn_ood(preference)
     texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
     try:
@@ -136,7 +132,7 @@ def _count_elements(run: Run) -> int:
         return inputs.layout.elements
 
 
-def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
+def _find(target: TargetSamples, estimation: Estimation) -> Preference:
     sources = target.sources
     given, samples = list(opinions(sources, target.run)), sources.samples
     if not given and not samples:
@@ -153,7 +149,7 @@ def _find(target: TargetSamples, estimation: Estimation, watch: SearchWatch | No
     if given:
         return given[0]
     if sources.pairs is not None:
-        return _by_pairs(target, estimation, watch)
+        return _by_pairs(target, estimation)
     return _with_facts(_by_data(target, estimation), target)
 
 
@@ -190,8 +186,6 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
         )
     if others and method == "search":
         raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
-    if estimation.choose_scale and ("pairs" not in samples or method not in ("auto", "label")):
-        raise InputError("--choose-scale scores scales on inputs with labels: give --pairs, and --method auto or label")
     for option, methods in USED_BY.items():
         value = getattr(estimation, option)
         if value is not None and value is not False and method not in methods:
@@ -228,7 +222,7 @@ def class_tables(run: Run) -> list[dict[str, int]] | None:
 # -- one source at a time ------------------------------------------------------------------------------------------
 
 
-def _by_pairs(target: TargetSamples, estimation: Estimation, watch: SearchWatch | None) -> Preference:
+def _by_pairs(target: TargetSamples, estimation: Estimation) -> Preference:
     sources, reading = target.sources, target.reading
     assert sources.pairs is not None
     pairs = open_samples(sources.pairs, reading.split, reading.text_column, reading.label_column)
@@ -240,7 +234,7 @@ def _by_pairs(target: TargetSamples, estimation: Estimation, watch: SearchWatch 
     if estimation.method == "search":
         from tunable_magmax.workflows.search import search_preference
 
-        return search_preference(target, pairs, estimation.search, watch=watch)
+        return search_preference(target, pairs, estimation.search)
     if estimation.method in ("auto", "label"):
         part = replace(target, sources=replace(sources, labels=sources.pairs))
         return _with_facts(_by_labels(part, estimation), part)

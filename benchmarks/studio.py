@@ -1,4 +1,4 @@
-"""Times a measured point of the studio: its phases, and how it compares with a bare forward pass over the samples.
+"""Times a measured point of the studio, and its phases.
 
     python benchmarks/studio.py RUN_DIR [SAMPLES] [POINTS]
 
@@ -52,25 +52,26 @@ def main(run: Path, samples: int = 300, points: int = 10) -> None:
         clock("open", studio.open_all)
         measuring, data = studio.measuring, next(iter(studio.data.values()))
         tasks, draws = len(studio.run.tasks), np.random.default_rng(0)
+        bench = measuring.bench
         for _ in range(points + 1):
-            asked = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()))
+            asked = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()), method="tunable_magmax")
             setting, _ = studio.setting(asked)
-            state = clock("merge", measuring.merges.state, setting.candidate, setting.weights)
-            clock("fill", data.evaluator.fill, state)
-            logits = clock("forward", data.evaluator.logits).float().numpy()
-            clock("head", measuring.answers, logits, data, setting.site)
-            found = measuring.measure(setting, data)
+            clock("merge", bench.models.state, setting.spec)
+            clock("merge, forward", bench.features, setting.spec, data.samples)
+            if measuring.kept is not None:
+                clock("forward, kept", bench.features, setting.spec, measuring.kept)
+            clock("fit", bench.fit, setting.spec, measuring.site(setting))
+            found = clock("answers", measuring.measure, setting, data)
             clock("compare", compared, measuring, setting, found, data, setting.preference.weights)
-            other = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()))
+            other = PointRequest(tuple(draws.dirichlet([1.0] * tasks).tolist()), method="tunable_magmax")
             clock("whole point", studio.measure_now, other)
         studio.close()
-    print(f"{tasks} tasks, {measuring.merges.elements:,} elements, {len(data)} samples")
+    kept = 0 if measuring.kept is None else len(measuring.kept)
+    print(f"{tasks} tasks, {bench.models.elements:,} elements, {len(data)} samples; heads fitted to {kept} kept ones")
     for name, spent in clock.seconds.items():
         clock.seconds[name] = spent[1:] or spent  # the first one also compiles
         wall, processor = clock.median(name)
-        print(f"{name:12} {wall:8.3f} s {processor:8.3f} s of the processor")
-    ratio = [point / bare for point, bare in zip(clock.median("whole point"), clock.median("forward"), strict=True)]
-    print(f"a point is {ratio[0]:.2f} forward passes by the clock, {ratio[1]:.2f} by the processor")
+        print(f"{name:16} {wall:8.3f} s {processor:8.3f} s of the processor")
 
 
 if __name__ == "__main__":

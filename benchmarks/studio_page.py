@@ -44,7 +44,14 @@ def made_up(tasks: int, points: int) -> dict:
 
     def point(number: int) -> dict:
         parts = [draws.random() ** 4 for _ in equal]
-        setting = {"scale": 1.0, "scale_used": 1.0, "prior": True, "method": "tunable_magmax", "preset": None}
+        setting = {
+            "scale": 1.0,
+            "scale_used": 1.0,
+            "prior": True,
+            "method": "tunable_magmax",
+            "head": "fitted",
+            "preset": None,
+        }
         return {
             **setting,
             "id": str(number),

@@ -1,8 +1,11 @@
-"""The errors of this package, all of them a `TmxError`, and helpers for their texts."""
+"""The errors of this package, all of them a `TmxError`, helpers for their texts, and the collecting of warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from heapq import nlargest
 from itertools import takewhile
@@ -106,3 +109,50 @@ def shortened(text: str, limit: int = 60) -> str:
     'a rather...'
     """
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+_collecting = threading.Lock()
+_collectors: list[tuple[int, list[tuple[str, type[Warning]]]]] = []
+_around: list[warnings.catch_warnings[None]] = []
+
+
+@contextmanager
+def collected_warnings() -> Iterator[Callable[[], list[str]]]:
+    """Collects warnings for the user, each once; several threads may do so at a time, each its own.
+
+    What `warnings.catch_warnings` changes belongs to the whole process, so that two threads undo each other's.
+
+    >>> with collected_warnings() as texts:
+    ...     warnings.warn("few samples", stacklevel=1)
+    >>> texts()
+    ['few samples']
+    """
+    mine: list[tuple[str, type[Warning]]] = []
+    entry = (threading.get_ident(), mine)
+    with _collecting:
+        if not _collectors:
+            _begin_collecting()
+        _collectors.append(entry)
+    try:
+        yield lambda: list(dict.fromkeys(text for text, category in mine if category is UserWarning))
+    finally:
+        with _collecting:
+            _collectors[:] = [other for other in _collectors if other[1] is not mine]
+            if not _collectors:
+                _around.pop().__exit__(None, None, None)
+
+
+def _begin_collecting() -> None:
+    around = warnings.catch_warnings()
+    around.__enter__()
+    _around.append(around)
+    warnings.simplefilter("always")
+
+    def collect(message: Warning | str, category: type[Warning], *place: Any, **other: Any) -> None:
+        thread = threading.get_ident()
+        # Threads that work for a collecting one are not known: what they say is put to the latest.
+        found = [entry for entry in _collectors if entry[0] == thread] or _collectors[-1:]
+        if found:
+            found[-1][1].append((str(message), category))
+
+    warnings.showwarning = collect

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -34,7 +35,7 @@ def png():
 
 
 @pytest.mark.parametrize("host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", f"127.0.0.1:{PORT + 1}", ""])
-@pytest.mark.parametrize("path", ["/", "/static/studio.js", "/api/state", "/download/x"])
+@pytest.mark.parametrize("path", ["/", "/static/studio.js", "/api/state"])
 def test_a_foreign_host_is_refused(page, host, path):
     answer = page.ask("GET", path, headers={"Host": host})
     assert answer.status_code == 403
@@ -172,14 +173,14 @@ def test_models_and_preferences_stay_in_the_output_folder(page, name):
     assert page.ask("POST", "/api/models", {"name": name, "point": point}).status_code == 400
     if name not in ("samples",):
         assert page.ask("POST", "/api/preferences", {"name": name, "point": point}).status_code == 400
-    assert page.ask("POST", "/api/downloads", {"model": name, "what": "zip"}).status_code == 404
+    assert page.ask("DELETE", f"/api/models/{quote(str(name), safe='')}").status_code in (404, 405, 409)
 
 
 def test_links_in_the_output_folder_lead_nowhere(page, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/tmx-report.json").write_text("{}")
     (page.studio.out / "linked").symlink_to(tmp_path / "secret")
-    assert page.ask("POST", "/api/downloads", {"model": "linked", "what": "zip"}).status_code == 404
+    assert "linked" not in [model["name"] for model in page.get("/api/models")["models"]]
     (page.studio.out / "linked").unlink()
 
 
@@ -243,7 +244,7 @@ def test_the_program_listens_here_only_and_ends_cleanly(image_run, site, tmp_pat
 def test_the_next_studio_removes_what_a_killed_one_left(image_run, tmp_path):
     """A model appears by one rename. Only what a studio made is removed, if no process has a lock on it."""
     code = f"""
-import os, signal, sys, threading
+import os, signal, sys
 from pathlib import Path
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
@@ -259,7 +260,7 @@ def die(phase):
 events.publish = lambda name, data: die(data["phase"])
 if sys.argv[1] == "tailored":
     tailor(run, TargetSources(weights=[1, 1]), out / "tailored", progress=lambda phase, *_: die(phase))
-writer = Writer(run, out, 0, events, threading.Lock())
+writer = Writer(run, out, 0, events)
 writer.write("mine", Setting(Preference.equal(2)), None)
 writer._thread.join()
 """
@@ -275,7 +276,7 @@ writer._thread.join()
     busy.lock()
     (busy.path / "studio.json").touch()
     assert {path.name for path in tmp_path.iterdir()} == {"mine.partial", *others}
-    writer = Writer(Run.open(image_run.path), tmp_path, 0, Events(), threading.Lock())
+    writer = Writer(Run.open(image_run.path), tmp_path, 0, Events())
     assert writer.models() == []
     assert writer.clean() == ["mine"]
     assert {path.name for path in tmp_path.iterdir()} == others

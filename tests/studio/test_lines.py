@@ -20,11 +20,13 @@ def lines(tasks: int, ahead: int, behind: int):
     first = point.copy()
     first[SAMPLES // 2 : SAMPLES // 2 + ahead], first[:behind] = True, False
     names = [f"t{k}" for k in range(tasks)]
-    measuring = SimpleNamespace(
-        run=SimpleNamespace(labels=names, tasks=names),
-        knows=lambda model, data: True,
-        measure_checkpoint=lambda model, data, site: first if model.checkpoint == 1 else np.zeros(SAMPLES, bool),
-    )
+    run = SimpleNamespace(labels=names, tasks=names)
+
+    def measure(model, setting, data):
+        return first if model.checkpoint == 1 else np.zeros(SAMPLES, bool)
+
+    bench, known = SimpleNamespace(run=run), {"measure_model": measure, "measure_roughly": measure}
+    measuring = SimpleNamespace(run=run, bench=bench, knows=lambda model, data: True, **known)
     data = SimpleNamespace(name="site", weights=lambda mix: np.full(SAMPLES, 1 / SAMPLES), sample_tasks=None)
     setting = Setting(Preference.equal(tasks), informed=False)
     return compared(measuring, setting, Measurement("", "site", point, 1.0), data, None)
@@ -33,7 +35,7 @@ def lines(tasks: int, ahead: int, behind: int):
 @pytest.mark.parametrize(("tasks", "verdict"), [(2, "clearly worse"), (20, "cannot tell")])
 def test_the_best_of_many_tasks_must_be_further_ahead(tasks, verdict):
     best = {line.name: line for line in lines(tasks, ahead=8, behind=0)}["best"]
-    assert (best.title, best.verdict) == ("task t0", verdict)
+    assert (best.title, best.verdict) == ("t0", verdict)
 
 
 def test_the_sentence_says_where_it_is_the_best():

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
 import shlex
+import shutil
 import threading
-import zipfile
+import warnings
 from pathlib import Path
 
 import pytest
 
 from tunable_magmax import Preference
+from tunable_magmax.data.source import open_samples
+from tunable_magmax.errors import collected_warnings
+from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio, StudioOptions
-from tunable_magmax.workflows.compare import Rivals, compare
+from tunable_magmax.studio.state import state_of
+from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.scoring import Reading
+from tunable_magmax.workflows.site_model import read_record
 
 PROTOCOL = Path(__file__).parents[2] / "docs/studio-protocol.md"
 
@@ -49,22 +55,37 @@ def test_the_state_has_the_documented_keys(page):
     assert [preset["id"] for preset in state["presets"]] == ["equal", "only-0", "only-1"]
 
 
-def test_a_measured_point_is_what_compare_measures(page, image_run, site):
+def test_a_measured_point_has_the_documented_keys_and_another_prior_or_mix_costs_no_forward_pass(page):
     point = page.measure(weights=[3, 1], scale=1.0)
     example = documented("A measured point")
     assert point.keys() == example.keys()
     assert point["lines"][0].keys() == example["lines"][0].keys()
-    rivals = Rivals(scales=[1.0])
-    found = compare(image_run.path, Preference.from_weights([3, 1]), site, rivals=rivals, reading=Reading(device="cpu"))
-    shares = {(row.candidate.title, row.prior): row.share for row in found.rows}
-    assert point["overall"]["right"] == shares["tunable, scale 1", True].right
-    assert [line["mix"]["accuracy"] for line in point["lines"] if line["name"] in ("base", "last", "magmax")] == [
-        pytest.approx(shares[name, True].value, abs=1e-6) for name in ("base", "last", "magmax")
-    ]
-    plain = page.measure(weights=[3, 1], scale=1.0, prior=False)
-    assert plain["overall"]["right"] == shares["tunable, scale 1", False].right
-    assert plain["seconds"]["merge"] == 0  # another prior needs no merge and no forward pass
     assert point["sentence"].endswith(".")
+    before = page.studio.measuring.bench.embedded
+    plain = page.measure(weights=[3, 1], scale=1.0, prior=False)
+    other = page.measure(weights=[3, 1], scale=1.0, mix=[1, 3])
+    assert page.studio.measuring.bench.embedded == before
+    assert plain["id"] != point["id"] == other["id"]
+
+
+@pytest.mark.parametrize("weights", [[3, 1], [1, 4]])
+def test_a_point_is_as_right_as_the_model_that_is_written(page, image_run, site, weights):
+    point = {"weights": weights, "scale": 0.5}
+    measured, name = page.measure(**point), f"written-{weights[0]}"
+    page.post("/api/models", {"name": name, "point": point}, 202)
+    done = page.wait("model", name=name, state="done")
+    made = evaluate(page.studio.out / name, site, run=image_run.path, reading=Reading(device="cpu"))
+    assert measured["overall"]["right"] == made.accuracy.overall.right
+    record = read_record(page.studio.out / name)
+    assert measured["head"] == record.head.kind
+    assert done["expected"] == {key: list(value) for key, value in record.expected.items()}
+
+
+def test_without_a_method_a_point_has_the_one_that_its_weights_ask_for(page):
+    from tunable_magmax.workflows.tailoring import default_method
+
+    assert page.measure(weights=[3, 1])["method"] == default_method([3, 1])
+    assert page.get("/api/state")["start"]["method"] == default_method([1, 1])
 
 
 def test_points_outlive_the_studio(page, image_run, site):
@@ -75,6 +96,77 @@ def test_points_outlive_the_studio(page, image_run, site):
     assert known[before["id"]]["tasks"] == before["tasks"]
     assert known[before["id"]].keys() == before.keys()
     again.close()
+
+
+@pytest.fixture
+def own_run(image_run, tmp_path):
+    """A copy of the run that keeps samples, and no data beside them."""
+    shutil.copytree(image_run.path, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    for t, classes in enumerate(run.classes.values()):
+        pairs = image_run.pairs(tmp_path / f"keep-{t}", dict.fromkeys(classes, 6), seed=300 + 50 * t)
+        keep_samples(run, t, open_samples(pairs), source="evaluation")
+    return Run.open(tmp_path / "run")
+
+
+def test_without_data_points_are_measured_on_kept_samples_by_cross_validation(own_run, tmp_path):
+    studio = Studio(own_run, tmp_path / "out", StudioOptions(device="cpu"))
+    studio.open_all()
+    [data] = state_of(studio)["data"]
+    assert (data["id"], data["samples"], data["of"], data["tasks"]) == ("kept", 24, 24, [12, 12])
+    asked = PointRequest((3.0, 1.0), 0.5)
+    point = studio.measure_now(asked)
+    fit = studio.measuring.bench.fit(studio.setting(asked)[0].spec, studio.measuring.site(studio.setting(asked)[0]))
+    assert point["overall"]["right"] == int(fit.right.sum())
+    assert [line["name"] for line in point["lines"]] == ["base", "last", "best", "magmax"]
+    studio.close()
+
+
+def test_points_of_the_run_as_it_was_before_are_not_shown(own_run, tmp_path):
+    """Also damaged ones and those of other runs: the file is only added to."""
+    out = tmp_path / "out"
+    studio = Studio(own_run, out, StudioOptions(device="cpu"))
+    studio.open_all()
+    point = studio.measure_now(PointRequest((3.0, 1.0), 0.5))
+    assert [found["id"] for found in studio.points()] == [point["id"]]
+    record = studio.measured.records[point["id"]]
+    studio.close()
+    for k, change in enumerate(
+        [{"weights": [1.0]}, {"weights": "x"}, {"scale_used": None}, {"tasks": [1]}, {"run": 7}]
+    ):
+        with (out / "points.jsonl").open("a") as file:
+            file.write(json.dumps({**record, "id": f"damaged-{k}", **change}) + "\n")
+    again = Studio(Run.open(own_run.path), out, StudioOptions(device="cpu"))
+    again.open_all()
+    assert [found["id"] for found in again.points()] == [point["id"]]
+    again.close()
+    (file,) = (own_run.path / "second").glob("*.safetensors")  # as training anew would leave it
+    file.write_bytes((own_run.path / "first" / file.name).read_bytes())
+    trained = Studio(Run.open(own_run.path), out, StudioOptions(device="cpu"))
+    trained.open_all()
+    assert trained.points() == []
+    assert trained.measure_now(PointRequest((3.0, 1.0), 0.5))["id"] != point["id"]
+    trained.close()
+
+
+def test_threads_collect_their_own_warnings():
+    both, found = threading.Barrier(2, timeout=30), {}
+
+    def work(name):
+        with collected_warnings() as texts:
+            both.wait()
+            warnings.warn(name, stacklevel=1)
+            both.wait()
+        found[name] = texts()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
+    before = warnings.showwarning
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"one": ["one"], "two": ["two"]}
+    assert warnings.showwarning is before
 
 
 def test_the_latest_request_wins(page):
@@ -123,7 +215,7 @@ def test_a_merge_that_fails_says_so(page, monkeypatch):
     def fail(*_):
         raise RuntimeError("the memory is gone")
 
-    monkeypatch.setattr(type(page.studio.measuring), "_state", fail)
+    monkeypatch.setattr(type(page.studio.measuring.bench.models), "state", fail)
     failed = page.wait("failed", request=page.post("/api/measure", {"weights": [1, 7]}, 202)["request"])
     assert failed["error"]["message"] == "the memory is gone"
     monkeypatch.undo()
@@ -131,7 +223,7 @@ def test_a_merge_that_fails_says_so(page, monkeypatch):
 
 
 def test_the_model_that_is_written_is_that_of_the_shown_commands(page, tmx, tmp_path):
-    point = {"weights": [2, 1], "scale": 0.7, "prior": False}
+    point = {"weights": [2, 1], "scale": 0.7}
     shown = page.post("/api/command", {**point, "name": "mine"})
     assert shown["tailor"].endswith(shlex.join(["-o", str(page.studio.out / "mine")]))
     assert page.post("/api/command", point)["tailor"].endswith("site-model")
@@ -143,23 +235,14 @@ def test_the_model_that_is_written_is_that_of_the_shown_commands(page, tmx, tmp_
     assert tmx(*merge, where).code == 0
     own = (page.studio.out / "mine/model.safetensors").read_bytes()
     assert (where / "model.safetensors").read_bytes() == own
-    told = tmx(*shlex.split(shown["tailor"])[1:])
-    assert "is complete, made from the same inputs" in told.out
-    ticket = page.post("/api/downloads", {"model": "mine", "what": "zip"})
-    with zipfile.ZipFile(io.BytesIO(page.client.get(ticket["url"], headers={"X-Studio-Token": ""}).content)) as archive:
-        assert archive.testzip() is None
-        assert archive.read("mine/model.safetensors") == own
-    assert page.client.get(ticket["url"]).status_code == 404  # once
-    ticket = page.post("/api/downloads", {"model": "mine", "what": "weights"})
-    content = page.client.get(ticket["url"]).content
-    assert hashlib.sha256(content).digest() == hashlib.sha256(own).digest()
-    assert ticket["bytes"] == len(content)
+    told = tmx(*shlex.split(shown["tailor"])[1:], "--json")
+    assert json.loads(told.out)["already_complete"] is True
     twice = page.ask("POST", "/api/models", {"name": "mine", "point": point})
     assert (twice.status_code, "already" in twice.text) == (409, True)
-    assert [model["name"] for model in page.get("/api/models")["models"]] == ["mine"]
+    assert "mine" in [model["name"] for model in page.get("/api/models")["models"]]
 
 
-def test_a_cancelled_or_failed_model_leaves_nothing(page, monkeypatch):
+def test_a_cancelled_or_failed_model_leaves_nothing(page, image_run, monkeypatch):
     from tunable_magmax.studio import writing
 
     reached, go_on = threading.Event(), threading.Event()
@@ -178,6 +261,10 @@ def test_a_cancelled_or_failed_model_leaves_nothing(page, monkeypatch):
     assert reached.wait(30)
     busy = page.ask("POST", "/api/models", {"name": "other", "point": {"weights": [1, 1]}})
     assert busy.status_code == 409
+    name = page.upload({"a.png": image_png(image_run, "red"), "b.png": image_png(image_run, "blue")})
+    page.post(f"/api/uploads/{name}/estimate", {"labels": False}, 202)
+    assert page.wait("samples", upload=name)["samples"] == 2  # while the model waits
+    page.ask("DELETE", f"/api/uploads/{name}")
     threading.Timer(0.2, go_on.set).start()
     assert page.ask("DELETE", "/api/models/half").json() == {}
     assert page.wait("model", name="half", state="cancelled")

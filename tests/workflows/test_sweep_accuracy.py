@@ -33,7 +33,7 @@ def test_each_point_is_measured_as_eval_measures_its_checkpoint(image_run, tmx, 
     assert [float(row["accuracy"]) for row in rows] == pytest.approx(
         [point["accuracy"]["overall"] for point in made["points"]], abs=1e-5
     )
-    assert rows[0].keys() >= {"point", "weight first", "accuracy second", "accuracy on its mix with prior"}
+    assert rows[0].keys() >= {"point", "weight first", "accuracy second", "accuracy on its mix, tailored"}
     monkeypatch.setattr(Measuring, "measure", None)  # a second call measures nothing
     again = tmx(*common)
     assert again.code == 0, again.err

@@ -217,14 +217,14 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
     owned = made.points[0].counts is not None
     yield "share of elements by task" if owned else "weight by task"
     header = ["point", "scale", "length", *(["leftovers"] if made.points[0].leftovers is not None else [])]
-    header += ["accuracy", "its mix", "and prior"] if made.data is not None else []
+    header += ["accuracy", "its mix", "tailored"] if made.data is not None else []
     rows = [[*header, *(map(one_line, names) if names else (f"task {t}" for t in range(1, made.tasks + 1)))]]
     total = max(made.elements, 1)
     for point in made.points:
         row = [point.name, f"{point.scale:g}", f"{point.merged_length:.4g}"]
         row += [] if point.leftovers is None else [f"{point.leftovers / total:.2%}"]
         if (found := point.accuracy) is not None:
-            shares = [found[key] for key in ("overall", "mix", "mix_with_prior")]
+            shares = [found[key] for key in ("overall", "mix", "mix_tailored")]
             row += ["" if share is None else f"{share:.1%}" for share in shares]
         if point.counts is None:
             row += [f"{float(Fraction(weight)):.4f}" for weight in point.weights]
@@ -235,7 +235,7 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
     yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
     if made.data is not None:
         yield f"accuracy: on {made.data['name']}, {number(made.data['samples'], 'sample')}; its mix: tasks count"
-        yield "  by the point's weights; and prior: with the site prior that these mean; sweep.csv has each task's"
+        yield "  by the point's weights; tailored: with the head that tmx tailor would fit; sweep.csv has each task's"
     yield f"summary: {out / 'sweep.json'}"
     if plot is not None:
         yield f"picture: {plot}"

@@ -22,7 +22,7 @@ from tunable_magmax.evaluation.evaluator import Labelled, full_float32
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
-from tunable_magmax.models.fitting import FittedHead, Linear, Rows, View, fit_head
+from tunable_magmax.models.fitting import FittedHead, FoldedRows, Linear, Rows, View, fit_head
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ ANCHORS = 100
 """Samples of each kind that show how features move from a task's checkpoint to a merged model."""
 LEAST_WEIGHT = 0.01
 """A task of less weight hardly matters."""
+HEADS = 256
+"""Heads that stay in memory."""
+FOLDED = 6
+"""Models whose labelled rows stay in memory with their discriminants, a few megabytes each."""
 LABELLED_COUNT = 3.0
 """How many kept samples a labelled sample of the site counts for."""
 
@@ -134,9 +138,11 @@ class Bench:
         self._filled: MergeSpec | None = None
         self._refill: dict[tuple[str, ...], Refill] = {}
         self._features: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
-        self._old: dict[MergeSpec, Linear] = {}
+        self._old: OrderedDict[MergeSpec, Linear] = OrderedDict()
         self._heads: OrderedDict[tuple[Any, ...], FittedHead] = OrderedDict()
         self._joined: dict[str, BenchData] = {}
+        self._moves: dict[tuple[int, str], tuple[Floats, Floats]] = {}
+        self._folded: OrderedDict[tuple[Any, ...], FoldedRows] = OrderedDict()
         self.embedded = 0
         """Forward passes so far, in samples."""
 
@@ -216,6 +222,8 @@ class Bench:
             for key in [key for key in self._heads if name in key[1][2]]:
                 del self._heads[key]
             self._joined = {key: data for key, data in self._joined.items() if name not in key}
+            self._folded = OrderedDict((key, rows) for key, rows in self._folded.items() if name not in key[1])
+            self._moves = {key: move for key, move in self._moves.items() if name not in key[1]}
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -282,6 +290,8 @@ class Bench:
         self._filled = spec
         if isinstance(self.encoder, BuiltinEncoder):
             self._old[spec] = self.encoder.linear
+            while len(self._old) > HEADS:
+                self._old.popitem(last=False)
 
     def _embedded(self, data: BenchData, check: Callable[[], None] | None) -> NDArray[np.float32]:
         import torch
@@ -324,14 +334,27 @@ class Bench:
         key = (spec, site.key)
         with self._lock:
             if key not in self._heads:
-                rows = self._labelled_rows(spec, site, check)
                 old = self.old_head(spec)
-                if rows is None:
-                    rows = Rows.of(np.zeros((0, old.weight.shape[1])), [])
+                rows = self._folded_rows(spec, site, check)
                 self._heads[key] = fit_head(rows, site.shares, old, old_shares=self.imbalance, views=self.views)
-                while len(self._heads) > 256:
+                while len(self._heads) > HEADS:
                     self._heads.popitem(last=False)
             return self._heads[key]
+
+    def _folded_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> FoldedRows:
+        """Returns the rows that a head is fitted to; those of the latest models are kept for other sites."""
+        _, _, names, moved = site.key
+        matter = tuple(weight >= LEAST_WEIGHT for weight in site.weights) if moved and not self.is_builtin else None
+        key = (spec, names, moved, site.weights if self._shared_classes.any() else matter)
+        if key not in self._folded:
+            rows = self._labelled_rows(spec, site, check)
+            width = self.old_head(spec).weight.shape[1]
+            empty = Rows.of(np.zeros((0, width)), [])
+            self._folded[key] = FoldedRows(empty if rows is None else rows, len(self.classes))
+            while len(self._folded) > FOLDED:
+                self._folded.popitem(last=False)
+        self._folded.move_to_end(key)
+        return self._folded[key]
 
     def _labelled_rows(self, spec: MergeSpec, site: SiteFacts, check: Callable[[], None] | None) -> Rows | None:
         parts: list[Rows] = []
@@ -357,7 +380,7 @@ class Bench:
     def _task_counts(self, data: BenchData, site: SiteFacts) -> Floats:
         """Returns how much each row counts for its class: by its task's weight where tasks share classes, else 1."""
         counts = np.ones(len(data))
-        shared = np.flatnonzero((self.class_tables > 0).sum(axis=0) > 1)
+        shared = np.flatnonzero(self._shared_classes)
         if not len(shared) or (data.tasks < 0).all():
             return counts
         weights = np.asarray(site.weights)
@@ -387,9 +410,13 @@ class Bench:
             own = MergeSpec(checkpoint=t + 1)
             rows = self.rows(profile.base_features[chosen] if spec.is_base else profile.features[chosen])
             if anchors is not None and spec != own and site.weights[t] >= LEAST_WEIGHT:
-                before, after = self.rows(self.features(own, anchors)), self.rows(self.features(spec, anchors))
-                gram = before.T @ before + np.eye(before.shape[1])
-                rows = unit_rows(rows + rows @ np.linalg.solve(gram, before.T @ (after - before)))
+                key = (t, anchors.name)
+                if key not in self._moves:  # f (S'S + I)^-1 S', the same for all models
+                    before = self.rows(self.features(own, anchors))
+                    gram = before.T @ before + np.eye(before.shape[1])
+                    self._moves[key] = before, rows @ np.linalg.solve(gram, before.T)
+                before, shares = self._moves[key]
+                rows = unit_rows(rows + shares @ (self._anchor_rows(spec, site, anchors) - before))
             parts.append(Rows.of(rows, known[chosen], None, np.full(len(chosen), judges)))
         return parts
 
@@ -401,6 +428,12 @@ class Bench:
             parts = [data.take(_spread(len(data), ANCHORS), f"{data.name}, some") for data in given]
             self._joined[name] = parts[0] if len(parts) == 1 else self.join(name, parts)
         return self._joined.get(name)
+
+    def _anchor_rows(self, spec: MergeSpec, site: SiteFacts, anchors: BenchData) -> Floats:
+        """Returns the anchors as a model embeds them; kept samples were embedded to fit to them."""
+        if site.inputs is None and site.kept is not None and self.keeps(spec, site.kept):
+            return self.rows(self.features(spec, site.kept)[_spread(len(site.kept), ANCHORS)])
+        return self.rows(self.features(spec, anchors))
 
     # -- classes and tasks -------------------------------------------------------------------------------------------
 
@@ -415,6 +448,12 @@ class Bench:
                         tables[t, self._places[name]] = count
             self._tables = tables
         return self._tables
+
+    @property
+    def _shared_classes(self) -> NDArray[np.bool_]:
+        """Which classes several tasks have [classes]."""
+        shared: NDArray[np.bool_] = (self.class_tables > 0).sum(axis=0) > 1
+        return shared
 
     @property
     def imbalance(self) -> Floats | None:

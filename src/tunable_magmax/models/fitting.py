@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ class FittedHead:
 
 
 def fit_head(
-    rows: Rows,
+    rows: Rows | FoldedRows,
     site_shares: Any,
     old: Linear | None,
     *,
@@ -141,7 +142,8 @@ def fit_head(
     log_site = np.log(np.maximum(shares / shares.sum(), 1e-9))
     imbalance = np.zeros(len(shares)) if old_shares is None else np.log(np.asarray(old_shares, dtype=np.float64))
     fair = None if old is None else Linear(old.weight, old.bias - imbalance)
-    problem = _Problem.of(rows, log_site, fair, seed)
+    folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares), seed)
+    problem = _Problem.of(folded, log_site, fair)
     usable = [view for view in views or [View("features", slice(None))] if view.old or not problem.lacks_classes]
     fits = [found for view in usable if (found := problem.fitted(view)) is not None]
     old_fit = problem.old_only()
@@ -175,34 +177,79 @@ def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
-    """Rows in folds, and all that does not depend on the view."""
+class _ViewFits:
+    """The discriminants of a view: of all rows, and for each fold of the others, with its judging rows."""
 
-    rows: Rows
+    whole: Discriminant
+    parts: list[tuple[Ints, Discriminant, Floats]]
+
+
+class FoldedRows:
+    """Rows in folds, with discriminants that are made once: they serve every site. For one old head."""
+
+    def __init__(self, rows: Rows, classes: int, seed: int = 0) -> None:
+        folds = _folds(rows.labels.tobytes(), seed)
+        if rows.groups is not None:
+            first = np.unique(rows.groups, return_index=True, return_inverse=True)
+            folds = folds[first[1]][first[2]]
+        each = np.zeros((FOLDS, classes))
+        np.add.at(each, (folds, rows.labels), 1.0)
+        elsewhere = each.sum(axis=0) - each[folds]
+        known = elsewhere[np.arange(len(rows)), rows.labels] > 0
+        self.rows, self.folds, self.classes = rows, folds, classes
+        self.present = np.bincount(rows.labels, minlength=classes) > 0
+        self.judged = np.flatnonzero(rows.judged & known)
+        """Rows that judge: their class has other rows, in other folds."""
+        self._views: dict[str, _ViewFits] = {}
+
+    def fits(self, view: View, anchors: Floats | None) -> _ViewFits:
+        """Returns the discriminants of a view. `anchors`: directions of classes without rows."""
+        if view.name not in self._views:
+            rows = self.rows
+            features = rows.features[:, view.columns]
+            centre = features.mean(axis=0)
+            centred = features - centre
+            totals = []
+            for fold in range(FOLDS):
+                mine = self.folds == fold
+                totals.append(class_totals(centred[mine], rows.labels[mine], self.classes, rows.counts[mine]))
+
+            def fit(folds: Sequence[int], about: Floats) -> Discriminant:
+                counts, sums, scatter = (np.sum([totals[k][part] for k in folds], axis=0) for part in range(3))
+                found = Discriminant.of((counts, sums, scatter), about)
+                return found if anchors is None else found.with_anchors(anchors)
+
+            parts = []
+            for fold in range(FOLDS):
+                mine = self.judged[self.folds[self.judged] == fold]
+                if len(mine):
+                    others = fit([k for k in range(FOLDS) if k != fold], np.zeros_like(centre))
+                    parts.append((mine, others, centred[mine] @ others.axes))
+            self._views[view.name] = _ViewFits(fit(range(FOLDS), centre), parts)
+        return self._views[view.name]
+
+
+@lru_cache(8)
+def _folds(labels: bytes, seed: int) -> Ints:
+    """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
+    return stratified_folds(np.frombuffer(labels, dtype=np.int64), seed, FOLDS)
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Folded rows at a site, and all that does not depend on the view."""
+
+    folded: FoldedRows
     log_site: Floats
     old: Linear | None
-    folds: Ints
-    present: NDArray[np.bool_]
-    judged: Ints
-    """Rows that judge: their class has other rows, in other folds."""
     weights: Floats
     targets: Floats
     """[judged, classes]: what the rows ask for; a row that was not seen may be of any class."""
     old_scores: Floats | None
 
     @classmethod
-    def of(cls, rows: Rows, log_site: Floats, old: Linear | None, seed: int) -> _Problem:
-        classes = len(log_site)
-        folds = stratified_folds(rows.labels, seed, FOLDS)
-        if rows.groups is not None:
-            first = np.unique(rows.groups, return_index=True, return_inverse=True)
-            folds = folds[first[1]][first[2]]
-        present = np.bincount(rows.labels, minlength=classes) > 0
-        each = np.zeros((FOLDS, classes))
-        np.add.at(each, (folds, rows.labels), 1.0)
-        elsewhere = each.sum(axis=0) - each[folds, :][np.arange(len(rows)), :] if len(rows) else each
-        known = elsewhere[np.arange(len(rows)), rows.labels] > 0 if len(rows) else np.zeros(0, dtype=bool)
-        judged = np.flatnonzero(rows.judged & known)
+    def of(cls, folded: FoldedRows, log_site: Floats, old: Linear | None) -> _Problem:
+        rows, judged = folded.rows, folded.judged
         shares = np.exp(log_site)
         weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
         effective = 1 / np.square(weights).sum() if len(judged) else 1.0
@@ -210,43 +257,49 @@ class _Problem:
         targets = np.tile(unseen * shares / shares.sum(), (len(judged), 1))
         targets[np.arange(len(judged)), rows.labels[judged]] += 1 - unseen
         scores = None if old is None else _centred(old.logits(rows.features[judged]))
-        return cls(rows, log_site, old, folds, present, judged, weights, targets, scores)
+        return cls(folded, log_site, old, weights, targets, scores)
+
+    @property
+    def rows(self) -> Rows:
+        return self.folded.rows
+
+    @property
+    def judged(self) -> Ints:
+        return self.folded.judged
 
     @property
     def lacks_classes(self) -> bool:
         """Whether classes have no row at all."""
-        return not bool(self.present.all())
+        return not bool(self.folded.present.all())
 
     def old_only(self) -> FittedHead | None:
         """Returns the old head with the site's shares, at the scale that the rows ask for."""
         if self.old is None:
             return None
-        factor, loss, judged = 1.0, None, {}
-        if self.old_scores is not None and len(self.judged):
-            (factor,), loss = self._pooled([self.old_scores], [1.0])
+        (factor, loss), judged = self._old_pooled, {}
+        if loss is not None and self.old_scores is not None:
             judged = self._judgement(factor * self.old_scores)
         linear = Linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
         return FittedHead(linear, "old", "", len(self.rows), None, factor, 0.0, loss, loss, **judged)
+
+    @cached_property
+    def _old_pooled(self) -> tuple[float, float | None]:
+        """The old head's factor, and its loss if anything can judge."""
+        if self.old_scores is None or not len(self.judged):
+            return 1.0, None
+        (factor,), loss = self._pooled([self.old_scores], [1.0])
+        return factor, loss
 
     def fitted(self, view: View) -> FittedHead | None:
         """Returns the best head on a view of the features; None if there is nothing to fit to."""
         if not len(self.rows):
             return None
-        features = self.rows.features[:, view.columns]
         old = self.old if view.old else None
-        centre = features.mean(axis=0)
-        centred = features - centre
-        anchors = None if old is None else old.weight[:, view.columns]
-        whole = self._discriminant(centred, np.ones(len(self.rows), dtype=bool), centre, anchors)
+        fits = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
+        whole, parts = fits.whole, fits.parts
         if not len(self.judged):
             factors = (1.0 if old is not None else 0.0, CAUTIOUS)
             return self._finished(view, old, whole, SHRINKAGES[-1], factors, None, {})
-        parts = []
-        for fold in range(FOLDS):
-            mine = self.judged[self.folds[self.judged] == fold]
-            if len(mine):
-                others = self._discriminant(centred, self.folds != fold, np.zeros_like(centre), anchors)
-                parts.append((mine, others, centred[mine] @ others.axes))
         place = np.empty(len(self.rows), dtype=np.int64)
         place[self.judged] = np.arange(len(self.judged))
         tried: dict[int, tuple[float, tuple[float, ...], Floats]] = {}
@@ -272,13 +325,6 @@ class _Problem:
         loss, found, logits = tried[best]
         pair = (0.0, found[0]) if len(found) == 1 else (found[0], found[1])
         return self._finished(view, old, whole, SHRINKAGES[best], pair, loss, self._judgement(logits))
-
-    def _discriminant(
-        self, centred: Floats, chosen: NDArray[np.bool_], centre: Floats, anchors: Floats | None
-    ) -> Discriminant:
-        totals = class_totals(centred[chosen], self.rows.labels[chosen], len(self.log_site), self.rows.counts[chosen])
-        found = Discriminant.of(totals, centre)
-        return found if anchors is None else found.with_anchors(anchors)
 
     def _pooled(self, tables: Sequence[Floats], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
@@ -314,9 +360,7 @@ class _Problem:
         offset = factors[1] * bias + self.log_site
         if old is not None:
             full, offset = full + factors[0] * old.weight, offset + factors[0] * old.bias
-        old_loss = None
-        if self.old_scores is not None and len(self.judged):
-            _, old_loss = self._pooled([self.old_scores], [1.0])
+        old_loss = self._old_pooled[1]
         return FittedHead(
             Linear(full, offset), "fitted", view.name, len(self.rows), shrinkage, *factors, loss, old_loss, **judged
         )

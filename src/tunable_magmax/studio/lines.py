@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunable_magmax.evaluation.accuracy import Share
+from tunable_magmax.evaluation.choosing import title_of
 from tunable_magmax.evaluation.comparison import holm
 from tunable_magmax.evaluation.mixture import MixedPair, MixedShare, mixed_pair, mixed_share
-from tunable_magmax.workflows.candidates import Candidate
-from tunable_magmax.workflows.measuring import BASE, DataSet, Measurement, Measuring, Setting
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
+from tunable_magmax.preference.preference import Preference
+from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 
-MAGMAX = Candidate("magmax", "magmax", None, "matched")
+MAGMAX = MergeSpec("magmax", "matched")
 WORDS = {"base": "the base", "last": "the last checkpoint", "best": "the best single task here", "magmax": "MAGMAX"}
 
 
@@ -48,31 +50,35 @@ class Line:
         }
 
 
-def checkpoints(measuring: Measuring) -> list[Candidate]:
+def line_models(measuring: Measuring) -> list[MergeSpec]:
     """Returns all models that lines are made of: the base, each task, and MAGMAX."""
-    names = [*measuring.run.labels[:-1], "last"]
-    return [BASE, *(Candidate(name, checkpoint=t) for t, name in enumerate(names, 1)), MAGMAX]
+    return [BASE, *(MergeSpec(checkpoint=t) for t in range(1, len(measuring.run.tasks) + 1)), MAGMAX]
 
 
 def measure_lines(measuring: Measuring, data: DataSet) -> Iterator[None]:
     """Measures the models that lines are made of, one at each step."""
-    for candidate in checkpoints(measuring):
-        measuring.measure_checkpoint(candidate, data, None)
+    equal = Setting(Preference.equal(len(measuring.run.tasks)))
+    for model in line_models(measuring):
+        measuring.measure_roughly(model, equal, data)
         yield
 
 
 def compared(
     measuring: Measuring, setting: Setting, measured: Measurement, data: DataSet, mix: Sequence[float] | None
 ) -> list[Line]:
-    """Compares a point with the lines, all with the same prior; empty until all are measured."""
-    models = checkpoints(measuring)
+    """Compares a point with the lines, each with its own head for the same mixture; empty until all are measured.
+
+    The best single task is chosen by heads that were fitted once, to equal weights.
+    """
+    models = line_models(measuring)
     if not all(measuring.knows(model, data) for model in models):
         return []
     weights = data.weights(mix)
-    right = {model: measuring.measure_checkpoint(model, data, setting.site) for model in models}
     singles = models[1:-1]
-    best = max(singles, key=lambda model: float(weights[right[model]].sum()))
+    rough = {model: measuring.measure_roughly(model, setting, data) for model in singles}
+    best = max(singles, key=lambda model: float(weights[rough[model]].sum()))
     chosen = {"base": BASE, "last": singles[-1], "best": best, "magmax": MAGMAX}
+    right = {model: measuring.measure_model(model, setting, data) for model in dict.fromkeys(chosen.values())}
     pairs = {name: mixed_pair(measured.right, right[model], weights) for name, model in chosen.items()}
     chances = {name: pair.p_value for name, pair in pairs.items()}
     if pairs["best"].difference < 0:  # chosen on these very samples, it had so many tries to look better by chance
@@ -82,7 +88,7 @@ def compared(
     return [
         Line(
             name,
-            model.title if model is not singles[-1] else f"last ({measuring.run.labels[-1]})",
+            f"last ({measuring.run.labels[-1]})" if model == singles[-1] else title_of(measuring.bench, model),
             Measurement("", data.name, right[model], 1.0).tasks(data, tasks),
             mixed_share(right[model], weights),
             pairs[name],

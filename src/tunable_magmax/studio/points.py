@@ -14,7 +14,7 @@ from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.tailoring import default_scale, with_site_prior
+from tunable_magmax.workflows.tailoring import default_method, default_scale, with_site_prior
 
 MOST_SCALE = 100.0
 OFFERED = tuple(name for name, method in METHODS.items() if method.weights == "shares" or name == "magmax")
@@ -63,7 +63,8 @@ class PointRequest:
     weights: tuple[float, ...] | None = None
     scale: float | Literal["matched"] | None = None
     prior: bool = True
-    method: str = "tunable_magmax"
+    method: str | None = None
+    """By default, that which the weights ask for."""
     preset: str | None = None
     data: str | None = None
     mix: tuple[float, ...] | None = None
@@ -74,9 +75,16 @@ class PointRequest:
         return check(cls, content, "the point")
 
 
-def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset]) -> tuple[Setting, Preset | None]:
+def usual_method(weights: Sequence[float], no_tsv: str | None) -> str:
+    """Returns the method that weights ask for. `no_tsv`: why that cannot be tsv here, if so."""
+    return "tunable_magmax" if no_tsv is not None else default_method(weights)
+
+
+def setting_of(
+    request: PointRequest, run: Run, presets: Mapping[str, Preset], no_tsv: str | None = None
+) -> tuple[Setting, Preset | None]:
     """Returns the model that a request means, and the preset whose weights it still has."""
-    if request.method not in OFFERED:
+    if request.method is not None and request.method not in OFFERED:
         hint = closest(request.method, OFFERED)
         raise InputError(f"unknown method {shortened(request.method)!r}{hint}; known: {', '.join(OFFERED)}")
     preset = None
@@ -98,11 +106,12 @@ def setting_of(request: PointRequest, run: Run, presets: Mapping[str, Preset]) -
     preference = with_site_prior(base.named(run.names), run, "auto")
     informed = request.prior and preference.prior is not None
     asked: float | str | None = preference.scale if request.scale is None else request.scale
-    scale = default_scale(request.method, informed) if asked is None else asked
+    method = request.method or usual_method(preference.weights, no_tsv)
+    scale = default_scale(method, informed) if asked is None else asked
     if not isinstance(scale, str) and not 0 <= scale <= MOST_SCALE:
         raise InputError(f"the scale is {scale:g}: give a number from 0 to {MOST_SCALE:g}, or matched")
     exact = scale if isinstance(scale, str) else float(scale)
-    return Setting(preference, exact, request.method, request.prior), preset
+    return Setting(preference, exact, method, request.prior), preset
 
 
 def _require_tasks(numbers: Sequence[float], run: Run, what: str) -> None:
@@ -120,7 +129,8 @@ def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
 def commands(setting: Setting, preset: Preset | None, run: Path, out: Path, seed: int) -> dict[str, str]:
     """Returns the commands that make the model of a point: with its head, and the merged encoder alone.
 
-    Both give the same weights to the byte, as text that reads back exactly.
+    Both give the same weights to the byte, as text that reads back exactly. A tailored model's head always expects the
+    classes of its mixture.
     """
     scale = setting.scale if isinstance(setting.scale, str) else f"{setting.scale!r}"
     weighted = METHODS[setting.method].weights != "refused"
@@ -130,9 +140,8 @@ def commands(setting: Setting, preset: Preset | None, run: Path, out: Path, seed
         how += ["--seed", str(seed)]
     by_file = preset is not None and preset.file is not None
     known = ["--preference", str(preset.file)] if preset is not None and by_file else ["--weights", numbers]
-    prior = [] if setting.informed else ["--prior", "none"]
     merge = [*(["--weights", numbers] if weighted else []), *how]
     return {
-        "tailor": shlex.join(["tmx", "tailor", str(run), *known, *how, *prior, "-o", str(out)]),
+        "tailor": shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)]),
         "merge": shlex.join(["tmx", "merge", str(run), *merge, "-o", f"{out}-encoder"]),
     }

@@ -8,14 +8,12 @@ import webbrowser
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.studio.guard import App, Guard, Refused, error_body, read_body, read_object
 from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.state import state_of
-from tunable_magmax.studio.writing import PIECE, zip_pieces
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -112,18 +110,6 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         studio.writer.cancel(request.path_params["name"])
         return {}
 
-    def download(content: dict[str, Any], request: Request) -> Any:
-        asked(content, "model", "what")
-        return studio.download(content.get("model"), content.get("what", "zip"))
-
-    async def downloaded(request: Request) -> Response:
-        found = studio.tickets.take(request.path_params["ticket"])
-        headers = {"content-disposition": f'attachment; filename="{quote(found.file)}"'}
-        if found.zipped:
-            return StreamingResponse(zip_pieces(found.path), media_type="application/zip", headers=headers)
-        headers["content-length"] = str(found.size)
-        return StreamingResponse(_pieces(found.path), media_type="application/octet-stream", headers=headers)
-
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, Refused) else 400 if isinstance(error, InputError) else 500
         answer = JSONResponse(error_body(error), status)
@@ -164,17 +150,9 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         ),
         Route("/api/models", answers(write_model, 202), methods=["POST"]),
         Route("/api/models/{name}", answers(cancel_model), methods=["DELETE"]),
-        Route("/api/downloads", answers(download), methods=["POST"]),
-        Route("/download/{ticket}", downloaded),
     ]
     handlers: dict[Any, Any] = {TmxError: failed, HTTPException: no_such, Exception: failed}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)
-
-
-def _pieces(path: Path) -> Any:
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            yield piece
 
 
 def _whole(text: str, name: str) -> int:

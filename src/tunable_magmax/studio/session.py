@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.config import LENIENT, check
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, TmxError, some_of
+from tunable_magmax.errors import InputError, TmxError, collected_warnings, some_of
 from tunable_magmax.merging.report import matched_scale
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
@@ -20,8 +19,8 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.desk import Desk, Events
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.lines import (
-    checkpoints,
     compared,
+    line_models,
     measure_lines,
     mix_record,
     sentence,
@@ -30,7 +29,7 @@ from tunable_magmax.studio.lines import (
 from tunable_magmax.studio.points import PointRequest, Preset, commands, setting_of, usual_presets
 from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
 from tunable_magmax.studio.uploads import Uploads
-from tunable_magmax.studio.writing import RESERVED, Model, Tickets, Writer, checked_name, find_download
+from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
 from tunable_magmax.workflows.inspect import layers
 from tunable_magmax.workflows.measured import MeasuredFile, unpacked
 from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
@@ -38,6 +37,29 @@ from tunable_magmax.workflows.merge import read_preference
 from tunable_magmax.workflows.tailoring import why_not_tsv, with_site_prior
 
 POINTS, SAMPLES_FOLDER = "points.jsonl", "samples"
+RECORDED = ("weights", "scale", "scale_used", "prior", "method", "head", "preset", "data", "time", "tasks", "overall")
+"""What of a point its record has; the comparison is made anew."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A measured point in the file. `run`: the identity of checkpoints, heads and kept samples that it is of."""
+
+    __pydantic_config__ = LENIENT
+    run: str
+    samples_digest: str
+    samples: int
+    weights: tuple[float, ...]
+    scale: float | str
+    scale_used: float
+    prior: bool
+    method: str
+    head: str
+    preset: str | None
+    data: str
+    time: str
+    tasks: tuple[dict[str, Any], ...] | None
+    overall: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,14 +89,13 @@ class Studio:
             raise InputError(f"{self.out} is a file: give a folder with -o")
         self.events = Events()
         self.desk = Desk(self.events)
-        self.uploads, self.tickets = Uploads(self.out / SAMPLES_FOLDER), Tickets()
+        self.uploads = Uploads(self.out / SAMPLES_FOLDER)
         self.measured = MeasuredFile(self.out / POINTS)
         self.data: dict[str, DataSet] = {}
         self.site: SiteSamples | None = None
         self.presets = {preset.id: preset for preset in usual_presets(self.run)}
         self.warnings: list[str] = []
-        self._quiet = threading.Lock()
-        self.writer = Writer(self.run, self.out, self.options.seed, self.events, self._quiet)
+        self.writer = Writer(self.run, self.out, self.options.seed, self.events)
         if unfinished := self.writer.clean():
             self._warn(f"{some_of(unfinished)}: left unfinished when the studio was killed, and removed")
         self._measuring: Measuring | None = None
@@ -145,6 +166,11 @@ class Studio:
                 self._warn(f"the run's test data cannot be opened: {error}")  # its data may be elsewhere
             self.events.publish("state", {})
             yield
+        kept = None if self.data else self.measuring.open_kept_data()
+        if kept is not None:
+            self.data[kept.name] = kept
+            self.events.publish("state", {})
+            yield
         if options.labels is not None:
             with self._noted():
                 preset, texts = preset_from_labels(self.run, options.labels, self.out)
@@ -158,7 +184,7 @@ class Studio:
     def _open_lines(self) -> Iterator[None]:
         """Measures what points are compared with, on all data that lack it, a model at each step."""
         lacking = [data for data in self.data.values() if not self.has_lines(data)]
-        self.lines = {"done": 0, "total": len(lacking) * len(checkpoints(self.measuring))}
+        self.lines = {"done": 0, "total": len(lacking) * len(line_models(self.measuring))}
         for data in lacking:
             for _ in measure_lines(self.measuring, data):
                 self.lines["done"] += 1
@@ -168,7 +194,7 @@ class Studio:
 
     def has_lines(self, data: DataSet) -> bool:
         """Whether all that points are compared with was measured on some data."""
-        return all(self.measuring.knows(model, data) for model in checkpoints(self.measuring))
+        return all(self.measuring.knows(model, data) for model in line_models(self.measuring))
 
     @property
     def ready(self) -> bool:
@@ -184,11 +210,10 @@ class Studio:
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Collects warnings for the page. One thread at a time."""
-        with self._quiet, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        """Collects warnings for the page."""
+        with collected_warnings() as texts:
             yield
-        self.warnings += [str(item.message) for item in caught if item.category is UserWarning]
+        self.warnings += texts()
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -211,7 +236,7 @@ class Studio:
 
     def setting(self, request: PointRequest) -> tuple[Setting, Preset | None]:
         """Returns the model that a request means, and its preset."""
-        return setting_of(request, self.run, self.presets)
+        return setting_of(request, self.run, self.presets, self.no_tsv)
 
     def _data_of(self, request: PointRequest) -> DataSet:
         if not self.data:
@@ -233,15 +258,16 @@ class Studio:
         setting, preset = self.setting(request)
         data, measuring = self._data_of(request), self.measuring
         identity = measuring.identify(setting, data)
-        if identity in self.measured and not measuring.keeps(setting, data):
-            record = self.measured.records[identity]
-            found = Measurement(identity, data.name, unpacked(record), float(record["scale_used"]), {"total": 0.0})
+        record = self._read_record(self.measured.records.get(identity))
+        if record is not None and not measuring.keeps(setting, data):
+            used, head = float(record["scale_used"]), str(record["head"])
+            found = Measurement(identity, data.name, unpacked(record), used, head, {"total": 0.0})
         else:
             found = measuring.measure(setting, data, check, identity)
         self._last = setting
         point = self._point(setting, preset, found, data, request.mix)
-        kept = ("weights", "scale", "scale_used", "prior", "method", "preset", "data", "time", "tasks", "overall")
-        self.measured.add({"id": identity, **{key: point[key] for key in kept}}, found.right)
+        whence = {"run": measuring.identity, "samples_digest": data.digest}
+        self.measured.add({"id": identity, **whence, **{key: point[key] for key in RECORDED}}, found.right)
         return point
 
     def _point(
@@ -259,6 +285,7 @@ class Studio:
             "scale_used": found.scale,
             "prior": setting.prior,
             "method": setting.method,
+            "head": found.head,
             "preset": None if preset is None else preset.id,
             "data": data.name,
             "tasks": None if shares is None else [share_record(share) for share in shares],
@@ -276,18 +303,27 @@ class Studio:
             data = self.data[record["data"]]
             measured = Measurement(record["id"], data.name, unpacked(record), record["scale_used"])
             share = mix_record(measured.mixed(data, record["weights"]))
-            kept = {key: value for key, value in record.items() if key not in ("right", "samples")}
+            kept = {key: record[key] for key in ("id", *RECORDED)}
             mix = {"weights": record["weights"], **share}
             found.append({**kept, "request": None, "mix": mix, "lines": [], "sentence": None, "seconds": {}})
         return found
 
     def shown_records(self) -> list[dict[str, Any]]:
-        """Returns the records that belong to data which are open; a file may hold others of earlier sessions."""
-        return [
-            record
-            for record in self.measured.records.values()
-            if record.get("data") in self.data and record["samples"] == len(self.data[record["data"]])
-        ]
+        """Returns the records of this run, as it is now, on data which are open; a file may hold any others."""
+        return [found for record in self.measured.records.values() if (found := self._read_record(record)) is not None]
+
+    def _read_record(self, record: Any) -> dict[str, Any] | None:
+        """Returns a record if it is of this run and of samples that are open."""
+        if self._measuring is None or record is None or record.get("run") != self._measuring.identity:
+            return None
+        with suppress(InputError):
+            held = check(_Record, record, "it")
+            data = self.data.get(held.data)
+            tasks = len(self.run.tasks)
+            fits = data is not None and held.samples_digest == data.digest and held.samples == len(data)
+            if fits and len(held.weights) == tasks and (held.tasks is None or len(held.tasks) == tasks):
+                return dict(record)
+        return None
 
     def command(self, request: PointRequest, name: Any = "site-model") -> dict[str, str]:
         """Returns the commands that make the model of a point, as OUT/name."""
@@ -298,7 +334,9 @@ class Studio:
     def details(self, request: PointRequest) -> dict[str, Any]:
         """Returns what each task gives to the merge of a point."""
         setting, _ = self.setting(request)
-        report = self.measuring.report(setting)
+        if setting.spec.checkpoint is not None:
+            raise Refused(409, "at scale 0 nothing is merged: this is the base")
+        report = self.measuring.bench.report(setting.spec)
         rows = [
             {
                 "name": layer.name,
@@ -339,8 +377,9 @@ class Studio:
             self.data.pop("site", None)
             self.measuring.forget("site")
             if site.labelled:
-                warnings.filterwarnings("ignore", ".* labels are no class of the head")  # told with the samples
-                self.data["site"] = self.measuring.open_data("site", place, mixed=True, limit=self.options.samples)
+                with collected_warnings():  # told with the samples
+                    data = self.measuring.open_data("site", place, mixed=True, limit=self.options.samples)
+                self.data["site"] = data
         for name in ("labels", "inputs"):
             if name in self.presets and upload is not None:
                 del self.presets[name]
@@ -370,21 +409,3 @@ class Studio:
             return site_predictions(self.measuring, setting, data)
 
         return listed(site, start, count, show, predict, len(self.run.tasks))
-
-    # -- the way out -------------------------------------------------------------------------------------------------
-
-    def model(self, name: str) -> Model:
-        """Returns a model of the output folder."""
-        found = next((model for model in self.writer.models() if model.name == name), None)
-        if found is None:
-            raise Refused(404, f"there is no model {name!r} in {self.out}")
-        return found
-
-    def download(self, name: Any, what: Any) -> dict[str, Any]:
-        """Returns where to download a model."""
-        download = find_download(self.model(str(name)), what)
-        return {
-            "url": f"/download/{self.tickets.give(download)}",
-            "file": download.file,
-            "bytes": download.size,
-        }

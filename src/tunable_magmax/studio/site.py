@@ -194,6 +194,6 @@ def thumbnail(value: Any) -> str | None:
 def site_predictions(
     measuring: Measuring, setting: Setting, data: DataSet
 ) -> tuple[Sequence[int], list[str], list[str]]:
-    """Returns positions, what a model predicts for the samples there, and what the base does, with the same prior."""
+    """Returns positions, what a model predicts for the samples there, and what the base does, each with its head."""
     model, base = measuring.predictions(setting, data)
-    return data.evaluator.labelled.positions, model, base
+    return data.positions, model, base

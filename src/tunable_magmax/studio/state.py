@@ -7,7 +7,7 @@ from typing import Any
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest
+from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest, usual_method
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.uploads import FILE_BYTES, FILES, SUFFIXES, TOTAL_BYTES
 from tunable_magmax.workflows.measuring import DataSet
@@ -29,8 +29,8 @@ def state_of(studio: Studio) -> dict[str, Any]:
             "path": str(run.path),
             "tasks": list(run.labels),
             "classes": [list(run.classes[label]) for label in run.labels] if run.classes else None,
-            "kind": next((data.evaluator.labelled.samples.kind for data in studio.data.values()), None),
-            "elements": studio.measuring.merges.elements if studio.ready else None,
+            "kind": next((data.samples.prepared.kind for data in studio.data.values()), None),
+            "elements": studio.measuring.bench.models.elements if studio.ready else None,
         },
         "out": str(studio.out),
         "ready": studio.ready,
@@ -101,11 +101,12 @@ def _start(studio: Studio) -> dict[str, Any]:
     preset = next((studio.presets[name] for name in ("given", "labels", "inputs") if name in studio.presets), None)
     preset = preset or studio.presets["equal"]
     informed = class_tables(studio.run) is not None
+    method = usual_method(preset.preference.weights, studio.no_tsv)
     return {
         "weights": list(preset.preference.weights),
-        "scale": preset.preference.scale or default_scale("tunable_magmax", informed),
+        "scale": preset.preference.scale or default_scale(method, informed),
         "prior": informed,
-        "method": "tunable_magmax",
+        "method": method,
         "preset": preset.id,
         "data": next(iter(studio.data), None),
         "mix": None,
@@ -115,8 +116,8 @@ def _start(studio: Studio) -> dict[str, Any]:
 def _matched(studio: Studio, start: dict[str, Any]) -> float | None:
     if not studio.ready:
         return None
-    setting, _ = studio.setting(PointRequest(preset=start["preset"], scale="matched"))
-    return float(studio.measuring.report(setting).scale)
+    setting, _ = studio.setting(PointRequest(preset=start["preset"], scale="matched", method="tunable_magmax"))
+    return studio.measuring.scale(setting)
 
 
 def _rows(profile: Profile) -> int:

@@ -1,19 +1,16 @@
-"""The way out: models and preferences in the output folder, with progress and cancel; downloads as one stream."""
+"""The way out: models and preferences in the output folder, with progress and cancel."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import secrets
 import threading
 import time
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.checkpoints.partial import Partial
@@ -26,15 +23,14 @@ from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.prefer import Estimation
+from tunable_magmax.workflows.site_model import read_record
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples", "points.jsonl")
-TICKETS, TICKET_SECONDS = 64, 60.0
 SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "base_model": None, "overwrite": False}
 """As `tmx tailor` has them, so that the shown command finds the model complete."""
-PIECE = 1 << 20
 MARK = "studio.json"
 """A file in the directory of unfinished work, which says that a studio writes there and the next one may remove it."""
 
@@ -61,6 +57,8 @@ class Model:
     total: int = 0
     error: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+    expected: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of a model that is done, the accuracy to expect with its interval: tailored, base, last."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for the page."""
@@ -69,6 +67,7 @@ class Model:
             **vars(self),
             "path": str(self.path),
             "warnings": list(self.warnings),
+            "expected": {name: list(values) for name, values in self.expected.items()},
             "files": [file.relative_to(self.path).as_posix() for file in files],
             "bytes": sum(file.stat().st_size for file in files) if files else None,
         }
@@ -81,16 +80,12 @@ def model_files(folder: Path) -> list[Path]:
 
 @dataclass
 class Writer:
-    """Writes models of one run into one folder, one at a time.
-
-    `quiet`: held while warnings are collected, which several threads cannot do at a time.
-    """
+    """Writes models of one run into one folder, one at a time."""
 
     run: Run
     out: Path
     seed: int
     events: Events
-    quiet: threading.Lock
     _models: dict[str, Model] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +103,7 @@ class Writer:
             if NAME.fullmatch(folder.name) and (folder / REPORT).is_file() and not folder.is_symlink():
                 known = found.get(folder.name)
                 if known is None or known.state not in ("writing", "done"):
-                    found[folder.name] = Model(folder.name, folder, "done")
+                    found[folder.name] = _written(folder)
         return list(found.values())
 
     def clean(self) -> list[str]:
@@ -174,19 +169,12 @@ class Writer:
         # As the shown command does it: by the file of a preset, or by weights.
         sources = TargetSources() if by_file else TargetSources(weights=setting.preference.weights)
         try:
-            progress("waiting", 0, 1)
-            with self.quiet:
-                self.out.mkdir(parents=True, exist_ok=True)
-                made = tailor(
-                    self.run,
-                    sources,
-                    out,
-                    options,
-                    TargetReading(),
-                    preference=setting.preference if by_file else None,
-                    progress=progress,
-                )
-            self._tell(Model(name, out, "done", warnings=made.warnings))
+            progress("reading", 0, 1)
+            self.out.mkdir(parents=True, exist_ok=True)
+            preference = setting.preference if by_file else None
+            reading = TargetReading()
+            made = tailor(self.run, sources, out, options, reading, preference=preference, progress=progress)
+            self._tell(replace(_written(out), warnings=made.warnings))
         except Stopped:
             Partial.of(out).discard()
             self._tell(Model(name, out, "cancelled"))
@@ -210,6 +198,15 @@ class Writer:
         return {"file": file.name, "path": str(file), "preference": _content(preference)}
 
 
+def _written(folder: Path) -> Model:
+    """Returns a model that is complete, with what its record says, if it was tailored."""
+    try:
+        record = read_record(folder)
+    except (InputError, OSError):  # merged by another command
+        return Model(folder.name, folder, "done")
+    return Model(folder.name, folder, "done", warnings=record.warnings, expected=record.expected)
+
+
 def _mark(out: Path) -> None:
     """Marks the unfinished work of a model as the studio's, once there is any."""
     partial = out.with_name(f"{out.name}.partial")
@@ -220,95 +217,3 @@ def _mark(out: Path) -> None:
 
 def _content(preference: Preference) -> Any:
     return json.loads(preference.to_json())
-
-
-# -- downloads --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Download:
-    """Something to download: a model's folder as a zip, or its one file of weights."""
-
-    path: Path
-    file: str
-    zipped: bool
-
-    @property
-    def size(self) -> int | None:
-        """Bytes, if they are known beforehand."""
-        return None if self.zipped else self.path.stat().st_size
-
-
-class Tickets:
-    """Permissions to download something once, within a minute: a link cannot send the token's header."""
-
-    def __init__(self) -> None:
-        self._tickets: dict[str, tuple[float, Download]] = {}
-        self._lock = threading.Lock()
-
-    def give(self, download: Download) -> str:
-        """Returns a new ticket."""
-        ticket, now = secrets.token_urlsafe(24), time.monotonic()
-        with self._lock:
-            alive = {key: value for key, value in self._tickets.items() if value[0] > now}
-            while len(alive) >= TICKETS:
-                alive.pop(next(iter(alive)))
-            self._tickets = {**alive, ticket: (now + TICKET_SECONDS, download)}
-        return ticket
-
-    def take(self, ticket: str) -> Download:
-        """Returns what a ticket is for; it works once."""
-        with self._lock:
-            until, download = self._tickets.pop(ticket, (0.0, None))
-        if download is None or until < time.monotonic():
-            raise Refused(404, "this download is no longer valid: ask for it again on the page")
-        return download
-
-
-def find_download(model: Model, what: Any) -> Download:
-    """Returns the download of a model that is complete."""
-    if model.state != "done":
-        raise Refused(409, f"the model {model.name!r} is not complete")
-    if what == "zip":
-        return Download(model.path, f"{model.name}.zip", True)
-    if what != "weights":
-        raise InputError(f"what is {shortened(str(what))!r}, expected zip or weights")
-    weights = [
-        file for file in model_files(model.path) if file.name.startswith("model") and file.suffix == ".safetensors"
-    ]
-    if len(weights) != 1:
-        raise InputError(f"the weights of {model.name!r} are {len(weights)} files: download the zip")
-    return Download(weights[0], f"{model.name}.safetensors", False)
-
-
-def zip_pieces(folder: Path) -> Iterator[bytes]:
-    """Yields a zip of a model's folder piece by piece; weights hardly compress, so nothing is compressed."""
-    sink = _Sink()
-    with zipfile.ZipFile(cast(IO[bytes], sink), "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for file in model_files(folder):
-            name = f"{folder.name}/{file.relative_to(folder).as_posix()}"
-            info = zipfile.ZipInfo.from_file(file, name, strict_timestamps=False)
-            with file.open("rb") as source, archive.open(info, "w", force_zip64=True) as entry:
-                while piece := source.read(PIECE):
-                    entry.write(piece)
-                    yield sink.take()
-            yield sink.take()
-    yield sink.take()
-
-
-class _Sink(io.RawIOBase):
-    """A file that can only be written to; what was written is taken out again."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._parts.append(bytes(content))
-        return len(content)
-
-    def take(self) -> bytes:
-        content, self._parts = b"".join(self._parts), []
-        return content

@@ -1,6 +1,6 @@
-"""Measures merges of a run at any weights, scale and method, in memory: what `sweep --data` and the studio are made of.
+"""Measures models of a run on labelled samples, with the heads that `tmx tailor` would fit: for `sweep --data`, studio.
 
-A `Setting` is a model; a `DataSet` says on which samples; a `Measurement` which of them the model gets right.
+`Bench` merges, embeds and fits; here are the samples that heads are fitted to, and those that models are measured on.
 """
 
 from __future__ import annotations
@@ -9,88 +9,94 @@ import hashlib
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Share
-from tunable_magmax.evaluation.evaluator import Evaluator
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.mixture import MixedShare, mixed_share, sample_weights
-from tunable_magmax.evaluation.run_models import refuse_adapters, scoring_encoder
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.files import Progress
+from tunable_magmax.models.fitting import FittedHead, Linear
+from tunable_magmax.models.head import builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.candidates import Candidate, Merges, merge_by, right_answers
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
-
-if TYPE_CHECKING:
-    from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Head
-    from tunable_magmax.preference.calibration import Calibration
+from tunable_magmax.workflows.site_model import run_identity
+from tunable_magmax.workflows.tailor import KeptSamples, site_shares
 
 SAMPLES = 400
 """So many samples are measured on by default: on two cores a small encoder needs a tenth of a second for them."""
-KEPT = 64
-"""Models whose logits stay in memory, so that another prior costs no forward pass."""
+FIT_ROWS = 300
+"""Kept samples that heads are fitted to here, two of each class at least; `tmx tailor` takes as many as it affords."""
+KEPT = "kept"
+"""The name of the data that are the kept samples themselves."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model: a merge of a preference's weights at a scale. `informed`: whether its head gets the site prior."""
+    """A merge for a mixture, and the head that it gets.
+
+    `fitted`: the head that `tmx tailor` would make, else the old one. `informed`: whether a fitted head expects the
+    mixture's classes, else all alike.
+    """
 
     preference: Preference
-    """With the prior that the head gets if it is `informed`."""
-    scale: float | str = "matched"
+    """With the class shares that the head gets if it is `informed`."""
+    scale: float | str | None = "matched"
     method: str = "tunable_magmax"
     informed: bool = True
+    fitted: bool = True
     exact: tuple[Fraction, ...] | None = None
     """Weights to merge with that floats may not hold, such as 1/3, or that are factors."""
 
     @property
-    def weights(self) -> tuple[float | Fraction, ...]:
-        """The weights that are merged with."""
-        return self.preference.weights if self.exact is None else self.exact
-
-    @property
-    def candidate(self) -> Candidate:
+    def spec(self) -> MergeSpec:
         """The merge."""
-        return merge_by(self.method, self.scale)
+        return MergeSpec(self.method, self.scale, self.preference.weights if self.exact is None else self.exact)
 
     @property
     def prior(self) -> bool:
-        """Whether the head has a site prior."""
+        """Whether the head expects the mixture's classes."""
         return self.informed and self.preference.prior is not None
 
     @property
     def site(self) -> Preference:
-        """The preference, with a prior only if the head gets it."""
+        """The preference, with class shares only if the head gets them."""
         return self.preference if self.informed else replace(self.preference, prior=None)
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Labelled samples that are measured on: `samples` of `total`. `mixed`: they are a site's mix already."""
+    """Labelled samples that are measured on: `samples` of `total`. `mixed`: they are a site's mix already.
+
+    `positions`: where they were in their source. `crossed`: they are rows that heads are fitted to, so each answer is
+    that of a head which did not see the sample (cross-validation).
+    """
 
     name: str
     title: str
-    evaluator: Evaluator
+    samples: BenchData
     total: int
     mixed: bool
+    positions: tuple[int, ...]
+    has_tasks: bool = True
+    crossed: bool = False
 
     def __len__(self) -> int:
-        return len(self.evaluator)
+        return len(self.samples)
 
     @property
     def sample_tasks(self) -> NDArray[np.int64] | None:
         """The task of each sample, -1 for none; None where tasks are not known."""
-        return self.evaluator.labelled.sample_tasks
+        return self.samples.tasks if self.has_tasks else None
 
     def weights(self, mix: Sequence[float] | None) -> NDArray[np.float64]:
         """Returns what each sample counts: all alike, or by the mix where the samples are not mixed."""
@@ -101,19 +107,20 @@ class DataSet:
     @property
     def digest(self) -> str:
         """What the samples are recognised by: their positions and labels in data of this name."""
-        labelled = self.evaluator.labelled
-        return _digest([self.title, list(labelled.positions), labelled.truth.tolist()])
+        return _digest([self.title, list(self.positions), self.samples.labels.tolist()])
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """Which samples of a data set a model gets right, in the order of the data set. `id`: one model, data and prior."""
+    """Which samples of a data set a model gets right, in the order of the data set. `id`: one model, head and data."""
 
     id: str
     data: str
     right: NDArray[np.bool_]
     scale: float
     """The number that the merge's scale was."""
+    head: str = "old"
+    """What its head is: "fitted" or "old"."""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -150,20 +157,19 @@ class Measuring:
         device: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        refuse_adapters(run)
-        self.run, self.device, self.progress = run, device, progress
-        self.head_file, _ = find_head(run.base, head, run)
-        self.head: Head = open_head(self.head_file, "none")[0]
-        self.merges = Merges(run, seed=seed, progress=progress, own=self.head.builtin)
-        self._encoder: Encoder | None = None
-        self._calibration: Calibration | None = None
+        file, _ = find_head(run.base, head, run)
+        self.run, self.seed = run, seed
+        found = open_head(file, "none")[0]
+        self.bench = Bench(run, head=None if found.builtin else found, seed=seed, device=device, progress=progress)
+        if self.bench.is_builtin and head is not None:
+            raise InputError(f"{run.path}: its tasks have classifiers themselves, so {head} has no place; leave it out")
+        self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else found
+        self.kept = self._open_kept()
+        files = [file] if isinstance(file, Path) else []
+        self.identity = _digest([run_identity(run, files), seed])
+        self._usual: dict[MergeSpec, FittedHead] = {}
+        self._known: set[tuple[MergeSpec, str]] = set()
         self._lock = threading.RLock()
-        self._kept: OrderedDict[tuple[Any, ...], NDArray[np.float32]] = OrderedDict()
-        self._reports: OrderedDict[tuple[Any, ...], MergeReport] = OrderedDict()
-        self._heads: OrderedDict[tuple[Any, ...], tuple[float, NDArray[np.float32] | None]] = OrderedDict()
-        self._checkpoints: dict[tuple[str, Candidate], NDArray[np.float32]] = {}
-        files = [run.base, *run.tasks, *([self.head_file] if isinstance(self.head_file, Path) else [])]
-        self._identity = _digest([_sizes(file) for file in files])
 
     def __enter__(self) -> Self:
         return self
@@ -173,8 +179,14 @@ class Measuring:
 
     def close(self) -> None:
         """Frees the task vectors."""
-        with self._lock:
-            self.merges.close()
+        self.bench.close()
+
+    def _open_kept(self) -> BenchData | None:
+        kept = KeptSamples.open(self.bench) if self.bench.views else None
+        equal = np.full(len(self.bench.classes), 1 / len(self.bench.classes))
+        return None if kept is None else kept.take(self.bench, equal, FIT_ROWS)
+
+    # -- samples -----------------------------------------------------------------------------------------------------
 
     def open_data(
         self,
@@ -194,17 +206,35 @@ class Measuring:
         total = len(labelled)
         if limit is not None:
             labelled = labelled.draw(limit, reading.seed) if mixed else labelled.draw_evenly(limit, reading.seed)
-        options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "progress": self.progress}
-        with self._lock:
-            evaluator = Evaluator(self.encoder, self.head, labelled, **options)
-        return DataSet(name, title, evaluator, total, mixed)
+        names = [self.bench.classes[label] for label in labelled.truth.tolist()]
+        tasks = None if labelled.sample_tasks is None else labelled.sample_tasks.tolist()
+        samples = labelled.samples.subset(labelled.positions)
+        self.bench.forget(name)
+        opened = self.bench.open(name, samples, names, tasks, strict=reading.strict)
+        positions = tuple(labelled.positions[k] for k in opened.prepared.positions)
+        return DataSet(name, title, opened, total, mixed, positions, tasks is not None)
 
-    @property
-    def encoder(self) -> Encoder:
-        """The base's encoder, whose weights are replaced by those of whatever is measured."""
-        if self._encoder is None:
-            self._encoder = scoring_encoder(self.run, self.head, self.device)
-        return self._encoder
+    def open_kept_data(self) -> DataSet | None:
+        """Returns the kept samples as data to measure on, by cross-validation; None if there are too few."""
+        if self.kept is None:
+            return None
+        # Rows of these classes judge whatever else heads are fitted to.
+        often = np.bincount(self.kept.labels, minlength=len(self.bench.classes)) > 1
+        judged = np.flatnonzero(often[self.kept.labels])
+        if not len(judged):
+            return None
+        samples = self.kept.take(judged, KEPT)
+        total = sum(entry.samples for entry in self.run.kept if entry is not None)
+        title = "kept samples of the tasks (cross-validated)"
+        return DataSet(KEPT, title, samples, total, False, tuple(judged.tolist()), crossed=True)
+
+    def forget(self, name: str) -> None:
+        """Forgets what was kept of a data set."""
+        with self._lock:
+            self.bench.forget(name)
+            self._known = {(spec, data) for spec, data in self._known if data != name}
+
+    # -- models ------------------------------------------------------------------------------------------------------
 
     def measure(
         self, setting: Setting, data: DataSet, check: Callable[[], None] | None = None, identity: str | None = None
@@ -212,132 +242,105 @@ class Measuring:
         """Measures a model. `check` is called now and then, and may raise to stop it. `identity`: its id, if known."""
         began = time.perf_counter()
         with self._lock:
-            logits, seconds = self._logits(setting, data, check)
-            scale = float(self.report(setting).scale)
-        right = right_answers(*self.answers(logits, data, setting.site))
-        spent = {**seconds, "total": round(time.perf_counter() - began, 4)}
-        return Measurement(identity or self.identify(setting, data), data.name, right, scale, spent)
+            for part in self._embedded_for(setting, data):
+                self.bench.features(setting.spec, part, check)
+            embedded = time.perf_counter()
+            right, head = self._answers(setting.spec, setting, data, check)
+            scale = self.scale(setting)
+        ended = time.perf_counter()
+        seconds = {"features": embedded - began, "head": ended - embedded, "total": ended - began}
+        spent = {phase: round(value, 4) for phase, value in seconds.items()}
+        return Measurement(identity or self.identify(setting, data), data.name, right, scale, head, spent)
 
-    def measure_checkpoint(self, checkpoint: Candidate, data: DataSet, site: Preference | None) -> NDArray[np.bool_]:
-        """Returns which samples a checkpoint of the run, or a merge without weights, gets right; kept in memory."""
+    def measure_model(self, spec: MergeSpec, setting: Setting, data: DataSet) -> NDArray[np.bool_]:
+        """Returns which samples another model of the run gets right, with its own head for the setting's mixture."""
         with self._lock:
-            logits = self._checkpoint_logits(checkpoint, data)
-        return right_answers(*self.answers(logits, data, site))
+            right, _ = self._answers(spec, setting, data, None)
+            self._known.add((spec, data.name))
+            return right
 
-    def _checkpoint_logits(self, checkpoint: Candidate, data: DataSet) -> NDArray[np.float32]:
-        key = (data.name, checkpoint)
-        if key not in self._checkpoints:
-            self._checkpoints[key] = data.evaluator.logits(self.merges.state(checkpoint)).float().cpu().numpy()
-        return self._checkpoints[key]
+    def measure_roughly(self, spec: MergeSpec, setting: Setting, data: DataSet) -> NDArray[np.bool_]:
+        """Returns about the same at no cost: with the head that was fitted to equal weights, moved to the mixture."""
+        with self._lock:
+            self._known.add((spec, data.name))
+            if not setting.fitted:
+                return self._answers(spec, setting, data, None)[0]
+            fit = self._usual_fit(spec)
+            if data.crossed:
+                return _of_rows(fit, data)
+            moved = np.log(np.maximum(self.site(setting).shares, 1e-9)) + np.log(len(self.bench.classes))
+            return self._right(spec, Linear(fit.linear.weight, fit.linear.bias + moved), data)
+
+    def knows(self, spec: MergeSpec, data: DataSet) -> bool:
+        """Whether a model was measured already."""
+        return (spec, data.name) in self._known
 
     def predictions(self, setting: Setting, data: DataSet) -> tuple[list[str], list[str]]:
-        """Returns the classes that a model predicts for the samples, and those that the base does with its prior."""
-        with self._lock:
-            tables = [self._logits(setting, data, None)[0], self._checkpoint_logits(BASE, data)]
+        """Returns the classes that a model predicts for the samples, and those that the base does, each by its head."""
         named = []
-        for logits in tables:
-            scores, _, bias = self.answers(logits, data, setting.site)
-            chosen = (scores if bias is None else scores + bias).argmax(axis=1)
-            named.append([self.head.classes[index] for index in chosen.tolist()])
+        with self._lock:
+            for spec in (setting.spec, BASE):
+                logits = self.bench.logits(spec, data.samples, self._head(spec, setting, None)[0])
+                named.append([self.bench.classes[index] for index in logits.argmax(axis=1).tolist()])
         return named[0], named[1]
 
     def keeps(self, setting: Setting, data: DataSet) -> bool:
-        """Whether a model's logits are in memory."""
-        return (data.name, *_model_key(setting)) in self._kept
+        """Whether a model's features are in memory."""
+        return all(self.bench.keeps(setting.spec, part) for part in self._embedded_for(setting, data))
 
-    def knows(self, checkpoint: Candidate, data: DataSet) -> bool:
-        """Whether a checkpoint was measured already."""
-        return (data.name, checkpoint) in self._checkpoints
+    def scale(self, setting: Setting) -> float:
+        """Returns the number that a merge's scale is."""
+        return 0.0 if setting.spec.is_base else float(self.bench.report(setting.spec).scale)
 
-    def forget(self, name: str) -> None:
-        """Forgets what was kept of a data set."""
-        with self._lock:
-            for kept in (self._kept, self._checkpoints):
-                for key in [key for key in kept if key[0] == name]:
-                    del kept[key]
-
-    def report(self, setting: Setting) -> MergeReport:
-        """Returns the report of a merge, which is made if it is not kept."""
-        key = _model_key(setting)
-        with self._lock:
-            if key not in self._reports:
-                self._state(setting)
-            return self._reports[key]
-
-    def _state(self, setting: Setting) -> dict[str, Any]:
-        candidate = setting.candidate
-        state = self.merges.state(candidate, setting.weights if candidate.weighted else None)
-        self._reports[_model_key(setting)] = self.merges.reports.pop(candidate)
-        _shorten(self._reports)
-        return state
-
-    def _logits(
-        self, setting: Setting, data: DataSet, check: Callable[[], None] | None
-    ) -> tuple[NDArray[np.float32], dict[str, float]]:
-        key = (data.name, *_model_key(setting))
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key], {"merge": 0.0, "evaluate": 0.0}
-        began = time.perf_counter()
-        state = self._state(setting)
-        merged = time.perf_counter()
-        if check is not None:
-            check()
-        progress = None if check is None else (lambda phase, done, total: check())
-        self._kept[key] = data.evaluator.logits(state, progress).float().cpu().numpy()
-        _shorten(self._kept)
-        seconds = {"merge": merged - began, "evaluate": time.perf_counter() - merged}
-        return self._kept[key], {phase: round(value, 4) for phase, value in seconds.items()}
-
-    def answers(
-        self, logits: NDArray[np.float32], data: DataSet, site: Preference | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32] | None]:
-        """Returns scores, the truth, and the bias that a site's head adds to the scores."""
-        truth = data.evaluator.truth
-        if site is None or site.prior is None:
-            return logits, truth, None
-        factor, bias = self._site(site)
-        return logits * np.float32(factor), truth, bias
-
-    def _site(self, site: Preference) -> tuple[float, NDArray[np.float32] | None]:
-        from tunable_magmax.preference.calibration import Calibration
-
-        assert site.prior is not None
-        key = (site.weights, _digest(vars(site.prior)))
-        with self._lock:
-            if key not in self._heads:
-                if self._calibration is None:
-                    self._calibration = Calibration(self.head, self.run.profiles)
-                head = self.head.with_bias(site.prior.bias(self.head.classes), self._calibration.factor(site.weights))
-                self._heads[key] = head.logit_scale / self.head.logit_scale, head.bias
-                _shorten(self._heads)
-            return self._heads[key]
+    def site(self, setting: Setting) -> SiteFacts:
+        """Returns what heads are fitted with, as `tmx tailor` does for a mixture without samples of the site."""
+        fits = bool(self.bench.views)
+        shares = site_shares(setting.site if fits else replace(setting.preference, prior=None), self.bench.classes)
+        return SiteFacts(setting.preference.weights, shares, self.kept, moved=fits)
 
     def identify(self, setting: Setting, data: DataSet) -> str:
         """Returns the id of a measurement: equal ids have equal answers."""
-        prior = None if setting.site.prior is None else vars(setting.site.prior)
-        facts = [self._identity, data.digest, self.merges.seed, [*_model_key(setting)], prior]
-        return _digest(facts)[:12]
+        spec = setting.spec
+        weights = None if spec.weights is None else list(map(str, spec.weights))
+        merge = [spec.method, spec.scale, spec.checkpoint, weights]
+        site = [setting.preference.weights, self.site(setting).shares.tolist()] if setting.fitted else None
+        return _digest([self.identity, data.digest, merge, site])[:12]
+
+    def _embedded_for(self, setting: Setting, data: DataSet) -> list[BenchData]:
+        parts = [] if data.crossed else [data.samples]
+        return [*parts, self.kept] if setting.fitted and self.kept is not None else parts
+
+    def _usual_fit(self, spec: MergeSpec) -> FittedHead:
+        """Returns the head of a model for equal weights and classes."""
+        if spec not in self._usual:
+            equal = Setting(Preference.equal(len(self.run.tasks)), informed=False)
+            self._usual[spec] = self.bench.fit(spec, self.site(equal))
+        return self._usual[spec]
+
+    def _head(self, spec: MergeSpec, setting: Setting, check: Callable[[], None] | None) -> tuple[Linear, str]:
+        if not setting.fitted:
+            return self.bench.old_head(spec), "old"
+        fit = self.bench.fit(spec, self.site(setting), check)
+        return fit.linear, fit.kind
+
+    def _answers(
+        self, spec: MergeSpec, setting: Setting, data: DataSet, check: Callable[[], None] | None
+    ) -> tuple[NDArray[np.bool_], str]:
+        if data.crossed:
+            fit = self.bench.fit(spec, self.site(setting), check)
+            return _of_rows(fit, data), fit.kind
+        head, kind = self._head(spec, setting, check)
+        return self._right(spec, head, data), kind
+
+    def _right(self, spec: MergeSpec, head: Linear, data: DataSet) -> NDArray[np.bool_]:
+        right: NDArray[np.bool_] = self.bench.logits(spec, data.samples, head).argmax(axis=1) == data.samples.labels
+        return right
 
 
-BASE = Candidate("base", checkpoint=0)
-
-
-def _model_key(setting: Setting) -> tuple[Any, ...]:
-    candidate = setting.candidate
-    weights = setting.weights if setting.exact is None else tuple(map(str, setting.exact))
-    return (weights if candidate.weighted else None, setting.scale, setting.method)
-
-
-def _shorten(kept: OrderedDict[tuple[Any, ...], Any]) -> None:
-    while len(kept) > KEPT:
-        kept.popitem(last=False)
-
-
-def _sizes(path: Path) -> list[Any]:
-    """Returns names, sizes and times of the files behind a checkpoint, wherever it lies."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+def _of_rows(fit: FittedHead, data: DataSet) -> NDArray[np.bool_]:
+    """Returns the cross-validated answers to the rows that are the data."""
+    right: NDArray[np.bool_] = fit.right[np.isin(fit.judged, data.positions)]
+    return right
 
 
 def _digest(content: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, TmxError, closest, some_of
+from tunable_magmax.errors import InputError, TmxError, closest, collected_warnings, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.preference import Preference
@@ -102,11 +102,10 @@ def prefer(
 def prefer_for(target: TargetSamples, estimation: Estimation) -> Preferred:
     """Does what `prefer` does for a target that is opened already, whose embeddings stay for further use."""
     run = target.run
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_warnings() as collected:
         preference = _with_prior(_find(target, estimation), run, estimation).named(run.names)
         _warn_ood(preference)
-    texts = list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning))
+    texts = collected()
     try:
         elements = _count_elements(run)
     except TmxError as error:

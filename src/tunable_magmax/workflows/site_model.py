@@ -204,16 +204,21 @@ def fingerprint(run: Run, sources: TargetSources, reading: TargetReading, option
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
     known = sources.named()
     files = {name: value for name, value in known.items() if isinstance(value, Path | GivenSamples)}
-    kept = [run.path / entry.path for entry in run.kept if entry is not None]
-    head = [] if run.head is None else [run.head]
-    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *run.profile_files, *kept]
     return {
         "tailor": VERSION,
         "options": {key: str(value) for key, value in options.items()},
         "sources": {name: str(value) for name, value in known.items() if name not in files},
         "samples": {name: _identity(value) for name, value in files.items()},
-        "run": _digest([_identity(path) for path in inputs]),
+        "run": run_identity(run),
     }
+
+
+def run_identity(run: Run, others: Sequence[Path] = ()) -> str:
+    """Returns a digest of names, sizes and times of all files of a run that models and heads depend on."""
+    kept = [run.path / entry.path for entry in run.kept if entry is not None]
+    head = [] if run.head is None else [run.head]
+    inputs = [run.path / "run.json", run.base, *run.tasks, *head, *run.profile_files, *kept, *others]
+    return _digest([_identity(path) for path in inputs])
 
 
 def _identity(path: Source) -> str:

@@ -31,12 +31,13 @@ USUAL = {"scope": "model", "compare": "all", "keep": "random"}
 class PointAccuracy:
     """The accuracy of a point: on all samples, on the mix that its weights are, and of each task.
 
-    `prior`: on the mix, with the site prior that its weights mean; None where classes are not known.
+    `tailored`: on the mix, with the head that `tmx tailor` would fit for these weights; the others are of the model as
+    it is written, with its old head.
     """
 
     overall: Share
     mix: float
-    prior: float | None
+    tailored: float
     tasks: tuple[Share, ...] | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class PointAccuracy:
             "samples": self.overall.samples,
             "overall": self.overall.value,
             "mix": self.mix,
-            "mix_with_prior": self.prior,
+            "mix_tailored": self.tailored,
             "tasks": None if self.tasks is None else [None if not s.samples else s.value for s in self.tasks],
         }
 
@@ -77,16 +78,16 @@ def measure_sweep(
     with Measuring(run, head, seed=seed, device=reading.device, progress=progress) as measuring:
         opened = measuring.open_data("data", data, mixed=data is not None, limit=limit, reading=reading)
         settings = [setting for point in sweep.points for setting in _settings(run, sweep, point)]
-        facts = [{"point": point.name, "prior": prior} for point in sweep.points for prior in (False, True)]
+        facts = [{"point": point.name, "head": head} for point in sweep.points for head in ("old", "tailored")]
         file = MeasuredFile(out / MEASURED)
         found = measure_all(measuring, zip(facts, settings, strict=True), opened, file, progress)
     pairs = zip(found[::2], found[1::2], settings[1::2], sweep.points, strict=True)
     points = [
         replace(
             point,
-            accuracy=_accuracy(plain, prior if setting.prior else None, setting, opened, len(run.tasks)).to_dict(),
+            accuracy=_accuracy(plain, tailored, setting, opened, len(run.tasks)).to_dict(),
         )
-        for plain, prior, setting, point in pairs
+        for plain, tailored, setting, point in pairs
     ]
     measured = replace(
         sweep, points=tuple(points), data={"name": opened.title, "samples": len(opened), "of": opened.total}
@@ -108,24 +109,22 @@ def check_measurable(method: str, options: Mapping[str, Any]) -> None:
 
 
 def _settings(run: Run, sweep: Sweep, point: SweepPoint) -> tuple[Setting, Setting]:
-    """Returns the point without and with the site prior of its weights."""
+    """Returns the point with its old head, and as it would be tailored."""
     weights = [float(Fraction(weight)) for weight in point.weights]
     preference = with_site_prior(Preference.from_weights(weights), run, "auto")
     scale = sweep.options.get("scale", "matched")
     asked: float | str = "matched" if scale in (None, "matched") else float(scale)
-    plain = Setting(preference, asked, sweep.method, informed=False, exact=tuple(map(Fraction, point.weights)))
-    return plain, replace(plain, informed=True)
+    plain = Setting(preference, asked, sweep.method, fitted=False, exact=tuple(map(Fraction, point.weights)))
+    return plain, replace(plain, fitted=True)
 
 
-def _accuracy(
-    plain: Measurement, prior: Measurement | None, setting: Setting, data: DataSet, tasks: int
-) -> PointAccuracy:
+def _accuracy(plain: Measurement, tailored: Measurement, setting: Setting, data: DataSet, tasks: int) -> PointAccuracy:
     shares = plain.tasks(data, tasks)
     mix = setting.preference.weights
     return PointAccuracy(
         plain.overall,
         plain.mixed(data, mix).value,
-        None if prior is None else prior.mixed(data, mix).value,
+        tailored.mixed(data, mix).value,
         None if shares is None else tuple(shares),
     )
 
@@ -135,11 +134,11 @@ def table(sweep: Sweep, labels: Sequence[str]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     weights, tasks = ([f"{kind} {label}" for label in labels] for kind in ("weight", "accuracy"))
-    accuracies = ["accuracy", "accuracy on its mix", "accuracy on its mix with prior"]
+    accuracies = ["accuracy", "accuracy on its mix", "accuracy on its mix, tailored"]
     rows.writerow(["point", *weights, "scale", "leftovers", *accuracies, *tasks])
     for point in sweep.points:
         found: Mapping[str, Any] = point.accuracy or {}
-        own = [found.get(key) for key in ("overall", "mix", "mix_with_prior")]
+        own = [found.get(key) for key in ("overall", "mix", "mix_tailored")]
         each = found.get("tasks") or [None] * len(labels)
         shares = [float(Fraction(weight)) for weight in point.weights]
         rows.writerow([point.name, *shares, point.scale, point.leftovers, *map(_cell, [*own, *each])])

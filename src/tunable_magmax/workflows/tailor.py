@@ -22,7 +22,7 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.engines.log import finished_report
-from tunable_magmax.errors import InputError, closest
+from tunable_magmax.errors import InputError, closest, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, BenchData, Ints, SiteFacts, choose_kept
 from tunable_magmax.evaluation.choosing import (
     CANDIDATES,
@@ -135,13 +135,12 @@ def tailor(
     Output.check(place, overwrite)
     target = TargetSamples(run, sources, reading, options.estimation.seed, progress)
     clock = Clock()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collected_warnings() as collected:
         with clock.phase("mixture"):
             found = find_preference(target, options, preference)
         plan = _plan(target, found, options, clock)
         record = plan.record(found, run, sources)
-        texts = tuple(dict.fromkeys(str(each.message) for each in caught if each.category is UserWarning))
+        texts = tuple(collected())
         record = replace(record, warnings=texts)
         additions = Additions(lambda folder, report: _files(record, plan, found, run.labels, report), known_by)
         recipe = Recipe(run.base, run.tasks, plan.options(run, options), run.names)

@@ -186,7 +186,7 @@ const drawControls = () => {
   prior.checked = now.prior;
   const fixed = facts.prior.why_not ?? notInside("prior", !now.prior);
   prior.disabled = fixed !== null;
-  studio.write(studio.find("prior-why"), facts.prior.why_not ?? "");
+  studio.write(studio.find("prior-why"), facts.prior.why_not ?? (now.prior ? "" : "A written model has it all the same."));
   prior.parentElement.title = fixed ?? "";
   studio.find("method").value = now.method;
   const data = studio.find("data");

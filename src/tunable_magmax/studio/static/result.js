@@ -50,7 +50,8 @@ const about = (kind, mix, point, from, facts) => {
     const samples = point.overall.samples;
     const worth = studio.data()?.mixed || !point.tasks ? samples : Math.round(studio.mixed(point.tasks, studio.mix()).samples);
     const note = worth < samples ? `, worth ${worth.toLocaleString("en")} on this mix` : "";
-    return `95% interval ${studio.range(mix.interval)}, on ${studio.count(samples, "sample")}${note}`;
+    const head = point.head === "fitted" ? "; head fitted to this merge" : "";
+    return `95% interval ${studio.range(mix.interval)}, on ${studio.count(samples, "sample")}${note}${head}`;
   }
   if (kind === "interpolated") {
     const error = studio.embedded?.interpolation?.error;

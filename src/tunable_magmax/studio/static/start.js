@@ -2,23 +2,6 @@
 // Starts the page: reads the state and the address, builds the parts, listens to events.
 {
 let wasConnected = false;
-const THEMES = ["auto", "light", "dark"];
-
-const buildTheme = () => {
-  const button = studio.find("theme");
-  let theme = "auto";
-  try { theme = localStorage.getItem("tmx-theme") ?? "auto"; } catch { /* a page from a file may have no storage */ }
-  const apply = () => {
-    studio.attributes(document.documentElement, { "data-theme": theme === "auto" ? null : theme });
-    studio.write(button, `Theme: ${theme}`);
-  };
-  button.addEventListener("click", () => {
-    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    try { localStorage.setItem("tmx-theme", theme); } catch { /* as above */ }
-    apply();
-  });
-  apply();
-};
 
 /** Begins with the estimate, judged by it; the address overrides. */
 const begin = () => {
@@ -113,7 +96,6 @@ const build = () => {
 };
 
 const start = async () => {
-  buildTheme();
   if (studio.embedded) {
     document.body.classList.add("exported");
     studio.state.facts = studio.embedded.state;

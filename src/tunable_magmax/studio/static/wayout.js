@@ -1,5 +1,5 @@
 "use strict";
-// The way out: the model written with progress, downloads, the preference file, commands and the address to keep.
+// The way out: the model written with progress, the preference file, commands and the address to keep.
 {
 studio.buildWayOut = () => {
   studio.find("copy-tailor").append(studio.copyButton("Copy", () => studio.find("tailor").textContent));
@@ -42,7 +42,7 @@ const embeddedCommands = () => {
   const how = ` --method ${now.method} --scale ${now.scale}`;
   const [run, out] = [facts.run.path, `${facts.out}/site-model`].map(quoted);
   return {
-    tailor: `tmx tailor ${run} --weights ${now.weights.map((weight) => Number(weight.toFixed(6))).join(",")}${how}${now.prior ? "" : " --prior none"} -o ${out}`,
+    tailor: `tmx tailor ${run} --weights ${now.weights.map((weight) => Number(weight.toFixed(6))).join(",")}${how} -o ${out}`,
     merge: `tmx merge ${run}${weights}${how} -o ${quoted(`${facts.out}/site-model-encoder`)}`,
   };
 };
@@ -109,35 +109,26 @@ const makeModel = (model) => {
     root.insertBefore(bar, about);
     head.append(studio.element("button", { type: "button", className: "small", textContent: "Cancel", on: { click: () => cancel(name) } }));
   }
-  if (state === "done") {
-    head.append(...[["zip", "Download zip"], ["weights", "Download weights"]].map(([what, text]) =>
-      studio.element("button", { type: "button", className: "small", textContent: text, on: { click: () => download(name, what) } })));
-  }
   const update = (now) => {
     if (bar) studio.attributes(bar, { value: now.total ? now.done / now.total : null });
     about.classList.toggle("failed", now.state === "failed");
     const size = now.bytes === null ? "" : `, ${studio.bytes(now.bytes)}`;
     studio.write(about, now.state === "failed" ? now.error.message
-      : now.state === "done" ? `${now.path}${size}` : now.state === "writing" ? now.phase ?? "starting" : STATES[now.state]);
+      : now.state === "done" ? `${now.path}${size}${expected(now.expected)}` : now.state === "writing" ? now.phase ?? "starting" : STATES[now.state]);
   };
   return { root, state, update };
+};
+
+/** The accuracy to expect of a written model, and of base and last checkpoint with heads of their own. */
+const expected = ({ tailored, base, last }) => {
+  if (!tailored) return "";
+  const rivals = [["base", base], ["last checkpoint", last]].filter(([, found]) => found).map(([name, found]) => `${name} ${studio.percent(found[0])}`);
+  return `; expected accuracy there ${studio.percent(tailored[0])} (${studio.range(tailored.slice(1))}), ${rivals.join(", ")}`;
 };
 
 const cancel = async (name) => {
   try {
     await studio.send("DELETE", `/api/models/${encodeURIComponent(name)}`);
-  } catch (error) {
-    say("model-message", error.message, true);
-  }
-};
-
-const download = async (model, what) => {
-  try {
-    const { url, file } = await studio.post("/api/downloads", { model, what });
-    const link = studio.element("a", { href: url, download: file });
-    document.body.append(link);
-    link.click();
-    link.remove();
   } catch (error) {
     say("model-message", error.message, true);
   }

@@ -1,4 +1,4 @@
-"""A run whose tasks have classifiers of their own: a bare BERT and two tasks that have learned their words."""
+"""A run whose tasks have classifiers of their own: a bare encoder of texts, and two tasks with words of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 
 TASKS = {"pets": ("cat", "dog"), "tools": ("saw", "nail", "file")}
 LABELS = tuple(label for labels in TASKS.values() for label in labels)
+SIZES = {
+    "bert": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 1, "n_heads": 2},
+}
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "my", "cat", "dog", "saw", "nail", "file")
 
 
@@ -31,21 +35,20 @@ def texts_of(file: Path) -> tuple[list[str], list[str]]:
     return [text for text, _ in pairs], [label for _, label in pairs]
 
 
-def build_builtin(root: Path) -> Path:
-    """Makes the run as transformers saves its models, with data beside it."""
+def build_builtin(root: Path, kind: str = "bert") -> Path:
+    """Makes the run as transformers saves its models, with data beside it; distilbert's hidden layers differ."""
     import transformers
 
     (root / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     given = "vocab" if int(transformers.__version__.split(".")[0]) >= 5 else "vocab_file"
     tokenizer = transformers.BertTokenizerFast(**{given: str(root / "vocab.txt")})
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=12, **sizes)
-    transformers.BertModel(config).save_pretrained(root / "base")
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(WORDS), max_position_embeddings=12, **SIZES[kind])
+    transformers.AutoModel.from_config(config).save_pretrained(root / "base")
     tokenizer.save_pretrained(root / "base")
     for name, labels in TASKS.items():
         named = {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
-        model = transformers.BertForSequenceClassification.from_pretrained(root / "base", **named)
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(root / "base", **named)
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
         inputs = tokenizer([f"a {label} the" for label in labels], return_tensors="pt")
         for _ in range(12):

@@ -164,6 +164,7 @@ def fitted(folder: Path, names: tuple[str, ...], labels: int, seed: int = 5) -> 
 
 
 HEADS = {
+    "bert": ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"),
     "vit": ("classifier.weight", "classifier.bias"),
     "distilbert": ("pre_classifier.weight", "pre_classifier.bias", "classifier.weight", "classifier.bias"),
     "roberta": tuple(f"classifier.{layer}.{part}" for layer in ("dense", "out_proj") for part in ("weight", "bias")),
@@ -184,7 +185,10 @@ def test_a_fitted_head_takes_the_place_of_the_tasks_and_changes_nothing_else(mak
         else:
             assert torch.equal(value, tensors(plain)[name]), name
     assert report.options["fitted_head"] == report.heads["fitted"]["digest"] == head.digest
-    assert verify_checkpoint(out).ok
+    assert verify_checkpoint(out, base, tasks).ok
+    small = tmp_path / "small"
+    merge_checkpoints(base, tasks, small, weights=[3, 1], fitted_head=head, out_dtype="bfloat16", shard_size="2KB")
+    assert verify_checkpoint(small, base, tasks).ok
     other = fitted(tasks[0], HEADS[kind], 5, seed=6)
     assert other.digest != head.digest
     with pytest.raises(InputError, match="already exists"):
@@ -194,9 +198,12 @@ def test_a_fitted_head_takes_the_place_of_the_tasks_and_changes_nothing_else(mak
 def test_equal_heads_are_replaced_too(tmp_path):
     base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
     head = fitted(tasks[0], HEADS["vit"], 2)
+    merge_checkpoints(base, tasks, tmp_path / "plain")
     merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=head)
-    for name, value in head.tensors.items():
-        assert np.array_equal(tensors(tmp_path / "out")[name].numpy(), value)
+    for name, value in tensors(tmp_path / "plain").items():
+        expected = torch.from_numpy(head.tensors[name]) if name in head.tensors else value
+        assert torch.equal(tensors(tmp_path / "out")[name], expected), name
+    assert verify_checkpoint(tmp_path / "out", base, tasks).ok
 
 
 def test_a_fitted_head_of_other_names_or_shapes_is_refused(make, tmp_path):

@@ -39,9 +39,9 @@ SPECS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def builtin(tmp_path_factory):
-    return build_builtin(tmp_path_factory.mktemp("builtin"))
+@pytest.fixture(scope="module", params=["bert", "distilbert"])
+def builtin(request, tmp_path_factory):
+    return build_builtin(tmp_path_factory.mktemp("builtin"), request.param)
 
 
 def written(run: Run, spec: MergeSpec, out):
@@ -69,14 +69,20 @@ def test_builtin_models_give_the_logits_of_the_written_merge(builtin, tmp_path):
     run = Run.open(builtin)
     samples = open_samples(builtin / "all.csv")
     inputs = list(samples.load(range(len(samples))))
+    specs = [*SPECS, MergeSpec("magmax", 0.5), MergeSpec("last_task", 1.0), MergeSpec("last_task", 0.5)]
     with Bench(run, device="cpu") as bench:
         data = bench.open("site", samples)
-        made = {spec: bench.logits(spec, data) for spec in [*SPECS, *SPECS[::-1]]}
-    for k, spec in enumerate(SPECS):
-        if spec.checkpoint is None:
-            encoder = load_builtin(written(run, spec, tmp_path / f"{k}"), "cpu", assets=run.base)
-            rows = np.concatenate([encoder.embed(inputs[n : n + 8]) for n in range(0, len(inputs), 8)])
-            np.testing.assert_allclose(made[spec], encoder.linear.logits(rows), atol=1e-4)
+        made = {spec: bench.logits(spec, data) for spec in [*specs, *specs[::-1]]}
+    for k, spec in enumerate(specs):
+        if spec.checkpoint == 1:
+            continue
+        options = {"method": spec.method or "last_task", "scale": spec.scale, "weights": spec.weights}
+        if spec.checkpoint is not None:  # as `tailor` writes them
+            options["scale"] = float(not spec.is_base)
+        merge_checkpoints(run.base, run.tasks, tmp_path / f"{k}", **options)
+        encoder = load_builtin(tmp_path / f"{k}", "cpu", assets=run.base)
+        rows = np.concatenate([encoder.embed(inputs[n : n + 8]) for n in range(0, len(inputs), 8)])
+        np.testing.assert_allclose(made[spec], encoder.linear.logits(rows), atol=1e-4, err_msg=spec.title)
     own = load_builtin(run.tasks[1], "cpu", assets=run.base)
     rows = np.concatenate([own.embed(inputs[n : n + 8]) for n in range(0, len(inputs), 8)])
     np.testing.assert_allclose(made[MergeSpec(checkpoint=2)][:, 2:], own.linear.logits(rows), atol=1e-4)

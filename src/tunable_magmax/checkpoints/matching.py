@@ -231,12 +231,14 @@ def _with_heads(
             raise InputError(f"the fitted head's {name!r} is {fitted.tensors[name].shape}, expected {shape}")
     if rule == MERGED:
         classifier = []
+    stacked = set(classifier)
     mean = [name for name in kinds[giver] if name not in (*classifier, *common, *replaced)]
     classifier = [name for name in classifier if name not in replaced]
     made: dict[str, TensorInfo] = {}
     for name in replaced:
         assert fitted is not None
-        made[name] = TensorInfo(name, widest([tasks[t].info(name) for t in counted]), fitted.tensors[name].shape)
+        if name in stacked or (name in kinds[giver] and name not in common):  # others are merged, and written over
+            made[name] = TensorInfo(name, widest([tasks[t].info(name) for t in counted]), fitted.tensors[name].shape)
     for name in (*classifier, *mean):
         infos = [tasks[t].info(name) for t in counted]
         shape = (len(labels), *infos[0].shape[1:]) if name in classifier and labels is not None else infos[0].shape

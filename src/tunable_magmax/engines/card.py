@@ -55,7 +55,7 @@ def effective_config(report: MergeReport, base: str) -> str:
         for model, weight in zip(models, weights, strict=True):
             model["parameters"] = {"weight": _number(weight)}
     kept = {"scale", "scope", "compare", "keep", "density", "normalize", "seed", "budget"}
-    kept |= {"include", "exclude", "heads"}
+    kept |= {"include", "exclude", "heads", "fitted_head"}
     parameters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in options.items()

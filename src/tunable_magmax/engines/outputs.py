@@ -147,8 +147,10 @@ def shard_data(
 ) -> Iterator[memoryview]:
     """Yields a shard's data in order: merged tensors, and others from the base. A view lasts until the next.
 
-    Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins.
+    Where the shard holds parts of tensors, `begins` says with which element of the base's tensor each begins. A fitted
+    head takes the place of what was merged, so that the merge of everything else does not depend on it.
     """
+    fitted = {} if inputs.heads is None or inputs.heads.fitted is None else inputs.heads.fitted.tensors
     by_name = {merge.layout.mergeable[s.tensor].name: s for s in merge.places}
     places = [by_name[info.name] for info in shard.tensors if info.name in by_name]
     buffers, base = _Buffers(merge.memory.chunk), inputs.base_by(merge.options)
@@ -159,15 +161,20 @@ def shard_data(
 
     rendered = merge.render(into, places)
     for info in shard.tensors:
-        if info.name not in by_name:
-            yield from _copied(base, info, (begins or {}).get(info.name, 0))
+        begin, instead = (begins or {}).get(info.name, 0), fitted.get(info.name)
+        if instead is None and info.name not in by_name:
+            yield from _copied(base, info, begin)
             continue
-        left = info.numel
+        left = info.numel if info.name in by_name else 0
         while left:
             bounds, values = next(rendered)
-            yield values.view(torch.uint8).numpy().data
+            if instead is None:
+                yield values.view(torch.uint8).numpy().data
             buffers.give(values)
             left -= bounds.stop - bounds.start
+        if instead is not None:
+            part = torch.from_numpy(instead).reshape(-1)[begin : begin + info.numel]
+            yield part.to(torch_dtype(info.dtype)).contiguous().view(torch.uint8).numpy().data
 
 
 class _Buffers:

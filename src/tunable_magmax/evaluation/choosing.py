@@ -142,17 +142,17 @@ def choose_model(
         for spec in (BASE, MergeSpec(checkpoint=len(bench.run.tasks))):
             attempt(spec)
     better = min(starts, key=attempt)
-    rivals = [replace(better, method=method) for method in methods if method != default]
+    rivals = [replace(better, method=name) for name in methods if name != default] if better.method else []
     for spec in rivals:
         attempt(spec)
     leader = min([better, *rivals], key=attempt)
-    if scale is None:
+    if scale is None and leader.method is not None:
         place = SCALES.index(float(leader.scale))  # type: ignore[arg-type]
         for k in (place - 1, place + 1):
             if 0 <= k < len(SCALES):
                 attempt(replace(leader, scale=SCALES[k]))
     order = sorted(tried.values(), key=lambda found: found.loss)
-    may = [found for found in order if checkpoints or found.spec.checkpoint is None]
+    may = [found for found in order if checkpoints or found.spec.checkpoint is None or found.spec in starts]
     return Choice(may[0].spec, tuple(order), rows, bench.embedded - before)
 
 

@@ -140,6 +140,8 @@ class RunModels:
         options = {**dict(spec.options), **({} if weights is None else {"weights": weights})}
         merged = self._session.merge(method=spec.method, scale=spec.scale, seed=self.seed, **options)
         self.reports[spec] = merged.report
+        if spec.method == "last_task":
+            weights = [*[0.0] * (len(self.run.tasks) - 1), 1.0]
         return merged.state_dict if self.builtin is None else self.builtin.with_heads(merged.state_dict, weights)
 
 
@@ -211,9 +213,12 @@ class BuiltinModels:
         return cls((base, *tasks), tuple(states), made, content, copied)
 
     def of_checkpoint(self, number: int) -> dict[str, Tensor]:
-        """Returns a checkpoint as it is, 0 is the base, with rows for all labels; a task's own head counts alone."""
+        """Returns a checkpoint as it is, 0 is the base, with rows for all labels; a task's own head counts alone.
+
+        The base has the last task's, as the merge of the last task at scale 0 has.
+        """
         tasks = len(self.paths) - 1
-        weights = [float(number in (0, t)) for t in range(1, tasks + 1)]
+        weights = [float(t == (number or tasks)) for t in range(1, tasks + 1)]
         return {**self.states[0], **self._plain(number), **self._made(weights)}
 
     def with_heads(self, merged: dict[str, Tensor], weights: Sequence[float | Fraction] | None) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ class Options:
             include=_read_patterns(options["include"], "include"),
             exclude=_read_patterns(options["exclude"], "exclude"),
             heads=_read_heads(options["heads"]),
-            fitted_head=options["fitted_head"],
+            fitted_head=_read_fitted(options["fitted_head"]),
         )
 
     def head_weights(self, tasks: int) -> list[float]:
@@ -106,6 +106,12 @@ def one_of(value: Any, option: str, known: Sequence[str]) -> str:
     if isinstance(value, str) and value in known:
         return value
     raise InputError(f"unknown {option} {value!r}{closest(str(value), known)}; known: {', '.join(known)}")
+
+
+def _read_fitted(fitted: Any) -> FittedTensors | None:
+    if fitted is None or isinstance(fitted, FittedTensors):
+        return fitted
+    raise InputError(f"fitted_head is {fitted!r}, expected tensors: a report or configuration has their digest alone")
 
 
 def _read_scale(scale: Any) -> float | None:

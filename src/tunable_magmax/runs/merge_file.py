@@ -86,6 +86,7 @@ class RecipeParameters:
     include: _Patterns | None = None
     exclude: _Patterns | None = None
     heads: Text | None = None
+    fitted_head: Annotated[str | None, Field(description="digest of a head that is not in the file")] = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class _Reading:
     def options(self) -> dict[str, Any]:
         """Returns the options for `merge_checkpoints`."""
         file, method = self.file, self.file.merge_method
-        other = ("weight", "density", "normalize", "int8_mask", "rescale")
+        other = ("weight", "density", "normalize", "int8_mask", "rescale", "fitted_head")
         named = {"scale" if key == "lambda" else key: value for key, value in self.parameters.items()}
         options = {key: value for key, value in named.items() if key not in other}
         if method == "linear":
@@ -186,6 +187,11 @@ class _Reading:
             yield "int8_mask saves memory in mergekit; here masks are bits anyway, and it has no effect"
         if self.file.merge_method == "linear":
             yield "linear is merged as task_arithmetic with the models' shares, which is the same mean"
+        if self.parameters.get("fitted_head"):
+            yield (
+                "the saved merge had a head that was fitted to it, which no configuration holds: this one has the "
+                "tasks' own classifiers; `tmx tailor` fits a head"
+            )
 
     def _by_model(self, key: str, option: str, models: Sequence[ModelEntry]) -> dict[str, Any]:
         """Returns an option by model, of what the models or the parameters have as `key`."""

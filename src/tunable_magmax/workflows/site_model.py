@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 2
 SHOWN = 5
-"""Tasks that a line names, those of largest weight."""
+"""Tasks that the summary names, those of largest weight."""
+WIDTH, NAME_WIDTH = 80, 40
+"""Columns of the summary, and of a task's name in it."""
 
 
 @dataclass(frozen=True)
@@ -112,34 +115,32 @@ def summary_lines(record: TailorRecord) -> Iterator[str]:
     parts = []
     for name in order[:SHOWN]:
         pair = None if found.intervals is None else found.intervals[name]
-        parts.append(f"{name} {found.weights[name]:.2f}" + ("" if pair is None else f" [{pair[0]:.2f}, {pair[1]:.2f}]"))
+        shown = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 3]}..."
+        parts.append(f"{shown} {found.weights[name]:.2f}{'' if pair is None else f' [{pair[0]:.2f}, {pair[1]:.2f}]'}")
     left = len(order) - SHOWN
     if left > 0:
         rest = max(0.0, 1 - sum(found.weights[name] for name in order[:SHOWN]))
         parts.append(f"{number(left, 'other')} {rest:.2f}")
-    yield from _wrapped("mixture", parts)
-    if found.samples is not None:
-        source = f"from {number(found.samples, 'sample')} by {found.method}"
-        error = "" if found.expected_error is None else f"; expected error of the weights {found.expected_error:.2f}"
-        yield f"{'':10}{source}{error}"
+    yield from _packed("mixture", parts)
+    source = "" if found.samples is None else f"from {number(found.samples, 'sample')} by {found.method}; "
+    error = "" if found.expected_error is None else f"expected error {found.expected_error:.2f}; "
+    yield f"{'':10}{source}{error}{merge.effective_tasks:.1f} tasks matter"
     scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
     what = {"last_task": "the base as it is" if merge.scale == 0 else "the last checkpoint as it is"}
-    named = what.get(merge.method, f"{merge.method}, scale {scale}")
-    yield f"{'merge':10}{named}; {merge.why}; {merge.effective_tasks:.1f} tasks matter"
-    yield f"{'head':10}{head_words(head)}"
-    if record.expected:
-        own, rivals = record.expected.get("tailored"), []
-        for name, title in (("base", "base"), ("last", "last checkpoint")):
-            if name in record.expected:
-                rivals.append(f"{title} {record.expected[name][0]:.0%}")
-        if own is not None:
-            share = f"{own[0]:.0%} right [{own[1]:.0%}, {own[2]:.0%}]"
-            yield f"{'expected':10}{share}     {', '.join(rivals)} (heads fitted, too)"
+    yield from _wrapped("merge", f"{what.get(merge.method, f'{merge.method}, scale {scale}')}; {merge.why}")
+    yield from _wrapped("head", head_words(head))
+    if (own := record.expected.get("tailored")) is not None:
+        titles = {"base": "base", "last": "last checkpoint"}
+        others = [
+            f"{title} {record.expected[name][0]:.0%}" for name, title in titles.items() if name in record.expected
+        ]
+        shares = [f"{own[0]:.0%} right [{own[1]:.0%}, {own[2]:.0%}]", *others]
+        yield from _wrapped("expected", f"{', '.join(shares)}, heads fitted")
         if head.trained_on:
             yield f"{'':10}judged on kept samples that were trained on, so the truth may be lower"
     if record.simpler is not None:
-        option = "--method last_task --scale 0" if record.simpler == "base" else "--method last_task --scale 1"
-        yield f"{'':10}the {'base' if record.simpler == 'base' else 'last checkpoint'} is as good here: {option}"
+        name, used = ("base", 0) if record.simpler == "base" else ("last checkpoint", 1)
+        yield f"{'':10}the {name} is as good here: --method last_task --scale {used}"
 
 
 def head_words(head: HeadRecord) -> str:
@@ -153,14 +154,19 @@ def head_words(head: HeadRecord) -> str:
     return f"fitted to {rows} samples{loss}{old}"
 
 
-def _wrapped(title: str, parts: Sequence[str], width: int = 80) -> Iterator[str]:
+def _packed(title: str, parts: Sequence[str]) -> Iterator[str]:
+    """Yields as many parts to a line as fit."""
     line = f"{title:10}"
     for k, part in enumerate(parts):
-        if k and len(line) + len(part) + 2 > width:
+        if k and len(line) + len(part) > WIDTH:
             yield line.rstrip()
             line = " " * 10
         line += part + "  "
     yield line.rstrip()
+
+
+def _wrapped(title: str, text: str) -> Iterator[str]:
+    yield from textwrap.wrap(text, WIDTH, initial_indent=f"{title:10}", subsequent_indent=" " * 10)
 
 
 def card_section(record: TailorRecord) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tunable_magmax.checkpoints.heads import FittedTensors
+from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.checkpoints.writer import Output, is_one_file
 from tunable_magmax.data.arrays import Floats, choose_rows
 from tunable_magmax.data.samples import Samples
@@ -432,7 +433,7 @@ class Plan:
                 0 if fit is None else fit.rows,
                 self.kept,
                 self.labelled,
-                self.moved,
+                self.moved if fit is not None and fit.rows > self.kept + self.labelled else 0,
                 self.trained_on,
                 None if fit is None or fit.loss is None else round(fit.loss, 6),
                 None if fit is None or fit.old_loss is None else round(fit.old_loss, 6),
@@ -479,7 +480,7 @@ def _plan(target: TargetSamples, preference: Preference, options: TailorOptions,
             raise
         if run.head is None and not _has_builtin(run):
             raise
-        return _unscored(target, preference, options, str(error).split(":")[-1].strip())
+        return _unscored(target, preference, options, _why_unscored(run, error))
     with bench:
         with clock.phase("reading"):
             fits = fits_heads(bench, options)
@@ -498,6 +499,15 @@ def _has_builtin(run: Run) -> bool:
     from tunable_magmax.models.builtin import builtin_labels
 
     return any(builtin_labels(path) is not None for path in run.tasks)
+
+
+def _why_unscored(run: Run, error: InputError) -> str:
+    """Returns why models of a run cannot be scored, without the paths that the error names."""
+    if any(map(holds_adapter, run.tasks)):
+        return "tasks are LoRA adapters, which are not scored"
+    if "memory" in str(error):
+        return "base and tasks do not fit into memory together"
+    raise error
 
 
 def _unscored(target: TargetSamples, preference: Preference, options: TailorOptions, reason: str) -> Plan:

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.shards import plan_shards
 from tunable_magmax.checkpoints.source import WEIGHT_SUFFIXES, open_checkpoint
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.views import read_tensor
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_of
 from tunable_magmax.engines.log import read_report
@@ -198,6 +200,21 @@ def _tensors(checkpoint: Checkpoint, report: MergeReport) -> Iterator[Check]:
         if info is not None and (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
             wrong.append(f"{name!r} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}")
     yield _none("types and shapes of the merged tensors", wrong, f"{len(report.tensors)} as reported")
+    if report.options.get("fitted_head") is not None:
+        fitted = _fitted(checkpoint, report)
+        if fitted is None:
+            yield Check("the fitted head", False, "tensors of it are not in the files")
+        elif all(held[name].dtype == "F32" for name in fitted.tensors):  # else it was rounded
+            yield _equal("digest of the fitted head", fitted.digest, report.options["fitted_head"])
+
+
+def _fitted(checkpoint: Checkpoint, report: MergeReport) -> FittedTensors | None:
+    """Reads the head that was fitted to a merge, which cannot be made again from its inputs; None if it lacks some."""
+    told = (report.heads or {}).get("fitted")
+    names = told.get("tensors") if isinstance(told, Mapping) else None
+    if not isinstance(names, list) or not names or not all(name in checkpoint.tensors for name in names):
+        return None
+    return FittedTensors({name: read_tensor(checkpoint, name).float().numpy() for name in names})
 
 
 # -- by merging again -------------------------------------------------------------------------------------------------
@@ -211,8 +228,11 @@ def _rederive(
     resources: Resources,
     progress: Progress | None,
 ) -> list[Check]:
+    given = {"method": report.method, "seed": report.seed, **report.options}
+    if given.get("fitted_head") is not None:
+        given["fitted_head"] = _fitted(checkpoint, report)
     try:
-        options = read_options(report.tasks, **{"method": report.method, "seed": report.seed, **report.options})
+        options = read_options(report.tasks, **given)
     except (InputError, TypeError) as error:
         raise InputError(f"the options in the report are not those of a merge: {error}") from None
     checks = []

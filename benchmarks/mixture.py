@@ -1,11 +1,12 @@
 """How far the posterior of a site's mixture is from the truth, and whether it knows: CIFAR-100 and CLINC150.
 
-    python benchmarks/mixture.py [--data ../shared/data] [--models ../shared/models] [--texts MINILM] [--cache DIR]
+    python benchmarks/mixture.py --setting CIFAR100 CLIP --setting CLINC150 MINILM [--cache DIR]
 
 Tasks are random partitions of the classes, told apart by the base's embeddings of up to 500 training samples each.
 Sites draw their samples from the test set, unlabelled: of two or three tasks in the paper's ratios, of ten, or of all.
 Variants: every task as it is; half of its classes at the site; half of its classes with 90% of its samples, in the
-task's data and at the site; tasks of unequal numbers of classes. Without a model for texts CLINC150 is left out.
+task's data and at the site; tasks of unequal numbers of classes. A setting is the place of a data set with splits, and
+a model.
 
 Printed: half the L1 distance of the weights to the site's, as it was and as it was expected; the share of weights
 inside their 90% intervals, and of those above 0; and seconds.
@@ -32,16 +33,16 @@ VARIANTS = ("plain", "half", "90:10", "unequal")
 ROWS, TRAINING_SAMPLES = 500, 150  # of each task, of each class
 
 
-def embedded(data: str, model: Path, split: str, cache: Path | None) -> tuple[NDArray[np.float32], Rows]:
+def embedded(name: str, data: Path, model: Path, split: str, cache: Path | None) -> tuple[NDArray[np.float32], Rows]:
     """Returns embeddings and classes of a split, kept in `cache` for the next time."""
-    samples = open_samples(Path(data), split)
+    samples = open_samples(data, split)
     if samples.labels is None:
         raise SystemExit(f"{data} has no labels")
     place = {name: k for k, name in enumerate(sorted({label for label in samples.labels if label != "oos"}))}
     labels = np.array([place.get(label, -1) for label in samples.labels])
     most = TRAINING_SAMPLES if split == "train" else len(labels)
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == k)[:most] for k in range(len(place))]))
-    file = None if cache is None else cache / f"{Path(data).name}-{split}.npy"
+    file = None if cache is None else cache / f"{name}-{split}.npy"
     if file is not None and file.is_file():
         return np.load(file), labels[chosen]
     encoder = load_encoder(model)
@@ -113,9 +114,7 @@ def measure(name: str, train: tuple, test: tuple, tasks: int, variant: str, argu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--models", type=Path, default=Path("../shared/models"))
-    parser.add_argument("--texts", type=Path, help="a model for sentences, as all-MiniLM-L6-v2")
+    parser.add_argument("--setting", nargs=2, type=Path, action="append", required=True, metavar=("DATA", "MODEL"))
     parser.add_argument("--cache", type=Path, help="where embeddings are kept")
     parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 50])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
@@ -125,12 +124,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print("| setting | tasks are | site | samples | error | expected | covered | covered above 0 | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    settings = [("cifar100", arguments.models / "mini-clip")]
-    settings += [] if arguments.texts is None else [("clinc150", arguments.texts)]
-    for name, model in settings:
-        train, test = (
-            embedded(str(arguments.data / name), model, split, arguments.cache) for split in ("train", "test")
-        )
+    for data, model in arguments.setting:
+        name = data.name if data.is_dir() else data.parent.name
+        train, test = (embedded(name, data, model, split, arguments.cache) for split in ("train", "test"))
         for tasks in arguments.tasks:
             for variant in arguments.variants:
                 measure(name, train, test, tasks, variant, arguments)

@@ -8,7 +8,7 @@ import pytest
 
 from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
 from tunable_magmax.data.data_sets import DATA_SETS, DataSet
-from tunable_magmax.data.splits import DataOptions, Split
+from tunable_magmax.data.options import DataOptions, Split
 from tunable_magmax.data.tables import text_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.prompts import read_templates

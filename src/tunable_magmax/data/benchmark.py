@@ -6,18 +6,17 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tunable_magmax.config import STRICT, PositiveInt, Proportion, Seed, Text, gather, refuse
+from tunable_magmax.config import gather, refuse
 from tunable_magmax.data.data_sets import DATA_SETS, open_split
+from tunable_magmax.data.options import DataOptions, Scenario, Section
 from tunable_magmax.data.orders import (
     FileOrder,
-    Item,
-    OrderSection,
     SeedOrder,
     equal_parts,
     named_groups,
@@ -26,35 +25,8 @@ from tunable_magmax.data.orders import (
     sizes_sentence,
 )
 from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.splits import DataOptions, Scenario, held_out, limited
+from tunable_magmax.data.splits import held_out, limited
 from tunable_magmax.errors import InputError, some_of
-
-Groups = dict[str, Annotated[tuple[Item, ...], Field(min_length=1)]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    """What to learn, in which order."""
-
-    __pydantic_config__ = STRICT
-    tasks: (
-        Annotated[
-            PositiveInt | Annotated[Groups, Field(min_length=1)],
-            Field(description="a number of tasks, or a mapping of group names to lists of class names or indices"),
-        ]
-        | None
-    ) = None
-    order: OrderSection | None = None
-    scenario: Scenario = "class"
-    holdout: Proportion = 0.0
-    split_seed: Seed = 0
-    data: Text | None = None
-    per_class: dict[Literal["train", "test"], PositiveInt] | None = None
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    class_names: Text | None = None
-    text_column: Text | None = None
-    label_column: Text | None = None
-    domain_column: Text | None = None
 
 
 def section_type() -> Any:
@@ -65,19 +37,13 @@ def section_type() -> Any:
     own = {key: default for data_set in DATA_SETS.values() for key, default in data_set.numbers.items()}
     fields: list[Any] = [("name", Literal[tuple(DATA_SETS)])]
     fields += [(key, Annotated[int, Field(ge=min(default, 1))] | None, None) for key, default in own.items()]
-    about = {"__doc__": _Section.__doc__}
-    return make_dataclass("BenchmarkSection", fields, bases=(_Section,), namespace=about, frozen=True, kw_only=True)
+    about = {"__doc__": Section.__doc__}
+    return make_dataclass("BenchmarkSection", fields, bases=(Section,), namespace=about, frozen=True, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions(DataOptions):
-    """What to learn in which order. `tasks`: how many, or group name -> classes; None: a task for each domain."""
-
-    tasks: int | Mapping[str, tuple[Item, ...]] | None
-    order: OrderSection = "natural"
-    holdout: float = 0.0
-    """The share of each class's training samples that no task is trained on, for choices that need labels."""
-    per_class: Mapping[str, int] = field(default_factory=dict)
+    """A checked section: relative paths count from where it was read, and everything in effect can be recorded."""
 
     @classmethod
     def read(cls, section: Any, root: Path) -> BenchmarkOptions:
@@ -107,7 +73,7 @@ class BenchmarkOptions(DataOptions):
         own = DATA_SETS[checked.name].numbers
         values = {key: getattr(checked, key) for key in cls.__dataclass_fields__ if key != "numbers"}
         for key in ("data", "class_names"):
-            values[key] = None if values[key] is None else root / Path(values[key]).expanduser()
+            values[key] = None if values[key] is None else str(root / Path(values[key]).expanduser())
         values["order"] = rooted(checked.order, root)
         values["per_class"] = checked.per_class or {}
         return cls(**values, numbers={key: section.get(key, default) for key, default in own.items()})
@@ -272,7 +238,8 @@ def _filled(task: Task, train: Samples, test: Samples, options: BenchmarkOptions
             own = [position for position, domain in enumerate(samples.domains or ()) if domain == task.domain]
         return own if most is None else limited(own, labels, most, options.split_seed)
 
-    tested, learned = positions(test, options.per_class.get("test")), positions(train, options.per_class.get("train"))
+    most: Mapping[str, int] = options.per_class or {}  # type: ignore[assignment]
+    tested, learned = positions(test, most.get("test")), positions(train, most.get("train"))
     kept, held = held_out(learned, train.labels or (), options.holdout, options.split_seed)
     return replace(task, train=tuple(kept), test=tuple(tested), held=tuple(held))
 

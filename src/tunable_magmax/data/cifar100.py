@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.images import pillow
+from tunable_magmax.data.options import DataOptions, Split
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 

@@ -12,9 +12,9 @@ from tunable_magmax.data.cifar100 import open_cifar100
 from tunable_magmax.data.class_names import ClassNames, read_class_names
 from tunable_magmax.data.imagenet_r import open_imagenet_r
 from tunable_magmax.data.images import open_domain_folders
+from tunable_magmax.data.options import TEST_NAMES, DataOptions, Split, drawn_split, folders_split, require_labels
 from tunable_magmax.data.samples import Kind, Samples, is_index
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.data.splits import TEST_NAMES, DataOptions, Split, drawn_split, folders_split, require_labels
 from tunable_magmax.data.tables import DATA_SUFFIXES, has_splits
 from tunable_magmax.errors import InputError, closest, some_of
 
@@ -150,7 +150,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 def open_split(options: DataOptions) -> Split:
     """Opens the data set that the options name; training and test samples have the same classes."""
-    if options.data is not None and not options.data.exists():
+    if options.data is not None and not options.path.exists():
         raise InputError(f"benchmark {options.name}: {options.data} does not exist; 'data' says where the data lies")
     data_set = DATA_SETS[options.name]
     split = data_set.open(options)
@@ -166,7 +166,7 @@ def open_split(options: DataOptions) -> Split:
         place = {name: k for k, name in enumerate(train.classes)}
         test = _relabelled(test, train.classes, place, train.origin, "add training samples")
     if options.class_names is not None and not split.renamed:
-        names = read_class_names(options.class_names)
+        names = read_class_names(Path(options.class_names))
         train, test = (_renamed(samples, names, options) for samples in (train, test))
     return replace(split, train=train, test=test)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tunable_magmax.data.class_names import WORDNET_ID, read_class_names, wordnet_names
 from tunable_magmax.data.images import class_folders, image_samples
+from tunable_magmax.data.options import DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.splits import DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.errors import InputError, some_of
 
 README = "README.txt"
@@ -24,7 +24,7 @@ def open_imagenet_r(options: DataOptions) -> Split:
         path = inner
     if not path.is_dir():
         raise InputError(f"{path}: expected a folder of class folders; unpack the archive first")
-    names = None if options.class_names is None else read_class_names(options.class_names)
+    names = None if options.class_names is None else read_class_names(Path(options.class_names))
     chosen = names if isinstance(names, Mapping) else None
     split = folders_split(path, lambda folder: _read(folder, chosen, path))
     split = split or drawn_split(_read(path, chosen, path), options, by_class=False)

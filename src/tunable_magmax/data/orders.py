@@ -56,7 +56,7 @@ def rooted(order: OrderSection | None, root: Path) -> OrderSection:
     return "natural" if order is None else order
 
 
-def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
+def order_indices(order: OrderSection | None, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
     """Returns an order as indices into `names`; an error says what is missing or repeated."""
     match order:
         case SeedOrder(seed):

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunable_magmax.data.options import DataOptions, Split
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.splits import DataOptions, Split
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, lottery_state
 

@@ -209,8 +209,8 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
         (benchmark.data, f"the data of {benchmark.name}", "data"),
         (benchmark.class_names, "the class names", "class_names"),
     ):
-        if path is not None and not path.exists():
-            yield _absent(what, path, f"run.benchmark.{key}")
+        if path is not None and not Path(path).exists():
+            yield _absent(what, Path(path), f"run.benchmark.{key}")
     orders = Path(benchmark.order.file) if isinstance(benchmark.order, FileOrder) else None
     if orders is not None and not orders.exists():
         yield (

@@ -140,6 +140,10 @@ class Classifier:
     def classes(self) -> tuple[str, ...]:
         return self.head.classes
 
+    def probabilities(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
+        """Returns class probabilities [n, classes] of images or texts."""
+        return self.head.probabilities(self.encoder.embed(inputs))
+
 
 def require_match(encoder: Encoder, head: Head) -> None:
     """Refuses a head that has another width than the encoder's embeddings."""

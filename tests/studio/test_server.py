@@ -348,3 +348,24 @@ def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
     assert page.ask("GET", "/api/samples?show=../x").status_code == 400
     assert page.ask("DELETE", f"/api/uploads/{name}").json() == {}
     assert page.get("/api/samples")["total"] == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_classifiers_of_the_tasks_own_are_measured_as_they_are_written(tmp_path, kept):
+    from builtin_run import LABELS, TASKS, build_builtin, write
+
+    run = Run.open(build_builtin(tmp_path))
+    for name in TASKS if kept else ():
+        keep_samples(run, name, open_samples(tmp_path / f"{name}.csv"), source="evaluation")
+    test = write(tmp_path / "test.csv", LABELS, 4, seed=5)
+    studio = Studio(Run.open(tmp_path), tmp_path / "out", StudioOptions(data=test, device="cpu"))
+    studio.open_all()
+    asked = PointRequest((3.0, 1.0), 0.5)
+    point = studio.measure_now(asked)
+    studio.writer.write("mine", *studio.setting(asked))
+    studio.writer._thread.join()
+    assert [model.state for model in studio.writer.models()] == ["done"]
+    made = evaluate(tmp_path / "out/mine", test, run=tmp_path, reading=Reading(device="cpu"))
+    assert point["overall"]["right"] == made.accuracy.overall.right
+    assert len(point["lines"]) == 4
+    studio.close()

@@ -233,21 +233,17 @@ class Run:
     @cached_property
     def classes(self) -> dict[str, tuple[str, ...]]:
         """Each task's class names, from run.json or else from its profile; empty unless all tasks' are known."""
-        classes: dict[str, tuple[str, ...]] = {}
-        for t, (label, task) in enumerate(zip(self.labels, self._record.tasks, strict=True)):
-            profile = self.profiles[t] if task.classes is None else None
-            if task.classes is not None:
-                classes[label] = task.classes
-            elif profile is not None:
-                classes[label] = tuple(name for name, count in profile.label_table.items() if count)
-        return classes if len(classes) == len(self.tasks) else {}
+        classes = {label: self.own_classes(t) for t, label in enumerate(self.labels)}
+        known = {label: names for label, names in classes.items() if names is not None}
+        return known if len(known) == len(classes) else {}
 
-    def own_classes(self, task: int) -> set[str] | None:
+    def own_classes(self, task: int) -> tuple[str, ...] | None:
         """Returns the class names of one task (from 0), from run.json or its profile; None if they are not known."""
-        entry, profile = self._record.tasks[task], self.profiles[task]
-        if entry.classes is not None:
-            return set(entry.classes)
-        return None if profile is None else {name for name, count in profile.label_table.items() if count}
+        entry = self._record.tasks[task]
+        profile = self.profiles[task] if entry.classes is None else None
+        if profile is None:
+            return entry.classes
+        return tuple(name for name, count in profile.label_table.items() if count)
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ def _refuse_other_task(run: Run, task: int, profile: Profile) -> None:
         other, theirs = run.profiles[t], run.own_classes(t)
         if t == task or theirs is None:
             continue
-        elsewhere = own is not None and own.isdisjoint(table) and theirs >= table.keys()
+        elsewhere = own is not None and table.keys().isdisjoint(own) and table.keys() <= set(theirs)
         rows = None if other is None else other.base_features
         same = rows is not None and profile.base_features is not None and np.array_equal(rows, profile.base_features)
         if elsewhere or same:

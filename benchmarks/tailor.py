@@ -100,8 +100,7 @@ def main() -> int:
     parser.add_argument("--method", default="tunable_magmax")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
-    from tunable_magmax.workflows.tailor import tailor
-    from tunable_magmax.workflows.tailoring import Tailoring
+    from tunable_magmax.workflows.tailor import TailorOptions, tailor
     from tunable_magmax.workflows.target import TargetReading, TargetSources
 
     with tempfile.TemporaryDirectory(prefix="tmx-tailor-", dir=arguments.folder) as place:
@@ -112,7 +111,7 @@ def main() -> int:
         write_pictures(folder / "site", arguments.pictures)
         print(f"{arguments.tasks} tasks and {arguments.pictures} pictures made in {time.perf_counter() - began:.0f} s")
         sources, reading = TargetSources(inputs=folder / "site"), TargetReading(device="cpu")
-        made = tailor(folder / "run", sources, folder / "out", Tailoring(arguments.method), reading)
+        made = tailor(folder / "run", sources, folder / "out", TailorOptions(arguments.method), reading)
     total = sum(made.seconds.values())
     for phase, seconds in made.seconds.items():
         print(f"{phase:<12} {seconds:7.1f} s {seconds / total:6.1%}")

@@ -82,7 +82,7 @@ def test_a_point_is_as_right_as_the_model_that_is_written(page, image_run, site,
 
 
 def test_without_a_method_a_point_has_the_one_that_its_weights_ask_for(page):
-    from tunable_magmax.workflows.tailoring import default_method
+    from tunable_magmax.evaluation.choosing import default_method
 
     assert page.measure(weights=[3, 1])["method"] == default_method([3, 1])
     assert page.get("/api/state")["start"]["method"] == default_method([1, 1])

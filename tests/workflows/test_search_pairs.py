@@ -16,7 +16,7 @@ import builtin_run
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.search import Search, search_preference
+from tunable_magmax.workflows.search import Search, search, search_preference
 from tunable_magmax.workflows.target import TargetReading, TargetSamples
 
 
@@ -122,3 +122,33 @@ def test_a_run_in_which_nothing_changed(image_run, tmp_path):
 def test_settings_that_mean_nothing(wrong):
     with pytest.raises(InputError):
         Search(**wrong)
+
+
+# -- the search itself ------------------------------------------------------------------------------------------------
+
+
+def peak(weights, scale):
+    """Best at weights (0.7, 0.3, 0) and scale 0.8."""
+    distance = sum((w - p) ** 2 for w, p in zip(weights, (0.7, 0.3, 0.0), strict=True))
+    return -distance - (0 if scale is None else (scale - 0.8) ** 2)
+
+
+def test_equal_weights_and_starts_come_first():
+    found = search(peak, 3, Search(trials=4, seed=1), [(0.7, 0.3, 0), (1, 0, 1)])
+    assert [trial.weights for trial in found[:3]] == [
+        pytest.approx((1 / 3,) * 3),
+        pytest.approx((0.7, 0.3, 0)),
+        pytest.approx((0.5, 0, 0.5)),
+    ]
+    assert max(found, key=lambda trial: trial.value) == found[1]
+
+
+def test_a_search_gets_better():
+    found = search(peak, 3, Search(scale=(0.1, 2.0), trials=120, patience=120))
+    assert len(found) == 120
+    assert max(trial.value for trial in found) > found[0].value + 0.05
+    assert all(sum(trial.weights) == pytest.approx(1) for trial in found)
+
+
+def test_patience_counts_from_the_starts():
+    assert len(search(lambda weights, scale: 1.0, 2, Search(patience=4), [(1, 0), (0, 1)])) == 3 + 4

@@ -20,6 +20,7 @@ import adapters
 import builtin_run
 from labelled_run import TASKS, LabelledRun
 from safetensors.torch import load_file, save_file
+from tunable_magmax.workflows.tailoring import MANY_TASKS, default_method, effective_tasks
 
 from tunable_magmax import Preference, load_classifier, verify_checkpoint
 from tunable_magmax.data.source import open_samples
@@ -40,7 +41,6 @@ from tunable_magmax.workflows.site_model import (
     summary_lines,
 )
 from tunable_magmax.workflows.tailor import TailorOptions, check_tailoring, tailor
-from tunable_magmax.workflows.tailoring import MANY_TASKS, default_method, effective_tasks
 from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend

@@ -120,7 +120,7 @@ def tailor(
 def _options(given: TailorOptions, how: How) -> Options:
     from tunable_magmax.workflows.prefer import Estimation
     from tunable_magmax.workflows.tailor import TailorOptions as Options
-    from tunable_magmax.workflows.tailoring import read_scale
+    from tunable_magmax.workflows.tailor import read_scale
 
     estimation = Estimation(method=given.estimator, seed=given.seed)
     scale = given.scale if given.scale in (None, "matched") else read_scale(given.scale)

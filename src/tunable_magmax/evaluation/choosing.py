@@ -14,6 +14,7 @@ import numpy as np
 from tunable_magmax.data.arrays import Floats
 from tunable_magmax.evaluation.bench import Bench, ExpectedAccuracy, SiteFacts, expected_accuracy
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.models.fitting import FittedHead
 
 SCALES = (0.25, 0.5, 0.75, 1.0)
@@ -24,8 +25,41 @@ TELLING = 1.645
 """A difference of so many standard errors can be told."""
 WORK = 3e13
 """Floating-point operations of embedding that choosing may cost: about four minutes of two cores."""
+MANY_TASKS = 3.2
+"""Above this effective number of tasks, tsv keeps the lead that Tunable MAGMAX loses; below, they are level."""
 FEWEST, FEW_CANDIDATES, CANDIDATES = 100, 4, 9
 """Of an encoder that can embed fewer samples for each of nine candidates, four candidates are tried."""
+
+
+def effective_tasks(weights: Sequence[float]) -> float:
+    """Returns how many tasks of equal weight would be as mixed: 1 / sum of w^2.
+
+    >>> effective_tasks([0.5, 0.5, 0.0]), effective_tasks([1.0, 0.0])
+    (2.0, 1.0)
+    """
+    total = sum(weights)
+    return 1 / sum((weight / total) ** 2 for weight in weights)
+
+
+def default_method(weights: Sequence[float]) -> str:
+    """Returns the method for weights if none is asked for: the one rule of `--method auto`.
+
+    >>> default_method([0.5, 0.5]), default_method([1] * 10)
+    ('tunable_magmax', 'tsv')
+    """
+    return "tsv" if effective_tasks(weights) > MANY_TASKS else "tunable_magmax"
+
+
+def default_scale(method: str, prior: bool) -> float | str:
+    """Returns the scale for a method if none is asked for and no preference has one.
+
+    With a site prior, the tasks' own steps serve better than steps that are stretched to the last one's length: what
+    stretching gives, keeping other tasks' classes from winning, the prior gives already. Without one, the method's own.
+
+    >>> default_scale("tunable_magmax", prior=True), default_scale("tunable_magmax", prior=False)
+    (1.0, 'matched')
+    """
+    return 1.0 if prior and method == "tunable_magmax" else METHODS[method].default_scale
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tunable_magmax.experiments.rows import MERGED
 from tunable_magmax.experiments.table import slug
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
+from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.state_dicts import MergeSession
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head
@@ -35,7 +36,6 @@ from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.candidates import right_answers
 from tunable_magmax.workflows.prefer import Estimation
 from tunable_magmax.workflows.site_model import HEAD, Tailored
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
@@ -298,7 +298,8 @@ def _measure(
             found = []
             for site, head in zip(unseen, own, strict=True):
                 logits = head.logit_scale / frozen.logit_scale * site.logits(state).numpy()
-                plain, informed = (float(right_answers(logits, site.truth, bias).mean()) for bias in (None, head.bias))
+                biases = (0.0, 0.0 if head.bias is None else head.bias)
+                plain, informed = (float(((logits + b).argmax(axis=1) == site.truth).mean()) for b in biases)
                 found.append((plain, informed))
             return found
 
@@ -327,8 +328,10 @@ def _measure(
             alone = [float(t == best) for t in range(len(TASKS))]
             add("best single task", states[best], merged(HALF, weights=alone), site)
             for source, model in models[site].items():
-                own = {"method": model.report.method, "weights": model.preference.weights}
-                half = None if source == "pairs" else merged(HALF, **own)
+                method = model.report.method
+                weighs = METHODS[method].weights != "refused"
+                own: dict[str, Any] = {"weights": model.preference.weights} if weighs else {}
+                half = None if source == "pairs" else merged(HALF, method=method, **own)
                 add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, heads[site][source])
     return rows
 

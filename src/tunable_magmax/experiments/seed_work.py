@@ -16,7 +16,7 @@ import numpy as np
 
 from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.splits import shuffled
-from tunable_magmax.evaluation.choosing import title_of
+from tunable_magmax.evaluation.choosing import default_method, default_scale, title_of
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.config import Experiment
 from tunable_magmax.experiments.environments import Environment, draw_environments
@@ -39,7 +39,6 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.training.config import TrainConfig, task_steps
 from tunable_magmax.training.loop import Watch
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.tailoring import default_method, default_scale
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from tunable_magmax.models.fitting import Linear
 from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.preference.search import Search, search
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.search import Search, search
 from tunable_magmax.workflows.tailor import (
     MOST_ANCHORS,
     KeptSamples,
@@ -452,8 +452,8 @@ def _searched(bench: Workbench, environment: Environment, trials: int) -> Prefer
     def score(weights: tuple[float, ...], scale: float | None) -> float:
         return bench.meta_accuracy(MergeSpec("tunable_magmax", None, weights), environment)
 
-    settings = Search(trials=trials, patience=None, seed=bench.seed)
-    best = search(score, bench.tasks, settings, starts=[start.weights]).best
+    found = search(score, bench.tasks, Search(trials=trials, patience=trials, seed=bench.seed), [start.weights])
+    best = max(found, key=lambda trial: trial.value)
     return Preference(best.weights, "search", {"value": best.value, "trials": trials})
 
 

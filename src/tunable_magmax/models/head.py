@@ -75,12 +75,9 @@ class Head:
             tensors["bias"] = torch.from_numpy(added)
         return cls(rows, names, float(logit_scale), tensors_digest(tensors), added, builtin)
 
-    def with_bias(self, bias: NDArray[Any] | None, factor: float = 1.0) -> Head:
-        """Returns the head with a bias, such as a site's log prior, in place of any that it had; None: without one.
-
-        `factor`: by what its logit scale is multiplied; see `calibration.logit_factor`.
-        """
-        return Head.of(self.weight, self.classes, factor * self.logit_scale, bias, self.builtin)
+    def with_bias(self, bias: NDArray[Any] | None) -> Head:
+        """Returns the head with a bias, such as a site's log prior, in place of any that it had; None: without one."""
+        return Head.of(self.weight, self.classes, self.logit_scale, bias, self.builtin)
 
     def select(self, classes: Sequence[str]) -> Head:
         """Returns the head of these classes in this order.

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from tunable_magmax.config import STRICT, check
 from tunable_magmax.errors import InputError, closest, shortened
+from tunable_magmax.evaluation.choosing import default_method, default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.tailoring import default_method, default_scale, with_site_prior
+from tunable_magmax.workflows.tailor import completed
 
 MOST_SCALE = 100.0
 OFFERED = tuple(name for name, method in METHODS.items() if method.weights == "shares" or name == "magmax")
@@ -103,7 +104,7 @@ def setting_of(
         _require_tasks(request.mix, run, "numbers in the mix")
         Preference.from_weights(request.mix)
     base = chosen if preset is None else preset.preference
-    preference = with_site_prior(base.named(run.names), run, "auto")
+    preference = completed(base, run)
     informed = request.prior and preference.prior is not None
     asked: float | str | None = preference.scale if request.scale is None else request.scale
     method = request.method or usual_method(preference.weights, no_tsv)

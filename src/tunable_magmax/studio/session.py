@@ -34,7 +34,7 @@ from tunable_magmax.workflows.inspect import layers
 from tunable_magmax.workflows.measured import MeasuredFile, unpacked
 from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.merge import read_preference
-from tunable_magmax.workflows.tailoring import why_not_tsv, with_site_prior
+from tunable_magmax.workflows.tailor import completed, why_not_tsv
 
 POINTS, SAMPLES_FOLDER = "points.jsonl", "samples"
 RECORDED = ("weights", "scale", "scale_used", "prior", "method", "head", "preset", "data", "time", "tasks", "overall")
@@ -405,7 +405,7 @@ class Studio:
             data, equal = self.data.get("site"), self.presets["equal"].preference
             if data is None:
                 return None
-            setting = self._last or Setting(with_site_prior(equal, self.run, "auto"), 1.0)
+            setting = self._last or Setting(completed(equal, self.run), 1.0)
             return site_predictions(self.measuring, setting, data)
 
         return listed(site, start, count, show, predict, len(self.run.tasks))

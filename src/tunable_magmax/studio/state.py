@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunable_magmax.evaluation.choosing import default_scale
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
@@ -12,7 +13,6 @@ from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.uploads import FILE_BYTES, FILES, SUFFIXES, TOTAL_BYTES
 from tunable_magmax.workflows.measuring import DataSet
 from tunable_magmax.workflows.prefer import class_tables
-from tunable_magmax.workflows.tailoring import default_scale
 
 VERSION = 1
 

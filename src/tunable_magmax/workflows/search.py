@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,13 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, task_tables
 from tunable_magmax.evaluation.evaluator import label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec
+from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.target import TargetSamples
+
+EPS = 0.02
+"""What a class without a pair counts among the shares."""
 
 
 @dataclass(frozen=True)
@@ -40,42 +44,79 @@ class Search:
             raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {self.scale}")
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One point that was tried, and how good it is."""
+
+    weights: tuple[float, ...]
+    scale: float | None
+    value: float
+
+
+def search(
+    objective: Callable[[tuple[float, ...], float | None], float],
+    tasks: int,
+    settings: Search,
+    starts: Sequence[Sequence[float]] = (),
+    progress: Progress | None = None,
+) -> tuple[Trial, ...]:
+    """Maximises `objective(weights, scale)` over the simplex, and returns all trials: equal weights, `starts`, others.
+
+    >>> max(trial.value for trial in search(lambda weights, scale: weights[0], 2, Search(trials=5), [(1, 0)]))
+    1.0
+    """
+    optuna = _optuna()
+    first = [Preference.from_weights(weights).weights for weights in ((1.0,) * tasks, *starts)]
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=settings.seed))
+    for weights in first:
+        point = {f"weight_{t}": weight / max(weights) for t, weight in enumerate(weights, 1)}
+        study.enqueue_trial(point if settings.scale is None else point | {"scale": float(np.clip(1, *settings.scale))})
+    trials: list[Trial] = []
+    best = 0
+    while len(trials) < settings.trials and len(trials) - max(best + 1, len(first)) < settings.patience:
+        trial = study.ask()
+        raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
+        weights = Preference.from_weights(raw if any(raw) else [1.0] * tasks).weights
+        scale = None if settings.scale is None else trial.suggest_float("scale", *settings.scale)
+        value = objective(weights, scale)
+        study.tell(trial, value)
+        trials.append(Trial(weights, scale, value))
+        best = max(range(len(trials)), key=lambda k: trials[k].value)
+        if progress is not None:
+            progress("searching", len(trials), settings.trials)
+    return tuple(trials)
+
+
 def search_preference(target: TargetSamples, pairs: Samples, settings: Search) -> Preference:
     """Returns the weights, and the scale if that is searched, whose merge of the target's run is best for `pairs`.
 
     A trial merges the tasks in memory and fits a head to the pairs; the cross-validated log loss judges. Equal weights
     and those that the labels mean are tried first: on these samples the result is no worse.
     """
-    optuna, run = _optuna(), target.run
+    _optuna()  # which lacks before anything is read
+    run = target.run
     with Bench(run, device=target.reading.device, progress=target.progress) as bench:
         if not bench.models.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
-        data = bench.open_labelled("pairs", label_samples(pairs, bench.classes).draw(target.reading.max_samples))
-        counts = np.bincount(data.labels, minlength=len(bench.classes))
+        labelled = label_samples(pairs, bench.classes).draw(target.reading.max_samples, settings.seed)
+        data = bench.open_labelled("pairs", labelled)
+        counts = np.bincount(data.labels, minlength=len(bench.classes)) + EPS
         starts = _starts(run, [bench.classes[label] for label in data.labels])
-        site = SiteFacts(starts["equal"], (counts + 0.02) / (counts + 0.02).sum(), labelled=data, moved=False)
-        study = optuna.create_study(direction="minimize", sampler=optuna.samplers.TPESampler(seed=settings.seed))
-        for weights in starts.values():
-            first = {f"weight_{t}": weight / max(weights) for t, weight in enumerate(weights)}
-            study.enqueue_trial(first if settings.scale is None else {**first, "scale": np.clip(1.0, *settings.scale)})
-        tried: list[tuple[float, float, tuple[float, ...], float | None]] = []
-        best = 0
-        while len(tried) < settings.trials and len(tried) - max(best + 1, len(starts)) < settings.patience:
-            trial = study.ask()
-            raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(len(run.tasks))]
-            weights = Preference.from_weights(raw if any(raw) else [1.0] * len(raw)).weights
-            scale = None if settings.scale is None else trial.suggest_float("scale", *settings.scale)
+        site = SiteFacts(starts["equal"], counts / counts.sum(), labelled=data, moved=False)
+        accuracies: list[float] = []
+
+        def score(weights: tuple[float, ...], scale: float | None) -> float:
             loss, accuracy = _score(bench, MergeSpec("tunable_magmax", scale or "matched", weights), site, data)
-            study.tell(trial, loss)
-            tried.append((loss, accuracy, weights, scale))
-            best = min(range(len(tried)), key=lambda k: tried[k][0])
-            if target.progress is not None:
-                target.progress("searching", len(tried), settings.trials)
-    loss, accuracy, weights, scale = tried[best]
-    first_tried = [{"source": name, "accuracy": each[1]} for name, each in zip(starts, tried, strict=False)]
-    facts: dict[str, Any] = {"samples": len(data), "accuracy": accuracy, "log_loss": loss, "trials": len(tried)}
-    facts |= {"seed": settings.seed, "starts": first_tried}
-    return Preference(weights, "search", facts, tasks=run.names, scale=scale)
+            accuracies.append(accuracy)
+            return -loss
+
+        trials = search(score, len(run.tasks), settings, list(starts.values())[1:], target.progress)
+    place = max(range(len(trials)), key=lambda k: trials[k].value)
+    best = trials[place]
+    facts: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[place], "log_loss": -best.value}
+    facts |= {"trials": len(trials), "seed": settings.seed}
+    facts["starts"] = [{"source": n, "accuracy": a} for n, a in zip(starts, accuracies, strict=False)]
+    return Preference(best.weights, "search", facts, tasks=run.names, scale=best.scale)
 
 
 def _score(bench: Bench, spec: MergeSpec, site: SiteFacts, data: BenchData) -> tuple[float, float]:

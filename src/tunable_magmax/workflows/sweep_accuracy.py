@@ -20,7 +20,7 @@ from tunable_magmax.workflows.measured import MeasuredFile, measure_all
 from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.scoring import Data, Reading
 from tunable_magmax.workflows.sweep import SUMMARY, Sweep, SweepPoint
-from tunable_magmax.workflows.tailoring import with_site_prior
+from tunable_magmax.workflows.tailor import completed
 
 MEASURED, TABLE = "measured.jsonl", "sweep.csv"
 FIXED = ("scope", "compare", "keep", "density", "include", "exclude", "out_dtype")
@@ -111,7 +111,7 @@ def check_measurable(method: str, options: Mapping[str, Any]) -> None:
 def _settings(run: Run, sweep: Sweep, point: SweepPoint) -> tuple[Setting, Setting]:
     """Returns the point with its old head, and as it would be tailored."""
     weights = [float(Fraction(weight)) for weight in point.weights]
-    preference = with_site_prior(Preference.from_weights(weights), run, "auto")
+    preference = completed(Preference.from_weights(weights), run)
     scale = sweep.options.get("scale", "matched")
     asked: float | str = "matched" if scale in (None, "matched") else float(scale)
     plain = Setting(preference, asked, sweep.method, fitted=False, exact=tuple(map(Fraction, point.weights)))

@@ -21,8 +21,9 @@ from tunable_magmax.data.arrays import Floats, choose_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.engines.additions import AddedFiles, Additions
-from tunable_magmax.engines.inputs import named_heads
+from tunable_magmax.engines.inputs import Inputs, named_heads
 from tunable_magmax.engines.log import finished_report
+from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, closest, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, BenchData, Ints, SiteFacts, choose_kept
 from tunable_magmax.evaluation.choosing import (
@@ -31,14 +32,19 @@ from tunable_magmax.evaluation.choosing import (
     Evidence,
     affordable,
     choose_model,
+    default_method,
+    default_scale,
     draw_mixtures,
+    effective_tasks,
     gather_evidence,
     sizes,
     tokens_of,
 )
 from tunable_magmax.evaluation.run_models import MergeSpec, refuse_adapters, refuse_too_large
 from tunable_magmax.files import Progress
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.resources import kernels_for, plan_memory, whole_bytes
 from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Head, head_bytes
@@ -61,7 +67,6 @@ from tunable_magmax.workflows.site_model import (
     fingerprint,
     read_finished,
 )
-from tunable_magmax.workflows.tailoring import default_method, default_scale, effective_tasks, read_scale, why_not_tsv
 from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
 METHODS_TRIED = ("tunable_magmax", "tsv", "average")
@@ -163,9 +168,6 @@ def check_tailoring(
     preference: Preference | None = None,
 ) -> dict[str, Any]:
     """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
-    from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.merging.methods import read_options
-
     run = run.with_heads(named_heads(options.heads, run.names, run.tasks))
     check_sources(sources, preference)
     if preference is None and not sources.named():
@@ -670,6 +672,42 @@ def _methods(run: Run, options: TailorOptions) -> tuple[str, ...]:
     """Returns the methods that may be chosen: those that the engine runs, and for which the memory suffices."""
     reason = why_not_tsv(run, options.output)
     return METHODS_TRIED if reason is None else tuple(name for name in METHODS_TRIED if name != "tsv")
+
+
+def why_not_tsv(run: Run, output: Mapping[str, Any]) -> str | None:
+    """Returns why tsv, which merges matrices whole, cannot make a model of a run with these settings; None if it can.
+
+    `output`: settings of `merge_checkpoints`.
+    """
+    import torch
+
+    resources = Resources(**{name: output[name] for name in Resources.__slots__ if name in output})
+    try:
+        resources.check_method("tsv")
+    except InputError:
+        place = f"engine {resources.engine!r}" if resources.engine != "local" else f"device {resources.device!r}"
+        return f"tsv does not run with {place}"
+    options, kernels = read_options(len(run.tasks), method="tsv"), kernels_for(torch.device("cpu"))
+    with Inputs(run.base, run.tasks, options) as inputs:
+
+        def fits(memory: int) -> bool:
+            try:
+                plan_memory(inputs.layout, options, kernels, resources.threads, memory)
+            except InputError:
+                return False
+            return True
+
+        if fits(resources.memory_bytes):
+            return None
+        gib = next((power for power in (1 << bit for bit in range(20)) if fits(power << 30)), None)
+        needed = -(-whole_bytes(inputs.layout, options) // 2**20)
+    remedy = "" if gib is None else f"; --memory {gib}GiB lets it"
+    return f"tsv needs {needed} MiB for its largest matrix{remedy}"
+
+
+def read_scale(scale: float | str) -> float:
+    """Reads a scale that is not `matched`."""
+    return Options.read(1, scale=scale).scale or 0.0
 
 
 def has_base_rows(run: Run) -> bool:

@@ -20,11 +20,11 @@ import adapters
 import builtin_run
 from labelled_run import TASKS, LabelledRun
 from safetensors.torch import load_file, save_file
-from tunable_magmax.workflows.tailoring import MANY_TASKS, default_method, effective_tasks
 
 from tunable_magmax import Preference, load_classifier, verify_checkpoint
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
+from tunable_magmax.evaluation.choosing import MANY_TASKS, default_method, effective_tasks
 from tunable_magmax.models.head import load_head
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.recipe import Recipe

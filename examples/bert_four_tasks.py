@@ -128,10 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
 
 
 def at_the_site(compared: Any) -> dict[str, float]:
-    """Returns the accuracies of base, last checkpoint, MAGMAX (as they are, without a prior) and tailored model."""
-    plain = {row.candidate.name: row.share.value for row in compared.rows if not row.prior}
+    """Returns the accuracies of base, last checkpoint, MAGMAX (each with a head fitted to it) and tailored model."""
     shown = {"base": "base", "last": "last", "magmax": "MAGMAX"}
-    named = {title: plain[name] for name, title in shown.items() if name in plain}
+    shares = {row.model: row.share.value for row in compared.rows if row.head == "fitted"}
+    named = {title: value for name, title in shown.items() for model, value in shares.items() if model.startswith(name)}
     return {**named, "tailored": compared.tailored.share.value}
 
 

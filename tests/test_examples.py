@@ -37,7 +37,7 @@ def test_bert_four_tasks(tmp_path, capsys, monkeypatch):
         spec.loader.exec_module(example)
         accuracies = example.main(["--out", str(tmp_path / "out")])
     assert list(accuracies) == ["base", "last", "MAGMAX", "tailored"]
-    assert accuracies["tailored"] > accuracies["last"] + 0.2
+    assert accuracies["tailored"] > max(0.9, accuracies["last"])
     assert (tmp_path / "out" / "site-model" / "model.safetensors").is_file()
     preference = Preference.load(tmp_path / "out" / "site-model" / "preference.json")
     assert preference.tasks == ("travel", "bank", "kitchen", "music")

@@ -277,10 +277,11 @@ def _measure(
     total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
     rows: list[Scores] = []
     heads = {site: {source: load_head(model.out / HEAD) for source, model in models[site].items()} for site in SITES}
-    usual = [heads[site]["inputs"] for site in SITES]
     run = Run.open(place / "run")
     assert run.head is not None
     encoder, frozen = load_encoder(run.base, "cpu"), load_head(run.head)
+    priors = [models[site]["inputs"].preference.prior for site in SITES]
+    usual = [frozen if prior is None else frozen.with_bias(prior.bias(frozen.classes)) for prior in priors]
     everything = Evaluator(encoder, frozen, label_benchmark(open_benchmark(config.benchmark), frozen.classes))
     base, *states = (read_tensors(path) for path in (run.base, *run.tasks))
     with MergeSession(base, states) as session:
@@ -294,12 +295,12 @@ def _measure(
             return session.merge(scale=scale, **options).state_dict
 
         def right(state: Mapping[str, Tensor], own: Sequence[Head]) -> list[tuple[float, float]]:
-            """Returns for each site the accuracy without a prior, and with that of a head."""
+            """Returns for each site the accuracy of the plain head without a prior, and that with a site's head."""
             found = []
             for site, head in zip(unseen, own, strict=True):
-                logits = head.logit_scale / frozen.logit_scale * site.logits(state).numpy()
-                biases = (0.0, 0.0 if head.bias is None else head.bias)
-                plain, informed = (float(((logits + b).argmax(axis=1) == site.truth).mean()) for b in biases)
+                fitted = Evaluator(encoder, head, site.labelled, prepared=site.prepared)
+                scores = (site.logits(state).numpy(), fitted.logits(state).numpy())
+                plain, informed = (float((each.argmax(axis=1) == site.truth).mean()) for each in scores)
                 found.append((plain, informed))
             return found
 

@@ -100,8 +100,8 @@ def main() -> int:
     parser.add_argument("--method", default="tunable_magmax")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
+    from tunable_magmax.workflows.site import SiteReading, SiteSources
     from tunable_magmax.workflows.tailor import TailorOptions, tailor
-    from tunable_magmax.workflows.target import TargetReading, TargetSources
 
     with tempfile.TemporaryDirectory(prefix="tmx-tailor-", dir=arguments.folder) as place:
         folder = Path(place)
@@ -110,7 +110,7 @@ def main() -> int:
         write_run(folder / "run", arguments.tasks)
         write_pictures(folder / "site", arguments.pictures)
         print(f"{arguments.tasks} tasks and {arguments.pictures} pictures made in {time.perf_counter() - began:.0f} s")
-        sources, reading = TargetSources(inputs=folder / "site"), TargetReading(device="cpu")
+        sources, reading = SiteSources(inputs=folder / "site"), SiteReading(device="cpu")
         made = tailor(folder / "run", sources, folder / "out", TailorOptions(arguments.method), reading)
     total = sum(made.seconds.values())
     for phase, seconds in made.seconds.items():

@@ -39,7 +39,7 @@ _BOTH = re.compile(r"\b((\w+)(?:='\w+')?) \(--([\w-]+)(?: \w+)?\)")
 # Only options that are arguments of functions, too.
 _OPTION = re.compile(
     r"(?<![\w-])--(alpha|budget|checkpoint|classes|data|device|equal|estimate|exclude|"
-    r"features|fresh|heads|inputs|labels|memory|method|names|out|overwrite|pairs|preference|prior|scale|seed|"
+    r"features|fresh|heads|inputs|labelled|labels|memory|method|names|out|overwrite|preference|prior|scale|seed|"
     r"split|templates|text|threads|weights|workers)(?![\w-])(?: (auto|none|equal|[0-9.]*[0-9])\b)?"
 )
 

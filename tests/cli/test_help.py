@@ -14,7 +14,7 @@ import tunable_magmax
 from tunable_magmax.cli.app import COMMANDS, app
 
 OPTIONS = {
-    "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --pairs "
+    "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --labelled "
     "--preference --method --scale --head --estimator --heads --seed --max-samples --split --text-column "
     "--label-column --device --memory --shard-size --threads --overwrite --fresh --digest-inputs --base-name --dry-run "
     "--quiet -q --json",
@@ -28,7 +28,7 @@ OPTIONS = {
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
     "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json --data --head --limit --device",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs "
-    "--pairs --method --raw --prior --trials --patience --search-scale --seed "
+    "--labelled --method --raw --prior --trials --patience --search-scale --seed "
     "--max-samples --split --text-column --label-column --device",
     "head": "MODEL --out -o --overwrite --quiet -q --json --names --data --templates --split --text-column "
     "--label-column --device",
@@ -41,7 +41,7 @@ OPTIONS = {
     "--scales --old-heads --seed --plot --dry-run --quiet -q --json",
     "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "
     "--batch --device --strict",
-    "studio": "RUN_DIR --out -o --data --inputs --labels --pairs --preference --samples --export --points --port "
+    "studio": "RUN_DIR --out -o --data --inputs --labels --labelled --preference --samples --export --points --port "
     "--no-browser --seed --device --quiet -q --json",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",

@@ -1,4 +1,4 @@
-"""`tmx prefer --pairs`: inputs with their labels, and the search on them."""
+"""`tmx prefer --labelled`: inputs with their labels, and the search on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def site(image_run, tmp_path_factory):
 
 def test_a_search_from_pairs_to_a_merge(tmx, image_run, site, tmp_path):
     out = tmp_path / "site.json"
-    given = ("--pairs", site, *SEARCH, "--trials", "5", "--search-scale", "0.5,2", "-o", out)
+    given = ("--labelled", site, *SEARCH, "--trials", "5", "--search-scale", "0.5,2", "-o", out)
     result = tmx("prefer", image_run.path, *given)
     assert (result.code, result.err) == (0, "")
     found = Preference.load(out)
@@ -38,7 +38,7 @@ def test_a_search_from_pairs_to_a_merge(tmx, image_run, site, tmp_path):
 
 @pytest.mark.parametrize("method", ["auto", "label"])
 def test_pairs_give_their_labels(tmx, image_run, site, method):
-    found = json.loads(tmx("prefer", image_run.path, "--pairs", site, "--method", method, "--json").out)
+    found = json.loads(tmx("prefer", image_run.path, "--labelled", site, "--method", method, "--json").out)
     assert found == json.loads(tmx("prefer", image_run.path, "--labels", site, "--json").out)
     assert found["preference"]["method"] == "label"
     assert found["preference"]["weights"] == pytest.approx([0.7, 0.3], abs=0.1)
@@ -46,32 +46,32 @@ def test_pairs_give_their_labels(tmx, image_run, site, method):
 
 def test_pairs_give_their_inputs(tmx, image_run, site):
     given = ("--method", "cosine", "--device", "cpu", "--json")
-    paired = json.loads(tmx("prefer", image_run.path, "--pairs", site, *given).out)
+    paired = json.loads(tmx("prefer", image_run.path, "--labelled", site, *given).out)
     alone = json.loads(tmx("prefer", image_run.path, "--inputs", site, *given).out)
     assert paired["preference"] == alone["preference"]
-    assert paired["warnings"] == []  # that --inputs has labels too is a hint; with --pairs the user knows
+    assert paired["warnings"] == []  # that --inputs has labels too is a hint; with --labelled the user knows
     assert len(alone["warnings"]) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "prepare", "value"),
     [
-        ("--pairs {site}", "no classifier", "tmx init"),
-        ("--pairs {new}/x.csv", "text,label\nhello,zebra\n", "'zebra'"),
-        ("--pairs {new}/x.csv", "text,label\n", "x.csv"),
-        ("--pairs {new}/x.csv", "text\nhello\n", "x.csv"),
-        ("--pairs {new}/x.csv", "text,label\nhello,red\n", "texts"),
-        ("--pairs {new}/nothing", None, "nothing"),
-        ("--pairs {site} --labels {site}", None, "--labels"),
-        ("--pairs {site} --inputs {site}", None, "--inputs"),
-        ("--labels {site}", None, "--pairs"),
-        ("--equal", None, "--pairs"),
-        ("--pairs {site} --equal", None, "--equal"),
-        ("--pairs {site} --patience 0", None, "patience"),
-        ("--pairs {site} --search-scale 2,1", None, "(2.0, 1.0)"),
-        ("--pairs {site} --search-scale 2", None, "'2'"),
-        ("--pairs {site} --search-scale x", None, "'x'"),
-        ("--pairs {site} --seed -1", None, "-1"),
+        ("--labelled {site}", "no classifier", "tmx init"),
+        ("--labelled {new}/x.csv", "text,label\nhello,zebra\n", "'zebra'"),
+        ("--labelled {new}/x.csv", "text,label\n", "x.csv"),
+        ("--labelled {new}/x.csv", "text\nhello\n", "x.csv"),
+        ("--labelled {new}/x.csv", "text,label\nhello,red\n", "texts"),
+        ("--labelled {new}/nothing", None, "nothing"),
+        ("--labelled {site} --labels {site}", None, "--labels"),
+        ("--labelled {site} --inputs {site}", None, "--inputs"),
+        ("--labels {site}", None, "--labelled"),
+        ("--equal", None, "--labelled"),
+        ("--labelled {site} --equal", None, "--equal"),
+        ("--labelled {site} --patience 0", None, "patience"),
+        ("--labelled {site} --search-scale 2,1", None, "(2.0, 1.0)"),
+        ("--labelled {site} --search-scale 2", None, "'2'"),
+        ("--labelled {site} --search-scale x", None, "'x'"),
+        ("--labelled {site} --seed -1", None, "-1"),
     ],
 )
 def test_bad_input(tmx, image_run, site, tmp_path, arguments, prepare, value):
@@ -92,6 +92,6 @@ def test_bad_input(tmx, image_run, site, tmp_path, arguments, prepare, value):
 
 @pytest.mark.parametrize("option", ["--trials 3", "--patience 3", "--search-scale 1,2"])
 def test_options_of_a_search_are_refused_without_one(tmx, image_run, site, option):
-    result = tmx("prefer", image_run.path, "--pairs", site, *option.split())
+    result = tmx("prefer", image_run.path, "--labelled", site, *option.split())
     assert result.code == 2
     assert option.split()[0] in result.err

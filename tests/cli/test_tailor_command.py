@@ -55,10 +55,10 @@ def test_it_is_used_by_the_other_commands(tmx, image_run, labels, tmp_path):
 
 def test_json(tmx, text_run, tmp_path):
     pairs, out = text_run.pairs(tmp_path / "pairs", {"red": 6, "blue": 3, "green": 3, "grey": 3}), tmp_path / "out"
-    result = tmx("tailor", text_run.path, "--pairs", pairs, "-o", out, "--json", *CPU)
+    result = tmx("tailor", text_run.path, "--labelled", pairs, "-o", out, "--json", *CPU)
     assert result.code == 0, result.err
     told = json.loads(result.out)
-    assert told["sources"] == {"pairs": "pairs.csv"}
+    assert told["sources"] == {"labelled": "pairs.csv"}
     assert {"mixture", "choosing", "fitting", "merging"} <= set(told["seconds"])
     stored = json.loads((out / "tmx-tailor.json").read_text())
     assert "seconds" not in stored
@@ -67,7 +67,7 @@ def test_json(tmx, text_run, tmp_path):
     }
     assert told["warnings"][: len(stored["warnings"])] == stored["warnings"]
     assert set(told["files"]) == {file.name for file in out.iterdir()} - {"tmx-report.json"}
-    again = json.loads(tmx("tailor", text_run.path, "--pairs", pairs, "-o", out, "--json", *CPU).out)
+    again = json.loads(tmx("tailor", text_run.path, "--labelled", pairs, "-o", out, "--json", *CPU).out)
     assert (told["already_complete"], again["already_complete"], again["merge"]) == (False, True, told["merge"])
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from torch.utils.data import Dataset
 
-from tunable_magmax.data.given import GivenSamples, given_inputs, given_labels, given_pairs
+from tunable_magmax.data.given import GivenSamples, given_inputs, given_labelled, given_labels
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.errors import InputError
 
@@ -43,11 +43,11 @@ def frame():
     ],
 )
 def test_pairs_of_every_kind(make):
-    samples = given_pairs(make())
+    samples = given_labelled(make())
     assert isinstance(samples, GivenSamples)
     assert (samples.kind, samples.classes, samples.labels) == ("text", ("greet", "part"), (0, 1, 0))
     assert [*samples.load(range(3))] == TEXTS
-    assert samples.digest() == given_pairs(zip(TEXTS, LABELS, strict=True)).digest()
+    assert samples.digest() == given_labelled(zip(TEXTS, LABELS, strict=True)).digest()
 
 
 @pytest.mark.parametrize("make", [lambda: TEXTS, lambda: iter(TEXTS), lambda: frame()["text"], frame])
@@ -83,9 +83,9 @@ def test_pictures_arrays_and_files(tmp_path):
         (given_inputs, ["a", 3], "input 2 is a int"),
         (given_inputs, [np.zeros((4, 4, 7), np.uint8)], r"\[4, 4, 7\]"),
         (given_inputs, [{"phrase": "hello"}], "'phrase'"),
-        (given_pairs, ["hello"], "pair 1 is a str"),
-        (given_pairs, [("a", "b", "c")], "pair 1 is a tuple"),
-        (given_pairs, [("hello", True)], "label 1 is True"),
+        (given_labelled, ["hello"], "pair 1 is a str"),
+        (given_labelled, [("a", "b", "c")], "pair 1 is a tuple"),
+        (given_labelled, [("hello", True)], "label 1 is True"),
         (given_labels, [1.5], "label 1 is 1.5"),
     ],
 )

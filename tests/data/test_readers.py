@@ -17,7 +17,7 @@ from models import tiny
 from tunable_magmax.data.samples import Unreadable, warn_unreadable
 from tunable_magmax.data.source import open_labels, open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.workflows.target import by_name
+from tunable_magmax.workflows.site import by_name
 
 
 def test_class_folders(tmp_path):

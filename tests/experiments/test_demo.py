@@ -68,7 +68,7 @@ def test_the_label_preference_is_the_share_of_the_labels(demo):
         assert all(low[t] - 0.01 <= share <= high[t] for t, share in enumerate(shares))
         assert found.weights[site]["labels"] == pytest.approx(shares, abs=0.1)
         assert {task for task, share in zip(TASKS, shares, strict=True) if share} == set(SITES[site])
-        assert len([*(out / "sites" / slug(site) / "pairs").rglob("*.png")]) == len(labels)
+        assert len([*(out / "sites" / slug(site) / "labelled").rglob("*.png")]) == len(labels)
 
 
 def test_a_site_is_measured_on_pictures_that_its_preference_did_not_see(demo):

@@ -252,14 +252,14 @@ from tunable_magmax.studio.desk import Events
 from tunable_magmax.studio.writing import Writer
 from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.target import TargetSources
+from tunable_magmax.workflows.site import SiteSources
 events, run, out = Events(), Run.open({str(image_run.path)!r}), Path({str(tmp_path)!r})
 def die(phase):
     if phase == "merge":
         os.kill(os.getpid(), signal.SIGKILL)
 events.publish = lambda name, data: die(data["phase"])
 if sys.argv[1] == "tailored":
-    tailor(run, TargetSources(weights=[1, 1]), out / "tailored", progress=lambda phase, *_: die(phase))
+    tailor(run, SiteSources(weights=[1, 1]), out / "tailored", progress=lambda phase, *_: die(phase))
 writer = Writer(run, out, 0, events)
 writer.write("mine", Setting(Preference.equal(2)), None)
 writer._thread.join()

@@ -29,10 +29,10 @@ from tunable_magmax.workflows.compare import Rivals, check_comparison, compare, 
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.scoring import Reading
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
 
-CPU, ON_CPU = Reading(device="cpu"), TargetReading(device="cpu")
+CPU, ON_CPU = Reading(device="cpu"), SiteReading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
 LIKELY = Preference((3, 1), tasks=("first", "second")).with_prior(TABLES, eps=0.02)
 
@@ -75,7 +75,7 @@ def shares(found, head):
 
 def made(run, out, data, preference=LIKELY, **options):
     """What `eval` measures of a model that `tailor` writes."""
-    tailor(run, TargetSources(), out, TailorOptions(**options), ON_CPU, preference=preference)
+    tailor(run, SiteSources(), out, TailorOptions(**options), ON_CPU, preference=preference)
     return evaluate(out, data, reading=CPU).accuracy.overall
 
 

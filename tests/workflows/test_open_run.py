@@ -46,7 +46,7 @@ def test_samples_in_memory_give_what_files_give(any_run, tmp_path, calm):
     files = any_run.pairs(tmp_path / "site", SITE)
     (tmp_path / "labels.txt").write_text("\n".join(LABELS))
     assert run.prefer(labels=LABELS).weights == run.prefer(labels=tmp_path / "labels.txt").weights
-    by_files, in_memory = run.prefer(pairs=files), run.prefer(pairs=zip(inputs, LABELS, strict=True))
+    by_files, in_memory = run.prefer(labelled=files), run.prefer(labelled=zip(inputs, LABELS, strict=True))
     assert in_memory.weights == by_files.weights
     assert in_memory.prior == by_files.prior
     assert run.prefer(inputs=inputs, device="cpu").weights == pytest.approx(run.prefer(inputs=files).weights, abs=1e-4)
@@ -77,7 +77,7 @@ def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):
         ),
         ({"inputs": {"text": ["hello"]}}, "inputs are a dict: give a list"),
         ({"labels": ["red", 0.5]}, "label 2 is 0.5, expected the name of a class"),
-        ({"pairs": ["hello"]}, r"pair 1 is a str: a pair is a tuple .* zip\(inputs, labels\)"),
+        ({"labelled": ["hello"]}, r"pair 1 is a str: a pair is a tuple .* zip\(inputs, labels\)"),
         ({"weights": {"frist": 1}}, "did you mean 'first'"),
         ({"equal": True, "max_sample": 3}, "prefer has no option 'max_sample' .did you mean 'max_samples'"),
     ],
@@ -89,7 +89,7 @@ def test_what_cannot_be_samples_is_refused(text_run, given, says):
 
 def test_errors_name_arguments_not_options(text_run):
     run = tmx.open_run(text_run.path)
-    with pytest.raises(tmx.InputError, match="Give labels=, inputs= or pairs=, or weights=, alpha= or equal= if"):
+    with pytest.raises(tmx.InputError, match="Give labels=, inputs= or labelled=, or weights=, alpha= or equal= if"):
         run.prefer()
     with pytest.raises(
         tmx.InputError, match=r"no estimator is called 'prob' \(did you mean 'probe'\?\); known: auto, "
@@ -119,13 +119,15 @@ def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):
 def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):
     run, inputs = tmx.open_run(any_run.path), inputs_of(any_run)
     pairs = list(zip(inputs, LABELS, strict=True))
-    model = run.tailor(tmp_path / "model", pairs=pairs)
+    model = run.tailor(tmp_path / "model", labelled=pairs)
     assert repr(model).startswith(f"Tailored({str(tmp_path / 'model')!r}: first ")
-    assert model.record.sources == {"pairs": f"22 labelled {'image' if any_run.kind == 'vit' else 'text'}s in memory"}
-    assert run.tailor(tmp_path / "model", pairs=iter(pairs)).complete
+    assert model.record.sources == {
+        "labelled": f"22 labelled {'image' if any_run.kind == 'vit' else 'text'}s in memory"
+    }
+    assert run.tailor(tmp_path / "model", labelled=iter(pairs)).complete
     with pytest.raises(tmx.InputError, match="exists"):  # one sample more is another model
-        run.tailor(tmp_path / "model", pairs=[*pairs, pairs[0]])
-    assert run.tailor(tmp_path / "model", pairs=pairs[:-1], overwrite=True).preference != model.preference
+        run.tailor(tmp_path / "model", labelled=[*pairs, pairs[0]])
+    assert run.tailor(tmp_path / "model", labelled=pairs[:-1], overwrite=True).preference != model.preference
 
     classifier = tmx.load_classifier(model)
     assert "4 classes of " in repr(classifier)

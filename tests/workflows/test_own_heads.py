@@ -22,8 +22,8 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.target import TargetSources
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -134,7 +134,7 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
     assert {name: set(found) for name, found in Run.open(folder).classes.items()} == {
         name: set(labels) for name, labels in names.items()
     }
-    made = tailor(Run.open(folder), TargetSources(weights=(0.8, 0.2)), tmp_path / "site")
+    made = tailor(Run.open(folder), SiteSources(weights=(0.8, 0.2)), tmp_path / "site")
     assert set(made.preference.prior.shares) == {label for labels in names.values() for label in labels}
     assert (made.record.head.kind, made.record.head.kept > 0) == ("fitted", True)
     said = {each.label for each in load_classifier(tmp_path / "site").predict(["a cat the", "the saw a"])}
@@ -142,6 +142,6 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
 
 
 def test_weights_are_searched_with_the_models_own_heads(run, tmp_path):
-    sources = TargetSources(pairs=run / "tools.csv")
+    sources = SiteSources(labelled=run / "tools.csv")
     found = prefer(Run.open(run), sources, Estimation(method="search", trials=4, prior="none")).preference
     assert found.weights[1] > found.weights[0]

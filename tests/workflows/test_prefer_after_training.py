@@ -16,7 +16,7 @@ from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 
 
 def test_training_leaves_the_rows_under_the_base(tmp_path):
@@ -34,5 +34,5 @@ def test_training_leaves_the_rows_under_the_base(tmp_path):
         assert {made.classes[k] for k in made.row_labels} <= set(classes)
         np.testing.assert_allclose(made.base_features, expected.base_features, atol=1e-5)
     (tmp_path / "site.txt").write_text("pay\nbill\n" * 5)
-    sources, reading = TargetSources(inputs=tmp_path / "site.txt"), TargetReading(device="cpu")
+    sources, reading = SiteSources(inputs=tmp_path / "site.txt"), SiteReading(device="cpu")
     assert prefer(found, sources, Estimation(method="probe"), reading).preference.method == "probe"

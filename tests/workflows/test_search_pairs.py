@@ -17,14 +17,12 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.search import Search, search, search_preference
-from tunable_magmax.workflows.target import TargetReading, TargetSamples
+from tunable_magmax.workflows.site import Site, SiteReading
 
 
 def found_for(run, pairs, max_samples=500, progress=None, **settings):
-    reading = TargetReading(device="cpu", max_samples=max_samples)
-    return search_preference(
-        TargetSamples(run, reading=reading, progress=progress), open_samples(pairs), Search(**settings)
-    )
+    reading = SiteReading(device="cpu", max_samples=max_samples)
+    return search_preference(Site(run, reading=reading, progress=progress), open_samples(pairs), Search(**settings))
 
 
 def changed(run, **changes):

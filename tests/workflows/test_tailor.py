@@ -31,6 +31,7 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import (
     HeadRecord,
     MergeRecord,
@@ -41,10 +42,9 @@ from tunable_magmax.workflows.site_model import (
     summary_lines,
 )
 from tunable_magmax.workflows.tailor import TailorOptions, check_tailoring, tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
-CPU = TargetReading(device="cpu")
+CPU = SiteReading(device="cpu")
 COUNTS = {"red": 9, "blue": 5, "green": 6, "grey": 4}
 
 
@@ -66,11 +66,11 @@ def kept_run(image_run, tmp_path_factory):
 def site(image_run, tmp_path_factory):
     """Labelled pictures of a site, and the same without labels."""
     folder = tmp_path_factory.mktemp("site")
-    pairs = image_run.pairs(folder / "pairs", COUNTS)
+    pairs = image_run.pairs(folder / "labelled", COUNTS)
     (folder / "inputs").mkdir()
     for file in sorted(pairs.rglob("*.png")):
         shutil.copy(file, folder / "inputs" / f"{file.parent.name}{file.name}")
-    return TargetSources(inputs=folder / "inputs"), TargetSources(pairs=pairs)
+    return SiteSources(inputs=folder / "inputs"), SiteSources(labelled=pairs)
 
 
 @pytest.fixture(scope="module", params=["bert", "distilbert"])
@@ -82,7 +82,7 @@ def builtin(request, tmp_path_factory):
     return root
 
 
-def made(run: Path | LabelledRun, sources: TargetSources, out: Path, **options) -> Tailored:
+def made(run: Path | LabelledRun, sources: SiteSources, out: Path, **options) -> Tailored:
     return tailor(Run.open(getattr(run, "path", run)), sources, out, TailorOptions(**options), CPU)
 
 
@@ -142,7 +142,7 @@ def test_the_record_is_what_is_told_everywhere(by_inputs):
 def test_equal_inputs_give_equal_bytes_wherever_they_are(by_inputs, kept_run, site, tmp_path):
     shutil.copytree(kept_run.path, tmp_path / "elsewhere")
     shutil.copytree(site[0].inputs, tmp_path / "inputs")
-    made(tmp_path / "elsewhere", TargetSources(inputs=tmp_path / "inputs"), tmp_path / "again")
+    made(tmp_path / "elsewhere", SiteSources(inputs=tmp_path / "inputs"), tmp_path / "again")
     assert contents(tmp_path / "again") == contents(by_inputs[1])
     assert not any(str(tmp_path).encode() in content for content in contents(tmp_path / "again").values())
 
@@ -167,11 +167,11 @@ def test_a_kill_leaves_nothing_half_and_the_next_call_gives_the_same(by_inputs, 
 import os, torch
 from pathlib import Path
 from tunable_magmax.workflows import tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 torch.set_num_threads(1)
 tailor.{moment} = lambda *given, **more: os._exit(9)
-tailor.tailor({str(kept_run.path)!r}, TargetSources(inputs=Path({str(site[0].inputs)!r})), {str(out)!r},
-    reading=TargetReading(device="cpu"))
+tailor.tailor({str(kept_run.path)!r}, SiteSources(inputs=Path({str(site[0].inputs)!r})), {str(out)!r},
+    reading=SiteReading(device="cpu"))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=100).returncode == 9
     assert not out.exists()
@@ -184,22 +184,22 @@ tailor.tailor({str(kept_run.path)!r}, TargetSources(inputs=Path({str(site[0].inp
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("known", ["inputs", "labels", "pairs", "weights"])
+@pytest.mark.parametrize("known", ["inputs", "labels", "labelled", "weights"])
 def test_whatever_is_known_of_the_site(image_run, kept_run, site, tmp_path, known, kept):
     sources = {
         "inputs": site[0],
-        "labels": TargetSources(labels=site[1].pairs),
-        "pairs": site[1],
-        "weights": TargetSources(weights=(3, 1)),
+        "labels": SiteSources(labels=site[1].labelled),
+        "labelled": site[1],
+        "weights": SiteSources(weights=(3, 1)),
     }[known]
     found = made(kept_run if kept else image_run, sources, tmp_path / "out")
     head = found.record.head
     assert verify_checkpoint(tmp_path / "out").ok
     assert head.kept == (40 if kept else 0)
-    assert head.labelled == (24 if known == "pairs" else 0)
+    assert head.labelled == (24 if known == "labelled" else 0)
     assert (head.profiles, head.rows) == (32, head.kept + head.labelled + 32)
     assert (found.record.mixture.expected_error is None) == (known == "weights")
-    judged = kept or known == "pairs"
+    judged = kept or known == "labelled"
     assert bool(found.record.merge.tried) == judged
     assert bool(found.record.expected) == judged
     classifier = load_classifier(tmp_path / "out")
@@ -226,13 +226,15 @@ def test_labelled_samples_are_expected_as_well_as_they_are_predicted(kept_run, s
 def test_a_stored_preference_is_used_as_it_is(by_inputs, kept_run, site, tmp_path):
     stored = by_inputs[0].preference
     run = Run.open(kept_run.path)
-    found = tailor(run, TargetSources(), tmp_path / "out", TailorOptions(), CPU, preference=stored)
+    found = tailor(run, SiteSources(), tmp_path / "out", TailorOptions(), CPU, preference=stored)
     assert found.preference == stored
-    assert tailor(run, site[1], tmp_path / "pairs", TailorOptions(), CPU, preference=stored).record.head.labelled == 24
+    assert (
+        tailor(run, site[1], tmp_path / "labelled", TailorOptions(), CPU, preference=stored).record.head.labelled == 24
+    )
     with pytest.raises(InputError, match="--preference holds weights already: leave out --alpha"):
-        tailor(run, TargetSources(alpha=0.5), tmp_path / "new", TailorOptions(), CPU, preference=stored)
+        tailor(run, SiteSources(alpha=0.5), tmp_path / "new", TailorOptions(), CPU, preference=stored)
     scaled = replace(stored, scale=0.25)
-    found = tailor(run, TargetSources(), tmp_path / "scaled", TailorOptions(), CPU, preference=scaled)
+    found = tailor(run, SiteSources(), tmp_path / "scaled", TailorOptions(), CPU, preference=scaled)
     assert found.report.scale == 0.25
 
 
@@ -241,7 +243,7 @@ def test_a_stored_preference_is_used_as_it_is(by_inputs, kept_run, site, tmp_pat
 
 @pytest.mark.parametrize("head", ["auto", "fitted", "old"])
 def test_the_head_that_was_asked_for(kept_run, tmp_path, head):
-    found = made(kept_run, TargetSources(weights=(3, 1)), tmp_path / "out", head=head)
+    found = made(kept_run, SiteSources(weights=(3, 1)), tmp_path / "out", head=head)
     assert found.record.head.kind == ("old" if head == "old" else "fitted")
     if head == "old":
         assert found.record.merge.tried == ()
@@ -259,11 +261,11 @@ def test_nothing_to_fit_to_is_the_old_head_with_a_note(image_run, tmp_path):
     for task in record["tasks"]:
         del task["profile"]
     (tmp_path / "run/run.json").write_text(json.dumps(record))
-    found = made(tmp_path / "run", TargetSources(equal=True), tmp_path / "out")
+    found = made(tmp_path / "run", SiteSources(equal=True), tmp_path / "out")
     assert (found.record.head.kind, found.record.head.rows) == ("old", 0)
     assert found.record.head.note
     with pytest.raises(InputError, match="no head was fitted"):
-        made(tmp_path / "run", TargetSources(equal=True), tmp_path / "fitted", head="fitted")
+        made(tmp_path / "run", SiteSources(equal=True), tmp_path / "fitted", head="fitted")
     assert not (tmp_path / "fitted").exists()
 
 
@@ -285,7 +287,7 @@ def test_the_rule_for_the_method():
     ],
 )
 def test_method_and_scale_that_were_asked_for(kept_run, tmp_path, options, method, scale):
-    found = made(kept_run, TargetSources(weights=(3, 1)), tmp_path / "out", **options)
+    found = made(kept_run, SiteSources(weights=(3, 1)), tmp_path / "out", **options)
     assert method in (None, found.report.method)
     assert scale in (None, found.report.scale)
     assert found.record.merge.scale == found.report.scale
@@ -326,7 +328,7 @@ def by_transformers(folder: Path, texts: list[str]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("known", "options"),
     [
-        ("pairs", {}),
+        ("labelled", {}),
         ("weights", {}),
         ("weights", {"head": "fitted", "method": "tunable_magmax", "scale": 0.5}),
         ("weights", {"head": "old"}),
@@ -338,7 +340,7 @@ def test_transformers_gives_what_load_classifier_gives(builtin, tmp_path, known,
     import transformers
 
     out, run = tmp_path / "out", Run.open(builtin)
-    sources = TargetSources(pairs=builtin / "all.csv") if known == "pairs" else TargetSources(weights=(0.7, 0.3))
+    sources = SiteSources(labelled=builtin / "all.csv") if known == "labelled" else SiteSources(weights=(0.7, 0.3))
     found = made(builtin, sources, out, **options)
     assert not (out / "head.safetensors").exists()
     texts, labels = builtin_run.texts_of(builtin / "all.csv")
@@ -361,7 +363,7 @@ def test_transformers_gives_what_load_classifier_gives(builtin, tmp_path, known,
 
 def test_a_changed_fitted_head_does_not_verify(builtin, tmp_path):
     out, run = tmp_path / "out", Run.open(builtin)
-    made(builtin, TargetSources(weights=(0.7, 0.3)), out)
+    made(builtin, SiteSources(weights=(0.7, 0.3)), out)
     state = load_file(out / "model.safetensors")
     state["classifier.bias"] = state["classifier.bias"] + 1
     save_file(state, out / "model.safetensors", {"format": "pt"})
@@ -375,7 +377,7 @@ def test_a_changed_fitted_head_does_not_verify(builtin, tmp_path):
 
 
 def test_a_saved_configuration_has_the_stacked_head_and_says_so(builtin, tmp_path):
-    made(builtin, TargetSources(weights=(0.7, 0.3)), tmp_path / "site", method="average", scale=1.0)
+    made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "site", method="average", scale=1.0)
     notes: list[str] = []
     again = recipe_of(tmp_path / "site/tmx-config.yaml", None, None, None, {}, notes.append)
     assert len([note for note in notes if "fitted" in note]) == 1
@@ -396,23 +398,23 @@ def test_a_classifier_without_a_bias_keeps_the_old_head_with_a_note(builtin, tmp
     from tunable_magmax.models.builtin import BuiltinEncoder
 
     monkeypatch.setattr(BuiltinEncoder, "has_bias", property(lambda self: False))
-    found = made(builtin, TargetSources(weights=(0.7, 0.3)), tmp_path / "out")
+    found = made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
     assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
     assert "bias" in found.record.head.note
     with pytest.raises(InputError, match="no head was fitted"):
-        made(builtin, TargetSources(weights=(0.7, 0.3)), tmp_path / "fitted", head="fitted")
+        made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "fitted", head="fitted")
 
 
 def test_a_classifier_without_a_linear_last_layer_keeps_the_old_head(builtin, tmp_path, monkeypatch):
     from tunable_magmax.models import builtin as module
 
     monkeypatch.setattr(module, "_find_layers", lambda encoder: None)
-    found = made(builtin, TargetSources(weights=(0.7, 0.3)), tmp_path / "out")
+    found = made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "out")
     assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
 
 
 def test_a_site_may_take_the_head_of_one_task(builtin, tmp_path):
-    found = made(builtin, TargetSources(weights=(1, 1)), tmp_path / "site", heads="tools", method="average", scale=1.0)
+    found = made(builtin, SiteSources(weights=(1, 1)), tmp_path / "site", heads="tools", method="average", scale=1.0)
     assert load_classifier(tmp_path / "site").classes == builtin_run.TASKS["tools"]
     assert verify_checkpoint(tmp_path / "site").ok
     assert found.record.likeliest.keys() <= set(builtin_run.TASKS["tools"])
@@ -432,7 +434,7 @@ def test_kept_samples_of_another_run_are_refused(kept_run, tmp_path):
     first["kept"], second["kept"] = second["kept"], first["kept"]
     (run.path / "run.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match="not the samples of first"):
-        made(run, TargetSources(equal=True), tmp_path / "out")
+        made(run, SiteSources(equal=True), tmp_path / "out")
     assert left_nothing(tmp_path)
 
 
@@ -440,28 +442,28 @@ def test_kept_pictures_that_were_changed_are_refused(kept_run, tmp_path):
     run = copied(kept_run, tmp_path / "run")
     next((run.path / "kept").rglob("*.png")).write_bytes(b"no picture")
     with pytest.raises(InputError, match="was changed"):
-        made(run, TargetSources(equal=True), tmp_path / "out")
+        made(run, SiteSources(equal=True), tmp_path / "out")
     assert left_nothing(tmp_path)
 
 
 def test_labels_of_no_task_an_empty_folder_and_pictures_that_cannot_be_read(kept_run, site, tmp_path):
     (tmp_path / "labels.txt").write_text("zebra\nlion\n")
     with pytest.raises(InputError, match="zebra"):
-        made(kept_run, TargetSources(labels=tmp_path / "labels.txt"), tmp_path / "out")
+        made(kept_run, SiteSources(labels=tmp_path / "labels.txt"), tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty"):
-        made(kept_run, TargetSources(inputs=tmp_path / "empty"), tmp_path / "out")
+        made(kept_run, SiteSources(inputs=tmp_path / "empty"), tmp_path / "out")
     assert left_nothing(tmp_path)
     shutil.copytree(site[0].inputs, tmp_path / "broken")
     files = sorted((tmp_path / "broken").iterdir())
     for file in files[:2]:
         file.write_bytes(b"no picture")
-    found = made(kept_run, TargetSources(inputs=tmp_path / "broken"), tmp_path / "out")
+    found = made(kept_run, SiteSources(inputs=tmp_path / "broken"), tmp_path / "out")
     assert any("2 of 24 samples could not be read" in text for text in found.record.warnings)
     for file in files:
         file.write_bytes(b"no picture")
     with pytest.raises(InputError, match="24 of 24 samples cannot be read"):
-        made(kept_run, TargetSources(inputs=tmp_path / "broken"), tmp_path / "none")
+        made(kept_run, SiteSources(inputs=tmp_path / "broken"), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -473,31 +475,31 @@ def test_adapters_are_merged_by_rule_with_the_old_head(kept_run, site, tmp_path)
         shutil.rmtree(run.path / task)
         factors = adapters.factors(*base[name].shape, 2, 1)
         adapters.save_adapter(run.path / task, {name.removesuffix(".weight"): factors})
-    found = made(run, TargetSources(labels=site[1].pairs), tmp_path / "out")
+    found = made(run, SiteSources(labels=site[1].labelled), tmp_path / "out")
     assert (found.record.head.kind, found.record.merge.why, found.record.expected) == ("old", "by rule", {})
     assert "LoRA" in found.record.head.note
     assert str(tmp_path) not in (tmp_path / "out/tmx-tailor.json").read_text()
     assert verify_checkpoint(tmp_path / "out").ok
     with pytest.raises(InputError, match="LoRA adapter"):
-        made(run, TargetSources(equal=True), tmp_path / "fitted", head="fitted")
+        made(run, SiteSources(equal=True), tmp_path / "fitted", head="fitted")
 
 
 def test_a_run_without_a_head_and_one_whose_head_has_another_width(kept_run, tmp_path):
     run = copied(kept_run, tmp_path / "run")
     save_file({"weight": torch.eye(2, 5)}, run.path / "head.safetensors", {"classes": json.dumps(["red", "blue"])})
     with pytest.raises(InputError, match="width 5"):
-        made(run, TargetSources(equal=True), tmp_path / "out")
+        made(run, SiteSources(equal=True), tmp_path / "out")
     record = json.loads((run.path / "run.json").read_text())
     record.pop("classifier")
     (run.path / "run.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match="head"):
-        made(run, TargetSources(equal=True), tmp_path / "out")
+        made(run, SiteSources(equal=True), tmp_path / "out")
     assert left_nothing(tmp_path)
 
 
 def test_an_output_that_is_one_file(kept_run, tmp_path):
     with pytest.raises(InputError, match="is one file, but a tailored model is a directory"):
-        made(kept_run, TargetSources(equal=True), tmp_path / "out.safetensors")
+        made(kept_run, SiteSources(equal=True), tmp_path / "out.safetensors")
 
 
 def test_a_dry_run_reads_headers_and_says_what_would_be_done(kept_run, site, tmp_path, monkeypatch):
@@ -508,7 +510,7 @@ def test_a_dry_run_reads_headers_and_says_what_would_be_done(kept_run, site, tmp
     assert "40" in facts["kept"]
     assert "24" in facts["known"]
     with pytest.raises(InputError, match="what is known of the site"):
-        check_tailoring(run, TargetSources(), None, TailorOptions(), CPU)
+        check_tailoring(run, SiteSources(), None, TailorOptions(), CPU)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -68,7 +68,8 @@ def _choices(story: Demonstration) -> list[str]:
     from tunable_magmax.experiments.demo import SOURCES
 
     chosen = [
-        f"{made['pairs'].method} at scale {made['pairs'].scale:.2g} for the {site}" for site, made in story.made.items()
+        f"{made['labelled'].method} at scale {made['labelled'].scale:.2g} for the {site}"
+        for site, made in story.made.items()
     ]
     lines = [f"Labelled pictures chose {' and '.join(chosen)}."]
     warned = [

@@ -43,7 +43,7 @@ class SourceOptions:
     names, each of which counts for its task."""
     inputs: Path | None = None
     """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
-    pairs: Path | None = None
+    labelled: Path | None = None
     """Inputs of the target with labels: class folders of images, a table, or parquet. auto uses only the labels."""
 
 
@@ -56,7 +56,7 @@ class EstimationOptions:
         Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"],
         Parameter(
             help="auto is one posterior from labels, inputs or both, label and probe from one of them; ot, cosine and "
-            "mmd are the paper's estimators from inputs; search tries merges on --pairs."
+            "mmd are the paper's estimators from inputs; search tries merges on --labelled."
         ),
     ] = "auto"
     raw: bool = False
@@ -117,7 +117,7 @@ def prefer(
 
     tmx prefer RUN_DIR --inputs site/images -o site.json
     tmx prefer RUN_DIR --labels site.csv --plot site.png
-    tmx prefer RUN_DIR --pairs site/classes --method search -o site.json
+    tmx prefer RUN_DIR --labelled site/classes --method search -o site.json
     tmx prefer RUN_DIR --weights 3,1,0 -o site.json
 
     Labels and inputs are compared with the tasks' profiles, which `tmx init --data` makes.
@@ -137,7 +137,7 @@ def prefer(
     """
     from tunable_magmax.workflows.prefer import Estimation
     from tunable_magmax.workflows.prefer import prefer as find
-    from tunable_magmax.workflows.target import TargetReading, TargetSources
+    from tunable_magmax.workflows.site import SiteReading, SiteSources
 
     lists = {"--weights": sources.weights, "--search-scale": searching.search_scale}
     refuse_loose("prefer", loose, lists, run_dir)
@@ -148,11 +148,11 @@ def prefer(
     scale = _read_numbers(searching.search_scale, "--search-scale")
     if scale is not None and len(scale) != 2:
         raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
-    known = TargetSources(**{**vars(sources), "weights": weights})
+    known = SiteSources(**{**vars(sources), "weights": weights})
     options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
     estimation = Estimation(**{**options, "prior": read_prior(estimating.prior)})
     with progress_bars(quiet or as_json) as progress:
-        result = find(run_dir, known, estimation, TargetReading(**vars(reading)), progress=progress)
+        result = find(run_dir, known, estimation, SiteReading(**vars(reading)), progress=progress)
     preference = result.preference
     if out is not None:
         preference.save(out)

@@ -28,7 +28,7 @@ def studio(
     data: Path | None = None,
     inputs: Path | None = None,
     labels: Path | None = None,
-    pairs: Path | None = None,
+    labelled: Path | None = None,
     preference: Path | None = None,
     samples: int = 400,
     export: Path | None = None,
@@ -61,7 +61,7 @@ def studio(
         Samples of the site to begin with, without labels.
     labels
         A file of labels of the site to begin with.
-    pairs
+    labelled
         Samples of the site with labels to begin with.
     preference
         A preference file to begin with.
@@ -82,8 +82,8 @@ def studio(
         Embed on this device. Default: the GPU if there is one.
     """
     refuse_loose("studio", loose, {}, run_dir)
-    if inputs is not None and pairs is not None:
-        raise InputError("--inputs and --pairs are both samples of the site: give one of them")
+    if inputs is not None and labelled is not None:
+        raise InputError("--inputs and --labelled are both samples of the site: give one of them")
     if samples < 1:
         raise InputError(f"--samples is {samples}, expected at least 1")
     if points is not None and export is None:
@@ -94,7 +94,7 @@ def studio(
 
     run = Run.open(run_dir)
     folder = out or run_dir.resolve().with_name(f"{run_dir.resolve().name}-studio")
-    options = StudioOptions(data, inputs, labels, pairs, preference, samples, seed, device)
+    options = StudioOptions(data, inputs, labels, labelled, preference, samples, seed, device)
     if export is not None:
         _export(Studio(run, folder, options), export, 60 if points is None else points, quiet, as_json)
         return

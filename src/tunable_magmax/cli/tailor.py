@@ -34,7 +34,7 @@ class TailorOptions:
     """The options of estimate, merge and checks."""
 
     preference: Path | None = None
-    """Use this preference file instead of samples; --pairs may be added, to choose by labels."""
+    """Use this preference file instead of samples; --labelled may be added, to choose by labels."""
     method: str = "auto"
     """Merge by this method: tunable_magmax, tsv, average, magmax, ... auto tries several."""
     scale: Annotated[str | None, SIGNED] = None
@@ -69,7 +69,7 @@ def tailor(
 
     tmx tailor RUN_DIR --inputs site/images -o site-model
     tmx tailor RUN_DIR --labels site.csv -o site-model
-    tmx tailor RUN_DIR --pairs site/classes -o site-model
+    tmx tailor RUN_DIR --labelled site/classes -o site-model
     tmx tailor RUN_DIR --weights 3,1,0 -o site-model
 
     Parameters
@@ -82,13 +82,13 @@ def tailor(
         Say what would be done. Reads headers only.
     """
     from tunable_magmax.runs.run import Run
+    from tunable_magmax.workflows.site import SiteReading, SiteSources
     from tunable_magmax.workflows.tailor import check_tailoring
     from tunable_magmax.workflows.tailor import tailor as make
-    from tunable_magmax.workflows.target import TargetReading, TargetSources
 
     refuse_loose("tailor", loose, {"--weights": sources.weights}, run_dir)
-    known = TargetSources(**{**vars(sources), "weights": read_weights(sources.weights)})
-    run, options, read = Run.open(run_dir), _options(tailoring, how), TargetReading(**vars(reading))
+    known = SiteSources(**{**vars(sources), "weights": read_weights(sources.weights)})
+    run, options, read = Run.open(run_dir), _options(tailoring, how), SiteReading(**vars(reading))
     preference = None if tailoring.preference is None else _read_preference(tailoring.preference, run)
     if dry_run:
         facts = check_tailoring(run, known, out, options, read, preference)

@@ -85,10 +85,10 @@ def given_labels(value: Given) -> Source:
     return GivenSamples(origin, "text", len(names), _loader(names, "text"), classes, labels, items=tuple(names))
 
 
-def given_pairs(value: Given) -> Source:
+def given_labelled(value: Given) -> Source:
     """Returns pairs of an input and its label as labelled samples; rows of a data set have columns of these.
 
-    >>> pairs = given_pairs(zip(["hello", "bye"], ["greeting", "parting"]))
+    >>> pairs = given_labelled(zip(["hello", "bye"], ["greeting", "parting"]))
     >>> pairs.name, pairs.classes, pairs.labels
     ('2 labelled texts in memory', ('greeting', 'parting'), (0, 1))
     """

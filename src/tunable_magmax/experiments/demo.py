@@ -37,9 +37,9 @@ from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
 from tunable_magmax.workflows.prefer import Estimation
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import HEAD, Tailored
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
@@ -57,7 +57,7 @@ SOURCES = {
     "labels": "its labels",
     "inputs": "its pictures",
     "inputs-ot": "its pictures, by transport",
-    "pairs": "its labelled pictures",
+    "labelled": "its labelled pictures",
 }
 """What is known of a site; the last lets labels choose method and scale, too."""
 HALF = 0.5
@@ -212,7 +212,7 @@ def _site_folder(place: Path, site: str) -> Path:
 def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
     """Writes a site's pictures: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not.
 
-    `pairs` holds the known pictures once more, in class folders.
+    `labelled` holds the known pictures once more, in class folders.
     """
     site, shares = list(SITES.items())[number]
     folder = _site_folder(place, site)
@@ -224,7 +224,7 @@ def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
     names = [pictures.classes[label] for label in labels]
     (folder / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
     for position, picture in enumerate(pictures.load(range(len(labels)))):
-        known = [folder / "inputs", folder / "pairs" / names[position]]
+        known = [folder / "inputs", folder / "labelled" / names[position]]
         for target in known if position < KNOWN else [folder / "test" / names[position]]:
             target.mkdir(parents=True, exist_ok=True)
             picture.save(target / f"{position:04}.png")
@@ -251,7 +251,7 @@ def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
                 _sources(_site_folder(place, site), source),
                 place / "models" / f"{slug(site)}-{source}",
                 TailorOptions(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
-                TargetReading(device="cpu"),
+                SiteReading(device="cpu"),
                 progress=report,
             )
             for source in SOURCES
@@ -260,10 +260,10 @@ def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
     }
 
 
-def _sources(folder: Path, source: str) -> TargetSources:
+def _sources(folder: Path, source: str) -> SiteSources:
     if source == "labels":
-        return TargetSources(labels=folder / "labels.txt")
-    return TargetSources(pairs=folder / "pairs") if source == "pairs" else TargetSources(inputs=folder / "inputs")
+        return SiteSources(labels=folder / "labels.txt")
+    return SiteSources(labelled=folder / "labelled") if source == "labelled" else SiteSources(inputs=folder / "inputs")
 
 
 def _made(model: Tailored) -> Made:
@@ -332,7 +332,7 @@ def _measure(
                 method = model.report.method
                 weighs = METHODS[method].weights != "refused"
                 own: dict[str, Any] = {"weights": model.preference.weights} if weighs else {}
-                half = None if source == "pairs" else merged(HALF, method=method, **own)
+                half = None if source == "labelled" else merged(HALF, method=method, **own)
                 add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, heads[site][source])
     return rows
 

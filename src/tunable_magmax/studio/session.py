@@ -69,7 +69,7 @@ class StudioOptions:
     data: Path | None = None
     inputs: Path | None = None
     labels: Path | None = None
-    pairs: Path | None = None
+    labelled: Path | None = None
     preference: Path | None = None
     samples: int = SAMPLES
     seed: int = 0
@@ -133,10 +133,10 @@ class Studio:
     def _given_samples(self) -> dict[str, int]:
         """Returns the presets that the samples given at the start will make, with their number of samples."""
         options = self.options
-        place = options.pairs or options.inputs
+        place = options.labelled or options.inputs
         if place is None:
             return {}
-        names = ("inputs",) if options.pairs is None else ("labels", "inputs")
+        names = ("inputs",) if options.labelled is None else ("labels", "inputs")
         return dict.fromkeys(names, len(open_samples(place)))
 
     def _open(self) -> Iterator[None]:
@@ -176,10 +176,10 @@ class Studio:
                 preset, texts = preset_from_labels(self.run, options.labels, self.out)
             self.warnings += texts
             self._add_presets([preset])
-        place = options.pairs or options.inputs
+        place = options.labelled or options.inputs
         if place is not None:
             yield
-            self._take_site(place, None, options.pairs is not None)
+            self._take_site(place, None, options.labelled is not None)
 
     def _open_lines(self) -> Iterator[None]:
         """Measures what points are compared with, on all data that lack it, a model at each step."""

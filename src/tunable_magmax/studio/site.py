@@ -21,7 +21,7 @@ from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.assignment import SETTLED, USUAL_OUTSIDE, Assigned, assign, samples_needed
 from tunable_magmax.workflows.measuring import DataSet, Measuring, Setting
 from tunable_magmax.workflows.prefer import Estimation, prefer_for
-from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
+from tunable_magmax.workflows.site import Site, SiteReading, SiteSources
 
 THUMBNAIL = 96
 LONGEST_TEXT = 300
@@ -69,9 +69,9 @@ def estimate_site(
     samples = open_samples(place)
     known, unknown = known_labels(samples, measuring.head.classes) if samples.labels is not None else ({}, [])
     labelled = mostly_known(len(known), len(samples))
-    sources = {"inputs": TargetSources(inputs=place), **({"labels": TargetSources(pairs=place)} if labelled else {})}
-    reading = TargetReading(device=device)
-    targets = {name: TargetSamples(run, source, reading, 0, progress) for name, source in sources.items()}
+    sources = {"inputs": SiteSources(inputs=place), **({"labels": SiteSources(labelled=place)} if labelled else {})}
+    reading = SiteReading(device=device)
+    targets = {name: Site(run, source, reading, 0, progress) for name, source in sources.items()}
     presets, warnings, problems = dict[str, Preset](), dict[str, None](), dict[str, InputError]()
     for name, target in targets.items():
         try:
@@ -118,7 +118,7 @@ def estimate_site(
 
 def preset_from_labels(run: Run, file: Path, out: Path) -> tuple[Preset, list[str]]:
     """Estimates weights from a file of labels alone."""
-    found = prefer_for(TargetSamples(run, TargetSources(labels=file)), Estimation())
+    found = prefer_for(Site(run, SiteSources(labels=file)), Estimation())
     saved = out / "site-labels.json"
     found.preference.save(saved)
     return Preset("labels", NAMES["labels"], found.preference, saved), found.warnings

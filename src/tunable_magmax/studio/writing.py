@@ -23,9 +23,9 @@ from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
 from tunable_magmax.workflows.prefer import Estimation
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import read_record
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples", "points.jsonl")
@@ -167,12 +167,12 @@ class Writer:
         estimation = Estimation(seed=self.seed)
         options = TailorOptions(setting.method, setting.scale, "auto", self.seed, None, estimation, SETTINGS)
         # As the shown command does it: by the file of a preset, or by weights.
-        sources = TargetSources() if by_file else TargetSources(weights=setting.preference.weights)
+        sources = SiteSources() if by_file else SiteSources(weights=setting.preference.weights)
         try:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
             preference = setting.preference if by_file else None
-            reading = TargetReading()
+            reading = SiteReading()
             made = tailor(self.run, sources, out, options, reading, preference=preference, progress=progress)
             self._tell(replace(_written(out), warnings=made.warnings))
         except Stopped:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tunable_magmax.preference.base_features import farthest
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.workflows.target import TargetSamples
+from tunable_magmax.workflows.site import Site
 
 SETTLED = 0.05
 """The expected half-L1 error at which more samples are hardly worth their trouble."""
@@ -30,7 +30,7 @@ class Assigned:
     copy_of: int | None
 
 
-def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]:
+def assign(target: Site, preference: Preference) -> dict[int, Assigned]:
     """Returns what a probe on the base's embeddings says of each readable input, by its position.
 
     Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
@@ -52,7 +52,7 @@ def assign(target: TargetSamples, preference: Preference) -> dict[int, Assigned]
     return assigned
 
 
-def samples_needed(target: TargetSamples, preference: Preference) -> int | None:
+def samples_needed(target: Site, preference: Preference) -> int | None:
     """Returns about how many samples would bring the expected error down to `SETTLED`.
 
     None if it is there already, if it would take too many, or if nothing is known of the error. The posterior's error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, o
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.config import divide
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.given import Given, given_inputs, given_labels, given_pairs
+from tunable_magmax.data.given import Given, given_inputs, given_labelled, given_labels
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
@@ -30,10 +30,10 @@ from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory,
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
 from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
 from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
+from tunable_magmax.workflows.site import SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import Tailored
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
-from tunable_magmax.workflows.target import TargetReading, TargetSources
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
@@ -164,7 +164,7 @@ class Run:
         *,
         inputs: Given | None = None,
         labels: Given | None = None,
-        pairs: Given | None = None,
+        labelled: Given | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
@@ -176,7 +176,7 @@ class Run:
     ) -> Preference:
         """Finds how much each task matters to a site, as `tmx prefer` does.
 
-        `inputs` and `labels` of the site may be of different samples; `pairs` are inputs with their labels. Without
+        `inputs` and `labels` of the site may be of different samples; `labelled` are inputs with their labels. Without
         samples: `weights` (a list, or by task name), `alpha`, or `equal`. Other options are those of the command:
         max_samples, split, text_column, label_column, device, ...
 
@@ -184,18 +184,18 @@ class Run:
         (0.6666666666666666, 0.3333333333333333)
         """
         options |= {"method": method, "prior": prior, "seed": seed}
-        estimation, reading = divide("prefer", options, Estimation, TargetReading)
-        samples = {"inputs": inputs, "labels": labels, "pairs": pairs}
+        estimation, reading = divide("prefer", options, Estimation, SiteReading)
+        samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
-        found = prefer(self._run, sources, Estimation(**estimation), TargetReading(**reading), progress=progress)
+        found = prefer(self._run, sources, Estimation(**estimation), SiteReading(**reading), progress=progress)
         for text in found.warnings:
             warnings.warn(python_words(text), stacklevel=3)
         return found.preference
 
-    def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> TargetSources:
-        readers = {"inputs": given_inputs, "labels": given_labels, "pairs": given_pairs}
+    def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> SiteSources:
+        readers = {"inputs": given_inputs, "labels": given_labels, "labelled": given_labelled}
         read: dict[str, Any] = {name: readers[name](value) for name, value in samples.items() if value is not None}
-        return TargetSources(weights=weights, **opinion, **read)
+        return SiteSources(weights=weights, **opinion, **read)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Run:
         preference: Chosen | None = None,
         inputs: Given | None = None,
         labels: Given | None = None,
-        pairs: Given | None = None,
+        labelled: Given | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
@@ -292,25 +292,25 @@ class Run:
     ) -> Tailored:
         """Makes the model that a site needs, with its head, preference and evidence, as `tmx tailor` does.
 
-        What is known of the site is as for `prefer`, or a `preference`, to which pairs may be added to choose by.
+        What is known of the site is as for `prefer`, or a `preference`, beside which labelled samples may choose.
         `heads`: what becomes of classifiers that the tasks have themselves, "stack", "last", "drop" or a task's name.
         Other options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called
         again with the same, it returns the model that is there.
 
-        >>> model = run.tailor("site-model", pairs=zip(images, labels))  # doctest: +SKIP
+        >>> model = run.tailor("site-model", labelled=zip(images, labels))  # doctest: +SKIP
         >>> tmx.load_classifier(model).predict(images[0])  # doctest: +SKIP
         [Prediction('cat', 0.931)]
         """
-        estimation, reading, output = divide("tailor", options, Estimation, TargetReading, others=WRITING)
+        estimation, reading, output = divide("tailor", options, Estimation, SiteReading, others=WRITING)
         asked = Estimation(method=estimator, seed=seed, **estimation)
-        samples = {"inputs": inputs, "labels": labels, "pairs": pairs}
+        samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         made = tailor(
             self._run,
             sources,
             out,
             TailorOptions(method, scale, head, seed, heads, asked, {"overwrite": overwrite, **output}),
-            TargetReading(**reading),
+            SiteReading(**reading),
             preference=None if preference is None else self._preference(preference),
             progress=progress,
         )
@@ -428,4 +428,4 @@ class Run:
 
 def _data(data: Any) -> Data:
     """Returns labelled data: what the workflows take, or pairs as samples."""
-    return data if data is None or isinstance(data, Samples | Benchmark) else given_pairs(data)
+    return data if data is None or isinstance(data, Samples | Benchmark) else given_labelled(data)

@@ -16,7 +16,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
+from tunable_magmax.workflows.site import Site, SiteReading, SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.search import Search
@@ -80,26 +80,26 @@ class Preferred:
 
 def prefer(
     run: Run | str | os.PathLike[str],
-    sources: TargetSources,
+    sources: SiteSources,
     estimation: Estimation = Estimation(),  # noqa: B008  (frozen)
-    reading: TargetReading = TargetReading(),  # noqa: B008
+    reading: SiteReading = SiteReading(),  # noqa: B008
     *,
     progress: Progress | None = None,
 ) -> Preferred:
     """Finds how much each task of a run matters to a target.
 
-    `pairs` give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and both to
-    `search`.
+    `labelled` samples give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and
+    both to `search`.
 
-    >>> found = prefer("run", TargetSources(labels=Path("labels.txt")))  # doctest: +SKIP
+    >>> found = prefer("run", SiteSources(labels=Path("labels.txt")))  # doctest: +SKIP
     >>> found.preference.weights, found.budget  # doctest: +SKIP
     ((0.75, 0.25), [15000, 5000])
     """
     run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-    return prefer_for(TargetSamples(run, sources, reading, estimation.seed, progress), estimation)
+    return prefer_for(Site(run, sources, reading, estimation.seed, progress), estimation)
 
 
-def prefer_for(target: TargetSamples, estimation: Estimation) -> Preferred:
+def prefer_for(target: Site, estimation: Estimation) -> Preferred:
     """Does what `prefer` does for a target that is opened already, whose embeddings stay for further use."""
     run = target.run
     with collected_warnings() as collected:
@@ -131,12 +131,12 @@ def _count_elements(run: Run) -> int:
         return inputs.layout.elements
 
 
-def _find(target: TargetSamples, estimation: Estimation) -> Preference:
+def _find(target: Site, estimation: Estimation) -> Preference:
     sources = target.sources
     given, samples = list(opinions(sources, target.run)), sources.samples
     if not given and not samples:
         raise InputError(
-            "what is known of the target? Give --labels, --inputs or --pairs, or --weights, --alpha or --equal if "
+            "what is known of the target? Give --labels, --inputs or --labelled, or --weights, --alpha or --equal if "
             "there are no samples of it"
         )
     _refuse_unused(estimation, samples)
@@ -147,12 +147,12 @@ def _find(target: TargetSamples, estimation: Estimation) -> Preference:
         )
     if given:
         return given[0]
-    if sources.pairs is not None:
-        return _by_pairs(target, estimation)
+    if sources.labelled is not None:
+        return _by_labelled(target, estimation)
     return _with_facts(_by_data(target, estimation), target)
 
 
-def opinions(sources: TargetSources, run: Run) -> Iterator[Preference]:
+def opinions(sources: SiteSources, run: Run) -> Iterator[Preference]:
     """Yields the preference that is given by hand, if one is."""
     tasks = len(run.tasks)
     if len(sources.opinions) > 1:
@@ -175,16 +175,16 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
     """Refuses sources that exclude each other, and options that would change nothing."""
     method = estimation.method
     if not samples and method != "auto":
-        needed = "--pairs" if method == "search" else "--labels or --inputs"
+        needed = "--labelled" if method == "search" else "--labels or --inputs"
         raise InputError(f"--method {method} needs samples of the target: give {needed}")
-    others = [name for name in samples if name != "pairs"]
-    if "pairs" in samples and others:
+    others = [name for name in samples if name != "labelled"]
+    if "labelled" in samples and others:
         raise InputError(
-            f"--pairs and --{' and --'.join(others)}: give one of them; for labels of some samples and inputs of "
+            f"--labelled and --{' and --'.join(others)}: give one of them; for labels of some samples and inputs of "
             "others, give --labels and --inputs"
         )
     if others and method == "search":
-        raise InputError("--method search scores merges on inputs with labels: give data that hold both as --pairs")
+        raise InputError("--method search scores merges on inputs with labels: give data that hold both as --labelled")
     for option, methods in USED_BY.items():
         value = getattr(estimation, option)
         if value is not None and value is not False and method not in methods:
@@ -221,30 +221,30 @@ def class_tables(run: Run) -> list[dict[str, int]] | None:
 # -- one source at a time ------------------------------------------------------------------------------------------
 
 
-def _by_pairs(target: TargetSamples, estimation: Estimation) -> Preference:
+def _by_labelled(target: Site, estimation: Estimation) -> Preference:
     sources, reading = target.sources, target.reading
-    assert sources.pairs is not None
-    pairs = open_samples(sources.pairs, reading.split, reading.text_column, reading.label_column)
-    if pairs.labels is None:
+    assert sources.labelled is not None
+    samples = open_samples(sources.labelled, reading.split, reading.text_column, reading.label_column)
+    if samples.labels is None:
         raise InputError(
-            f"{sources.pairs} holds inputs without labels, and pairs need both: put images into class folders, add a "
-            "column 'label', or give it as --inputs"
+            f"{sources.labelled} holds inputs without labels: put images into class folders, add a column 'label', or "
+            "give it as --inputs"
         )
     if estimation.method == "search":
         from tunable_magmax.workflows.search import search_preference
 
-        return search_preference(target, pairs, estimation.search)
+        return search_preference(target, samples, estimation.search)
     if estimation.method in ("auto", "label"):
-        part = replace(target, sources=replace(sources, labels=sources.pairs))
+        part = replace(target, sources=replace(sources, labels=sources.labelled))
         return _with_facts(_by_labels(part, estimation), part)
     # Not the labels too: of the same samples, they would count twice.
-    part = replace(target, sources=replace(sources, inputs=sources.pairs))
+    part = replace(target, sources=replace(sources, inputs=sources.labelled))
     preference = _by_data(part, estimation)
     part.facts.pop("unused_labels", None)
     return _with_facts(preference, part)
 
 
-def _by_data(target: TargetSamples, estimation: Estimation) -> Preference:
+def _by_data(target: Site, estimation: Estimation) -> Preference:
     """Returns the posterior of all samples, or what the method that was asked for says of the inputs."""
     sources, method = target.sources, estimation.method
     if sources.inputs is None:
@@ -262,7 +262,7 @@ def _by_data(target: TargetSamples, estimation: Estimation) -> Preference:
     return _by_probe(target, estimation)
 
 
-def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
+def _by_labels(target: Site, estimation: Estimation) -> Preference:
     if not target.by_task:
         counts = [profile.label_table for profile in target.run.require_profiles("--labels")]
         return Preference.from_labels(counts, target.labels, seed=estimation.seed)
@@ -271,7 +271,7 @@ def _by_labels(target: TargetSamples, estimation: Estimation) -> Preference:
     return replace(found, prior=None)
 
 
-def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
+def _by_probe(target: Site, estimation: Estimation) -> Preference:
     """Returns the posterior of the inputs, and of labels where some are given: one likelihood for all of them."""
     from tunable_magmax.preference.mixture import Groups
 
@@ -295,7 +295,7 @@ def _by_probe(target: TargetSamples, estimation: Estimation) -> Preference:
     return found.with_ood_share(probe, features)
 
 
-def _with_facts(preference: Preference, target: TargetSamples) -> Preference:
+def _with_facts(preference: Preference, target: Site) -> Preference:
     inputs = target.sources.inputs
     if target.facts.pop("unused_labels", False):
         warnings.warn(

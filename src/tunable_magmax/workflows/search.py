@@ -17,7 +17,7 @@ from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.target import TargetSamples
+from tunable_magmax.workflows.site import Site
 
 EPS = 0.02
 """What a class without a pair counts among the shares."""
@@ -87,10 +87,10 @@ def search(
     return tuple(trials)
 
 
-def search_preference(target: TargetSamples, pairs: Samples, settings: Search) -> Preference:
-    """Returns the weights, and the scale if that is searched, whose merge of the target's run is best for `pairs`.
+def search_preference(target: Site, samples: Samples, settings: Search) -> Preference:
+    """Returns the weights, and the scale if that is searched, whose merge of the target's run is best for `samples`.
 
-    A trial merges the tasks in memory and fits a head to the pairs; the cross-validated log loss judges. Equal weights
+    A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights
     and those that the labels mean are tried first: on these samples the result is no worse.
     """
     _optuna()  # which lacks before anything is read
@@ -98,8 +98,8 @@ def search_preference(target: TargetSamples, pairs: Samples, settings: Search) -
     with Bench(run, device=target.reading.device, progress=target.progress) as bench:
         if not bench.models.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
-        labelled = label_samples(pairs, bench.classes).draw(target.reading.max_samples, settings.seed)
-        data = bench.open_labelled("pairs", labelled)
+        labelled = label_samples(samples, bench.classes).draw(target.reading.max_samples, settings.seed)
+        data = bench.open_labelled("labelled", labelled)
         counts = np.bincount(data.labels, minlength=len(bench.classes)) + EPS
         starts = _starts(run, [bench.classes[label] for label in data.labels])
         site = SiteFacts(starts["equal"], counts / counts.sum(), labelled=data, moved=False)

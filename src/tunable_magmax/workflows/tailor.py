@@ -54,6 +54,7 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.merge import merge_recipe
 from tunable_magmax.workflows.prefer import Estimation, class_tables, prefer_for
+from tunable_magmax.workflows.site import Site, SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import (
     HEAD,
     PREFERENCE,
@@ -67,7 +68,6 @@ from tunable_magmax.workflows.site_model import (
     fingerprint,
     read_finished,
 )
-from tunable_magmax.workflows.target import TargetReading, TargetSamples, TargetSources
 
 METHODS_TRIED = ("tunable_magmax", "tsv", "average")
 MOST_JUDGING = 600
@@ -109,10 +109,10 @@ class TailorOptions:
 
 def tailor(
     run: Run | str | os.PathLike[str],
-    sources: TargetSources,
+    sources: SiteSources,
     out: str | os.PathLike[str],
     options: TailorOptions = TailorOptions(),  # noqa: B008  (frozen)
-    reading: TargetReading = TargetReading(),  # noqa: B008
+    reading: SiteReading = SiteReading(),  # noqa: B008
     *,
     preference: Preference | None = None,
     progress: Progress | None = None,
@@ -123,7 +123,7 @@ def tailor(
     `preference`: one that was found before; then `sources` may only hold labelled samples, to choose by. The output
     appears whole or not at all; called again with the same, it returns the model that is there.
 
-    >>> tailored = tailor("run", TargetSources(inputs=Path("site/images")), "site-model")  # doctest: +SKIP
+    >>> tailored = tailor("run", SiteSources(inputs=Path("site/images")), "site-model")  # doctest: +SKIP
     >>> tailored.record.merge.method  # doctest: +SKIP
     'tunable_magmax'
     """
@@ -139,7 +139,7 @@ def tailor(
             f"{place} is one file, but a tailored model is a directory: choose a name without .safetensors"
         )
     Output.check(place, overwrite)
-    target = TargetSamples(run, sources, reading, options.estimation.seed, progress)
+    target = Site(run, sources, reading, options.estimation.seed, progress)
     clock = Clock()
     with collected_warnings() as collected:
         with clock.phase("mixture"):
@@ -161,10 +161,10 @@ def tailor(
 
 def check_tailoring(
     run: Run,
-    sources: TargetSources,
+    sources: SiteSources,
     out: Path | None,
     options: TailorOptions,
-    reading: TargetReading,
+    reading: SiteReading,
     preference: Preference | None = None,
 ) -> dict[str, Any]:
     """Returns what `tailor` would do, from headers alone; what prevents it is an error."""
@@ -172,15 +172,15 @@ def check_tailoring(
     check_sources(sources, preference)
     if preference is None and not sources.named():
         raise InputError(
-            "what is known of the site? Give --inputs, --labels or --pairs, --preference FILE, or --weights, --alpha "
-            "or --equal if there are no samples of it"
+            "what is known of the site? Give --inputs, --labels or --labelled, --preference FILE, or --weights, "
+            "--alpha or --equal if there are no samples of it"
         )
     known_by = None if out is None else fingerprint(run, sources, reading, options_of(options, reading, preference))
     complete = out is not None and known_by is not None and finished_report(out, known_by) is not None
     if out is not None and not complete:
         Output.check(out, bool(options.output.get("overwrite", False)))
     samples = {}
-    for name in ("inputs", "pairs"):
+    for name in ("inputs", "labelled"):
         place = getattr(sources, name)
         if place is not None:
             samples[name] = len(open_samples(place, reading.split, reading.text_column, reading.label_column))
@@ -199,9 +199,9 @@ def check_tailoring(
     }
 
 
-def check_sources(sources: TargetSources, preference: Preference | None) -> None:
+def check_sources(sources: SiteSources, preference: Preference | None) -> None:
     """Refuses samples beside a preference, which is made of samples already; labelled ones may choose."""
-    named = [name for name in sources.named() if name not in ("pairs", "inputs")]
+    named = [name for name in sources.named() if name not in ("labelled", "inputs")]
     if preference is not None and named:
         raise InputError(
             f"--preference holds weights already: leave out --{' and --'.join(named)}, or the preference; labelled "
@@ -209,7 +209,7 @@ def check_sources(sources: TargetSources, preference: Preference | None) -> None
         )
 
 
-def options_of(options: TailorOptions, reading: TargetReading, preference: Preference | None) -> dict[str, Any]:
+def options_of(options: TailorOptions, reading: SiteReading, preference: Preference | None) -> dict[str, Any]:
     """Returns the options that a tailored model depends on."""
     output = {name: value for name, value in options.output.items() if name in ("shard_size", "base_model")}
     own = {**asdict(options), **asdict(reading), "output": output}
@@ -234,7 +234,7 @@ class Clock:
 # -- what is believed of the site -------------------------------------------------------------------------------------
 
 
-def find_preference(target: TargetSamples, options: TailorOptions, given: Preference | None) -> Preference:
+def find_preference(target: Site, options: TailorOptions, given: Preference | None) -> Preference:
     """Returns the site's preference, with the class shares that it means."""
     run = target.run
     if given is not None:
@@ -397,7 +397,7 @@ class Plan:
             chosen["fitted_head"] = self.tensors
         return chosen
 
-    def record(self, preference: Preference, run: Run, sources: TargetSources) -> TailorRecord:
+    def record(self, preference: Preference, run: Run, sources: SiteSources) -> TailorRecord:
         """Returns what is told of the tailoring, wherever it is told."""
         fit, evidence, choice = self.head, self.evidence, self.choice
         named = dict(zip(run.labels, preference.weights, strict=True))
@@ -464,7 +464,7 @@ def _likeliest(preference: Preference, classes: Sequence[str], count: int = 10) 
     return {classes[k]: round(float(shares[k]), 6) for k in order}
 
 
-def _plan(target: TargetSamples, preference: Preference, options: TailorOptions, clock: Clock) -> Plan:
+def _plan(target: Site, preference: Preference, options: TailorOptions, clock: Clock) -> Plan:
     run = target.run
     try:
         refuse_adapters(run)
@@ -512,7 +512,7 @@ def _why_unscored(run: Run, error: InputError) -> str:
     raise error
 
 
-def _unscored(target: TargetSamples, preference: Preference, options: TailorOptions, reason: str) -> Plan:
+def _unscored(target: Site, preference: Preference, options: TailorOptions, reason: str) -> Plan:
     """Plans a merge of models that cannot be held in memory together: by rule, with the old head and the prior."""
     head = target.head_of_file()
     method, scale = _asked(preference, options)
@@ -715,14 +715,14 @@ def has_base_rows(run: Run) -> bool:
     return all(profile is not None and profile.base_features is not None for profile in run.profiles)
 
 
-def _labelled(bench: Bench, target: TargetSamples) -> BenchData | None:
+def _labelled(bench: Bench, target: Site) -> BenchData | None:
     """Opens the site's own labelled samples, whose labels must be classes of the head."""
-    pairs, reading = target.sources.pairs, target.reading
-    if pairs is None:
+    place, reading = target.sources.labelled, target.reading
+    if place is None:
         return None
-    samples = open_samples(pairs, reading.split, reading.text_column, reading.label_column)
+    samples = open_samples(place, reading.split, reading.text_column, reading.label_column)
     if samples.labels is None:
-        raise InputError(f"{pairs} holds inputs without labels: add a column 'label', or give it as --inputs")
+        raise InputError(f"{place} holds inputs without labels: add a column 'label', or give it as --inputs")
     rows = choose_rows(len(samples), reading.max_samples, target.seed)
     samples = samples.subset(rows)
     home = {name: t for t, names in enumerate(bench.run.classes.values()) for name in names}
@@ -731,9 +731,9 @@ def _labelled(bench: Bench, target: TargetSamples) -> BenchData | None:
     return bench.open("labelled", samples, names, [home.get(name, -1) for name in names])
 
 
-def _anchors(bench: Bench, target: TargetSamples) -> BenchData | None:
+def _anchors(bench: Bench, target: Site) -> BenchData | None:
     """Opens inputs of the site, which show how features moved from a task's checkpoint to the merged model."""
-    place, reading = target.sources.inputs or target.sources.pairs, target.reading
+    place, reading = target.sources.inputs or target.sources.labelled, target.reading
     if place is None:
         return None
     samples = open_samples(place, reading.split, reading.text_column, reading.label_column)

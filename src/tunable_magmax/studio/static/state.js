@@ -92,7 +92,7 @@ studio.isNow = (point) => {
 };
 
 // Presets of weights alone (equal, only X) mean the same by hand; those that samples gave have a prior of their own.
-const ownPrior = (id) => (["given", "labels", "inputs", "pairs"].includes(id) ? id : null);
+const ownPrior = (id) => (["given", "labels", "inputs", "labelled"].includes(id) ? id : null);
 
 studio.addPoints = (points) => {
   for (const point of points) {

@@ -1,4 +1,4 @@
-"""`TargetSamples`: what a user has of the target, as the arrays that estimators take; read when first asked for."""
+"""`Site`: what a user has of it, as the arrays that estimators take; read when first asked for."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
 
 
-SAMPLES = ("labels", "inputs", "pairs")
+SAMPLES = ("labels", "inputs", "labelled")
 OPINIONS = ("weights", "alpha", "equal")
 """What may be said of a target without a sample of it; preferences have methods of these names, too."""
 
 
 @dataclass(frozen=True)
-class TargetSources:
+class SiteSources:
     """What is known of a target: samples, in files or in memory, or an opinion. `weights`: by task, or by name."""
 
     weights: Sequence[float] | Mapping[str, float] | None = None
@@ -45,7 +45,7 @@ class TargetSources:
     equal: bool = False
     labels: Source | None = None
     inputs: Source | None = None
-    pairs: Source | None = None
+    labelled: Source | None = None
 
     @property
     def samples(self) -> list[str]:
@@ -60,14 +60,14 @@ class TargetSources:
     def named(self) -> dict[str, Any]:
         """Returns what was given, by name.
 
-        >>> TargetSources(alpha=0.0, equal=False).named()
+        >>> SiteSources(alpha=0.0, equal=False).named()
         {'alpha': 0.0}
         """
         return {name: value for name, value in vars(self).items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)
-class TargetReading:
+class SiteReading:
     """How the files are read.
 
     Of more inputs than `max_samples` a seeded draw is used. `device`: of encoders, by default the GPU if there is one.
@@ -81,7 +81,7 @@ class TargetReading:
 
 
 @dataclass(frozen=True, eq=False)
-class TargetSamples:
+class Site:
     """What is known of a target, and the run that it is compared with.
 
     `facts`: what was read, for the provenance. `rows`: which row of its features each readable input has, by position;
@@ -89,8 +89,8 @@ class TargetSamples:
     """
 
     run: Run
-    sources: TargetSources = TargetSources()
-    reading: TargetReading = TargetReading()
+    sources: SiteSources = SiteSources()
+    reading: SiteReading = SiteReading()
     seed: int = 0
     progress: Progress | None = None
     facts: dict[str, Any] = field(default_factory=dict)

@@ -47,7 +47,7 @@ def demo(
 def _table(story: Demonstration) -> str:
     numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(story.tasks) + 1))
     sites = "".join(f"{site.split()[0]:>{SITE}}" for site in story.sites)
-    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("no prior", "site prior", "scale 0.5"))
+    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("old head", "site's head", "scale 0.5"))
     lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}" + 3 * f"  |{sites}"]
     lines += [_line(row, row.model) for row in story.rows if row.own is None]
     for site in story.sites:
@@ -64,21 +64,12 @@ def _line(row: Scores, name: str) -> str:
 
 
 def _choices(story: Demonstration) -> list[str]:
-    """Says what labelled pictures chose, and for which models tmx tailor warned."""
-    from tunable_magmax.experiments.demo import SOURCES
-
+    """Says what labelled pictures chose."""
     chosen = [
         f"{made['labelled'].method} at scale {made['labelled'].scale:.2g} for the {site}"
         for site, made in story.made.items()
     ]
-    lines = [f"Labelled pictures chose {' and '.join(chosen)}."]
-    warned = [
-        f"{SOURCES[source]} ({site})"
-        for site, models in story.made.items()
-        for source, made in models.items()
-        if any("overshoot" in text for text in made.warnings)
-    ]
-    return [*lines, f"tmx tailor warned that the step may overshoot: {', '.join(warned)}."] if warned else lines
+    return [f"With labelled pictures, tmx tailor chose {' and '.join(chosen)}."]
 
 
 def program_name(started: str) -> str:
@@ -110,10 +101,9 @@ def _story(story: Demonstration, out: Path) -> str:
         "of a task's best are forgotten.",
         f"{'. '.join(mixes)}.",
         f"Lines with 'from' are models that tmx tailor made, without training, from {story.known} pictures of the "
-        "site, from their labels, or from both, which also choose method and scale. The columns of the sites are "
-        "measured on other pictures: without a prior; with the site prior, which a tailored model has in its head; "
-        "and without it at the paper's scale 0.5. In the other columns a tailored model has the scale 1, unless "
-        "labels chose another one; the steps of other merges are as long as the last task's.",
+        "site, from their labels, or from both. The columns of the sites are measured on other pictures: with the head "
+        "that training used; with the site's head, which tmx tailor fits to its own model, and which for the others is "
+        "the old one with the site's shares; and with the old head at the paper's scale 0.5.",
         *_choices(story),
         f"Look at {story.picture}, and try:",
     )

@@ -278,8 +278,7 @@ class Tailored:
 def read_finished(out: Path, labels: tuple[str, ...]) -> Tailored:
     """Reads a tailored model that is complete."""
     record, report = read_record(out), read_report(out)
-    texts = (*record.warnings, *report.warnings)
-    return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, texts, complete=True)
+    return Tailored(out, record, Preference.load(out / PREFERENCE), labels, report, record.warnings, complete=True)
 
 
 def read_record(out: Path) -> TailorRecord:

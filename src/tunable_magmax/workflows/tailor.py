@@ -153,7 +153,6 @@ def tailor(
         with clock.phase("merging"):
             settings = {**options.output, "additions": additions, "progress": progress, "fresh": True}
             result = merge_recipe(recipe, place, notify or (lambda note: None), **settings)
-    texts = tuple(dict.fromkeys([*texts, *result.report.warnings]))
     return Tailored(
         place, record, found, run.labels, result.report, texts, (*result.notes, *result.lacking), clock.seconds
     )
@@ -411,6 +410,9 @@ class Plan:
         elif self.tensors is not None:
             digest = str(self.tensors)
         merge = self.options(run, TailorOptions())
+        # Rows of profiles were trained on, and moved: of what they judge nothing is told.
+        judged = fit is not None and bool(self.kept or self.labelled)
+        loss, old_loss = (fit.loss, fit.old_loss) if fit is not None and judged else (None, None)
         return TailorRecord(
             sources={key: str(getattr(value, "name", value)) for key, value in sources.named().items()},
             mixture=MixtureRecord(
@@ -437,8 +439,8 @@ class Plan:
                 self.labelled,
                 self.moved if fit is not None and fit.rows > self.kept + self.labelled else 0,
                 self.trained_on,
-                None if fit is None or fit.loss is None else round(fit.loss, 6),
-                None if fit is None or fit.old_loss is None else round(fit.old_loss, 6),
+                None if loss is None else round(loss, 6),
+                None if old_loss is None else round(old_loss, 6),
                 "" if fit is None else fit.view,
                 None if fit is None else fit.shrinkage,
                 digest,

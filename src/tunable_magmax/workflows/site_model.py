@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
 VERSION = 2
-SHOWN = 5
-"""Tasks that the summary names, those of largest weight."""
+SHOWN, LEAST_SHOWN = 5, 0.01
+"""So many tasks are named, those of largest weight, if they have at least so much."""
 WIDTH, NAME_WIDTH = 80, 40
 """Columns of the summary, and of a task's name in it."""
 
@@ -112,14 +112,15 @@ def summary_lines(record: TailorRecord) -> Iterator[str]:
     """Yields mixture, merge, head and expected accuracy, a line or two each, for screens of 80 columns."""
     found, merge, head = record.mixture, record.merge, record.head
     order = sorted(found.weights, key=lambda name: -found.weights[name])
+    shown_tasks = [name for name in order[:SHOWN] if name == order[0] or found.weights[name] >= LEAST_SHOWN]
     parts = []
-    for name in order[:SHOWN]:
+    for name in shown_tasks:
         pair = None if found.intervals is None else found.intervals[name]
         shown = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 3]}..."
         parts.append(f"{shown} {found.weights[name]:.2f}{'' if pair is None else f' [{pair[0]:.2f}, {pair[1]:.2f}]'}")
-    left = len(order) - SHOWN
+    left = len(order) - len(shown_tasks)
     if left > 0:
-        rest = max(0.0, 1 - sum(found.weights[name] for name in order[:SHOWN]))
+        rest = max(0.0, 1 - sum(found.weights[name] for name in shown_tasks))
         parts.append(f"{number(left, 'other')} {rest:.2f}")
     yield from _packed("mixture", parts)
     source = "" if found.samples is None else f"from {number(found.samples, 'sample')} by {found.method}; "

@@ -116,7 +116,7 @@ def test_labels_that_use_half_of_the_classes_say_so_of_the_class_shares() -> Non
 
 
 def same(first: Mixture, second: Mixture) -> bool:
-    return np.array_equal(first.weights, second.weights) and np.array_equal(first.draws, second.draws)
+    return np.array_equal(first.weights, second.weights) and np.array_equal(first.intervals, second.intervals)
 
 
 def test_one_seed_is_one_result_whatever_the_order_and_the_scale_of_samples() -> None:

@@ -44,12 +44,6 @@ def open_samples(
     return open_table(path, split, text_column, label_column, domain_column)
 
 
-def files_named(folder: Path, name: str) -> list[Path]:
-    """Returns the data of a name in a folder: a folder of that name, or a file that `open_samples` reads."""
-    places = [folder / name, *(folder / f"{name}{suffix}" for suffix in sorted(DATA_SUFFIXES))]
-    return [place for place in places if place.exists()]
-
-
 def open_labels(
     path: str | Path | GivenSamples, split: str | None = None, label_column: str | None = None
 ) -> list[str]:

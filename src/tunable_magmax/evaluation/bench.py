@@ -541,19 +541,19 @@ def expected_accuracy(head: FittedHead, tasks: Ints, mixtures: Floats, seed: int
     return ExpectedAccuracy(value, float(min(low, value)), float(max(high, value)), effective, by_task)
 
 
-def choose_kept(labels: Ints, shares: Floats, most: int, seed: int = 0) -> list[int]:
+def choose_kept(labels: Ints, shares: Floats, most: int) -> list[int]:
     """Returns which of many kept samples to embed: more of the classes that a site has, two of every other, ascending.
 
     >>> labels = np.array([0] * 9 + [1] * 9)
     >>> np.bincount(labels[choose_kept(labels, np.array([1.0, 0.0]), 8)]).tolist()
     [6, 2]
     """
-    from tunable_magmax.lottery import MASK, lottery_state, ticket
+    from tunable_magmax.lottery import lottery_state, ticket
 
     if len(labels) <= most:
         return list(range(len(labels)))
     classes = np.unique(labels[labels >= 0])
-    start = lottery_state(seed & MASK, 26, 0)
+    start = lottery_state(0, 26, 0)
     members = {c: sorted(np.flatnonzero(labels == c).tolist(), key=lambda p: (ticket(start, p), p)) for c in classes}
     wanted = {c: min(2, len(members[c])) for c in classes}
     left = most - sum(wanted.values())

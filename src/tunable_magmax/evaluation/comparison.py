@@ -46,7 +46,7 @@ class Paired:
             return "cannot tell"
         return "clearly better" if self.won > self.lost else "clearly worse"
 
-    def needed(self, alpha: float = ALPHA, power: float = POWER) -> int | None:
+    def needed(self, alpha: float = ALPHA) -> int | None:
         """Returns about how many samples would show this difference, if it is real; None if there is none.
 
         Connor's formula (1987) for McNemar's test.
@@ -57,7 +57,7 @@ class Paired:
         if self.won == self.lost:
             return None
         apart, gap = (self.won + self.lost) / self.samples, abs(self.difference)
-        z_alpha, z_power = NormalDist().inv_cdf(1 - alpha / 2), NormalDist().inv_cdf(power)
+        z_alpha, z_power = NormalDist().inv_cdf(1 - alpha / 2), NormalDist().inv_cdf(POWER)
         return ceil(((z_alpha * sqrt(apart) + z_power * sqrt(max(0.0, apart - gap * gap))) / gap) ** 2)
 
 

@@ -79,13 +79,10 @@ def mostly_known(known: int, total: int) -> bool:
     return 2 * known >= total > 0
 
 
-def known_labels(
-    samples: Samples, classes: Sequence[str], lists: Sequence[tuple[str, ...]] | None = None
-) -> tuple[dict[int, int], list[str]]:
+def known_labels(samples: Samples, classes: Sequence[str]) -> tuple[dict[int, int], list[str]]:
     """Returns the index in `classes` of each sample, by position; and the labels that are not among them.
 
-    Labels go by name; if none is a name and all are numbers, they are indices into the one of `lists` (by default
-    `classes`).
+    Labels go by name; if none is a name and all are numbers, they are indices into `classes`.
     """
     if samples.labels is None:
         raise InputError(
@@ -94,7 +91,7 @@ def known_labels(
     labels = [samples.classes[label] for label in samples.labels]
     if not labels:
         raise InputError(f"{samples.origin}: holds no samples; give at least one")
-    names = by_name(labels, lists or [tuple(classes)], [tuple(classes)], Path(samples.origin))
+    names = by_name(labels, [tuple(classes)], [tuple(classes)], Path(samples.origin))
     place = {name: index for index, name in enumerate(classes)}
     known = {position: place[name] for position, name in enumerate(names) if name in place}
     return known, [name for name in names if name not in place]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from tunable_magmax.checkpoints.heads import Heads
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.models.builtin import BuiltinEncoder
-    from tunable_magmax.models.encoder import Encoder
-    from tunable_magmax.models.head import Head
 
-_Content = TypeVar("_Content")
 MODELS_BESIDE = 3
 """Models in memory beside base and tasks: the merged vector, the model made of it, and the encoder it is put into."""
 
@@ -85,7 +82,6 @@ class RunModels:
     def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
         """`seed`: of the keys that settle which elements a task gives. `device`: where models are merged."""
         from tunable_magmax.merging.state_dicts import MergeSession
-        from tunable_magmax.models.state import read_tensors
 
         refuse_adapters(run)
         refuse_too_large(run)
@@ -95,7 +91,7 @@ class RunModels:
         self._labels = merged_labels(run.base, run.tasks, run.heads)
         self.builtin = None if self._labels is None else BuiltinModels.read(run.base, run.tasks, run.heads, progress)
         if self.builtin is None:
-            self._states = read_each((run.base, *run.tasks), read_tensors, progress)
+            self._states = read_states((run.base, *run.tasks), progress)
         elif run.head is None:
             self._states = list(self.builtin.states)
         else:  # the run's head goes before the tasks' own
@@ -250,24 +246,15 @@ class BuiltinModels:
         return builtin_encoder(self.config, state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
-def scoring_encoder(run: Run, head: Head, device: str | None) -> Encoder:
-    """Returns the encoder that models of a run are scored with: the base's, or with the classifiers of their own."""
-    from tunable_magmax.models.encoder import load_encoder
-
-    if not head.builtin:
-        return load_encoder(run.base, device)
-    return BuiltinModels.read(run.base, run.tasks, run.heads).encoder(device)
-
-
 # -- what cannot be held in memory ------------------------------------------------------------------------------------
 
 
-def refuse_adapters(run: Run, instead: str = "") -> None:
-    """Refuses to score the models of a run whose tasks are adapters; `instead` says how to do without."""
+def refuse_adapters(run: Run) -> None:
+    """Refuses to score the models of a run whose tasks are adapters."""
     adapter = next(filter(holds_adapter, run.tasks), None)
     if adapter is not None:
         raise InputError(
-            f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on samples: {instead}make "
+            f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on samples: make "
             f"checkpoints of the adapters and a run of these: {as_checkpoint(adapter)}"
         )
 
@@ -289,24 +276,19 @@ def refuse_too_large(run: Run) -> None:
         )
 
 
-def read_each(
-    paths: Sequence[Path], read: Callable[[Path], _Content], progress: Progress | None = None
-) -> list[_Content]:
-    """Reads checkpoints one after the other, by `read`."""
-    contents = []
+def read_states(paths: Sequence[Path], progress: Progress | None = None) -> list[dict[str, Tensor]]:
+    """Reads the tensors of checkpoints, one after the other."""
+    from tunable_magmax.models.state import read_tensors
+
+    states = []
     for done, path in enumerate(paths, 1):
-        contents.append(read(path))
+        states.append(read_tensors(path))
         if progress is not None:
             progress("loading", done, len(paths))
-    return contents
+    return states
 
 
 def moved(state: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
     """Moves tensors to a device; tied ones stay one tensor."""
     placed = {id(tensor): tensor.to(device) for tensor in state.values()}
     return {name: placed[id(tensor)] for name, tensor in state.items()}
-
-
-def checkpoint_names(run: Run) -> Mapping[int, str]:
-    """Returns what the checkpoints of a run are called: base, the tasks' names, last."""
-    return dict(enumerate(["base", *run.labels[:-1], "last"]))

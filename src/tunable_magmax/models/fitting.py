@@ -128,7 +128,6 @@ def fit_head(
     *,
     old_shares: Any = None,
     views: Sequence[View] | None = None,
-    seed: int = 0,
 ) -> FittedHead:
     """Fits a head to labelled rows for a site's class shares [classes].
 
@@ -142,7 +141,7 @@ def fit_head(
     log_site = np.log(np.maximum(shares / shares.sum(), 1e-9))
     imbalance = np.zeros(len(shares)) if old_shares is None else np.log(np.asarray(old_shares, dtype=np.float64))
     fair = None if old is None else Linear(old.weight, old.bias - imbalance)
-    folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares), seed)
+    folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
     problem = _Problem.of(folded, log_site, fair)
     usable = [view for view in views or [View("features", slice(None))] if view.old or not problem.lacks_classes]
     fits = [found for view in usable if (found := problem.fitted(view)) is not None]
@@ -187,8 +186,8 @@ class _ViewFits:
 class FoldedRows:
     """Rows in folds, with discriminants that are made once: they serve every site. For one old head."""
 
-    def __init__(self, rows: Rows, classes: int, seed: int = 0) -> None:
-        folds = _folds(rows.labels.tobytes(), seed)
+    def __init__(self, rows: Rows, classes: int) -> None:
+        folds = _folds(rows.labels.tobytes())
         if rows.groups is not None:
             first = np.unique(rows.groups, return_index=True, return_inverse=True)
             folds = folds[first[1]][first[2]]
@@ -230,9 +229,9 @@ class FoldedRows:
 
 
 @lru_cache(8)
-def _folds(labels: bytes, seed: int) -> Ints:
+def _folds(labels: bytes) -> Ints:
     """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
-    return stratified_folds(np.frombuffer(labels, dtype=np.int64), seed, FOLDS)
+    return stratified_folds(np.frombuffer(labels, dtype=np.int64), 0, FOLDS)
 
 
 @dataclass(frozen=True, eq=False)

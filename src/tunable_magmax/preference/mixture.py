@@ -14,7 +14,7 @@ Gibbs sampling: a group for every sample; then k, a and b by the exact evidence 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -86,7 +86,7 @@ class Mixture:
     """The posterior of a site's weights. `weights` [T]: its mean, never 0; `intervals` [T, 2]: 90% of it.
 
     `expected_error`: the mean of half the L1 distance between the weights and a draw. `mattering`: how many tasks
-    matter, on average. `class_shares`: by class name. `draws` [draws, T].
+    matter, on average. `class_shares`: by class name.
     """
 
     weights: Floats
@@ -96,7 +96,6 @@ class Mixture:
     concentration: float
     samples: int
     class_shares: Mapping[Hashable, float]
-    draws: Floats = field(repr=False)
 
 
 def infer_mixture(evidence: Floats, groups: Groups, seed: int = 0) -> Mixture:
@@ -143,7 +142,6 @@ def infer_mixture(evidence: Floats, groups: Groups, seed: int = 0) -> Mixture:
         concentration=float(np.exp(logs)),
         samples=samples,
         class_shares=class_shares,
-        draws=drawn,
     )
 
 

@@ -108,7 +108,7 @@ def estimate_site(
         "outside": sum(item.outside for item in assigned.values()) / len(assigned) if assigned else None,
         "usual_outside": USUAL_OUTSIDE,
         "expected_error": preference.expected_error,
-        "needed": samples_needed(targets[chosen], preference),
+        "needed": samples_needed(preference),
         "settled": SETTLED,
         "warnings": list(warnings),
     }

@@ -52,7 +52,7 @@ def assign(target: Site, preference: Preference) -> dict[int, Assigned]:
     return assigned
 
 
-def samples_needed(target: Site, preference: Preference) -> int | None:
+def samples_needed(preference: Preference) -> int | None:
     """Returns about how many samples would bring the expected error down to `SETTLED`.
 
     None if it is there already, if it would take too many, or if nothing is known of the error. The posterior's error

@@ -44,10 +44,6 @@ class MeasuredFile:
                 raise StorageError(f"{self.path}: could not be written ({error.strerror or error})") from error
             self.records[line["id"]] = line
 
-    def answers(self, identity: str) -> NDArray[np.bool_]:
-        """Returns which samples were right."""
-        return unpacked(self.records[identity])
-
 
 def unpacked(record: Mapping[str, Any]) -> NDArray[np.bool_]:
     """Returns which samples a record says are right."""

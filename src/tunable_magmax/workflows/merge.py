@@ -62,15 +62,14 @@ def merge_recipe_in_memory(
 
     `own`: the models, if they have classifiers of their own and are in memory already.
     """
-    from tunable_magmax.evaluation.run_models import read_each
+    from tunable_magmax.evaluation.run_models import read_states
     from tunable_magmax.merging.methods import read_options
     from tunable_magmax.merging.state_dicts import merge_state_dicts
-    from tunable_magmax.models.state import read_tensors
 
     own = own or read_builtin(recipe, progress)
     options = {name: value for name, value in recipe.options.items() if name != "heads"}
     if own is None:
-        base, *tasks = read_each((recipe.base, *recipe.tasks), read_tensors, progress)
+        base, *tasks = read_states((recipe.base, *recipe.tasks), progress)
         merged = merge_state_dicts(base, tasks, **options)
     else:
         options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None

@@ -18,7 +18,7 @@ from tunable_magmax.files import identities, read_json
 from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import number, shown_shares
-from tunable_magmax.workflows.site import SiteReading, SiteSources
+from tunable_magmax.workflows.site import SiteSources
 
 if TYPE_CHECKING:
     from tunable_magmax.merging.report import MergeReport
@@ -207,7 +207,7 @@ def _card_lines(record: TailorRecord) -> Iterator[str]:
 # -- a model that is complete -----------------------------------------------------------------------------------------
 
 
-def fingerprint(run: Run, sources: SiteSources, reading: SiteReading, options: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(run: Run, sources: SiteSources, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a finished model is recognised by: options, and sizes and times of all files that it depends on."""
     known = sources.named()
     files = {name: value for name, value in known.items() if isinstance(value, Path | GivenSamples)}

@@ -130,7 +130,7 @@ def tailor(
     run, place = run if isinstance(run, Run) else Run.open(os.fspath(run)), Path(out)
     run = run.with_heads(named_heads(options.heads, run.names, run.tasks))
     check_sources(sources, preference)
-    known_by = fingerprint(run, sources, reading, {**options_of(options, reading, preference)})
+    known_by = fingerprint(run, sources, options_of(options, reading, preference))
     overwrite = bool(options.output.get("overwrite", False))
     if not overwrite and finished_report(place, known_by) is not None:
         return read_finished(place, run.labels)
@@ -148,7 +148,7 @@ def tailor(
         record = plan.record(found, run, sources)
         texts = tuple(collected())
         record = replace(record, warnings=texts)
-        additions = Additions(lambda folder, report: _files(record, plan, found, run.labels, report), known_by)
+        additions = Additions(lambda folder, report: _files(record, plan, found, report), known_by)
         recipe = Recipe(run.base, run.tasks, plan.options(run, options), run.names)
         with clock.phase("merging"):
             settings = {**options.output, "additions": additions, "progress": progress, "fresh": True}
@@ -174,7 +174,7 @@ def check_tailoring(
             "what is known of the site? Give --inputs, --labels or --labelled, --preference FILE, or --weights, "
             "--alpha or --equal if there are no samples of it"
         )
-    known_by = None if out is None else fingerprint(run, sources, reading, options_of(options, reading, preference))
+    known_by = None if out is None else fingerprint(run, sources, options_of(options, reading, preference))
     complete = out is not None and known_by is not None and finished_report(out, known_by) is not None
     if out is not None and not complete:
         Output.check(out, bool(options.output.get("overwrite", False)))
@@ -743,7 +743,7 @@ def _anchors(bench: Bench, target: Site) -> BenchData | None:
     return bench.open("inputs", replace(samples.subset(rows), labels=None, classes=()))
 
 
-def _files(record: TailorRecord, plan: Plan, preference: Preference, labels: Sequence[str], report: Any) -> AddedFiles:
+def _files(record: TailorRecord, plan: Plan, preference: Preference, report: Any) -> AddedFiles:
     """Makes the files beside the weights."""
     record = replace(record, merge=replace(record.merge, scale=float(report.scale)))
     content = {

@@ -1,6 +1,6 @@
 """Speed of a merge on a GPU as a ratio to a lower bound measured in the same run: 86,192,640 elements in float32.
 
-    python benchmarks/cuda.py [--tasks 5 20 50] [--check] [--files] [--profile]
+    python benchmarks/gpu.py [--tasks 5 20 50] [--check] [--files] [--profile]
 
 The elements are one tensor, or the tensors of ViT-B/16's image tower. The lower bound is the time to read T task
 vectors in float32 once at the bandwidth of a copy on the device (bytes read and written). "in place" is all from the
@@ -216,7 +216,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """What `benchmarks/cuda.py` does."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 50])
     parser.add_argument("--check", type=int, nargs="?", const=5, default=0, help="rounds of comparison with the CPU")
@@ -234,3 +234,7 @@ def main() -> None:
         from_files(Case.make(tasks, shapes()))
     for tasks, sizes in shown if given.profile else ():
         show_kernels(Case.make(tasks, sizes))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,6 @@ from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.workflows import plan as plan_module
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
 
-GIB = float(1 << 30)
 SHAPES = {name: shape for name, shape in SMALL.items() if "frozen" not in name}  # a plan cannot know what is unchanged
 
 amounts = st.integers(0, 10**15)

@@ -1,4 +1,4 @@
-"""`tmx prefer`: from what is known of the target to weights, intervals and a budget."""
+"""`tmx prefer`: from what is known of the site to weights, intervals and a budget."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
 @pytest.mark.parametrize(
     ("arguments", "prepare", "says"),
     [
-        ("", None, "what is known of the target?"),
+        ("", None, "what is known of the site?"),
         ("--weights 1,1", None, "2 weights for 3 tasks"),
         ("--weights 1,x,1", None, "expected numbers with commas"),
         ("--weights 0,0,0", None, "all weights are 0"),
@@ -230,7 +230,7 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
         ("--alpha nan", None, "alpha must be a finite number"),
         ("--alpha 1 --equal", None, "give one of them"),
         ("--equal --labels {site}/labels.txt", None, "give one of them"),
-        ("--equal --method ot", None, "needs samples of the target"),
+        ("--equal --method ot", None, "needs samples of the site"),
         ("--labels {site}/labels.txt --method ot", None, "give --inputs, or --method label"),
         ("--labels {site}/labels.txt --method probe", None, "--method probe compares inputs, and there are none"),
         ("--labels {site}/labels.txt --raw", None, "--raw is for --method ot, not auto"),

@@ -104,7 +104,7 @@ def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
     ("arguments", "text"),
     [
         ("", "where should the model go? Give -o OUT"),
-        ("-o OUT", "what is known of the target?"),
+        ("-o OUT", "what is known of the site?"),
         ("--equal --method best -o OUT", "unknown method 'best'"),
         ("--equal --scale far -o OUT", "scale is 'far'; expected a finite number or 'matched'"),
         ("--equal --scale -1 -o OUT", "scale is -1.0, a step away from what the tasks learned"),

@@ -153,7 +153,7 @@ def test_identical_features_give_equal_weights_and_a_warning() -> None:
             {"task_labels": [[0, 1], [1]]},
             "the tasks have [2, 2] rows of features and [2, 1] labels: give one for each row",
         ),
-        ({"site_features": np.ones((2, 3))}, "task 1: its features have width 2 and the target's have width 3"),
+        ({"site_features": np.ones((2, 3))}, "task 1: its features have width 2 and the site's have width 3"),
         ({"site_features": np.ones((0, 2))}, "base features of the site: no samples, or features of width 0"),
         ({"site_features": np.full((1, 2), np.nan)}, "base features of the site: 1 of 1 rows hold NaN or infinity"),
         ({"max_samples": 0}, "of which 0 are to be used: both must be at least 1"),

@@ -169,7 +169,7 @@ X = np.ones((3, 2))
         ([X], [X[:0]], {}, "site features of task 1: no samples, or features of width 0: found shape [0, "),
         ([X[:, :0]], [X], {}, "task features of task 1: no samples, or features of width 0: found shape [3, 0]"),
         ([X], [X[0]], {}, "site features of task 1: expected a matrix [samples, width], found shape [2]"),
-        ([X], [np.ones((3, 4))], {}, "width 2 and the target's have width 4"),
+        ([X], [np.ones((3, 4))], {}, "width 2 and the site's have width 4"),
         ([X, X], [X, X[:2]], {}, "2 tasks, and site features of [3, 2] samples"),
         ([X], [[[1, math.nan], [0, 0]]], {}, "1 of 2 rows hold NaN or infinity, first in row 0"),
         ([X], [X], {"method": "cosin"}, "not 'cosin' (did you mean 'cosine'?)"),

@@ -30,7 +30,7 @@ SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is re
 @Parameter(name="*", group=Group("What is known of the site (one of these, or --labels and --inputs)", sort_key=1))
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options that say what is known of the target."""
+    """The options that say what is known of the site."""
 
     weights: Annotated[str | None, SIGNED] = None
     """How much each task matters, for example 3,1,0, or travel=7,bank=3, where tasks that are not named weigh 0."""
@@ -39,12 +39,12 @@ class SourceOptions:
     equal: bool = False
     """Give every task the same weight."""
     labels: Path | None = None
-    """Labels of the target: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task
+    """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task
     names, each of which counts for its task."""
     inputs: Path | None = None
-    """Inputs of the target: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
+    """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
     labelled: Path | None = None
-    """Inputs of the target with labels: class folders of images, a table, or parquet. auto uses only the labels."""
+    """Inputs of the site with labels: class folders of images, a table, or parquet. auto uses only the labels."""
 
 
 @Parameter(name="*", group=Group("How the weights are estimated", sort_key=2))
@@ -113,7 +113,7 @@ def prefer(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Find how much each task matters to a target, from what is known of it.
+    """Find how much each task matters to a site, from what is known of it.
 
     tmx prefer RUN_DIR --inputs site/images -o site.json
     tmx prefer RUN_DIR --labels site.csv --plot site.png

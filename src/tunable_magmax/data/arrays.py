@@ -66,10 +66,10 @@ def task_matrices(values: Any, name: str) -> list[Matrix]:
 
 
 def require_one_width(task: Matrix, target: Matrix, t: int) -> None:
-    """Refuses features of task `t` and of the target that cannot come from one encoder."""
+    """Refuses features of task `t` and of the site that cannot come from one encoder."""
     if task.shape[1] != target.shape[1]:
         raise InputError(
-            f"task {t}: its features have width {task.shape[1]} and the target's have width {target.shape[1]}; embed "
+            f"task {t}: its features have width {task.shape[1]} and the site's have width {target.shape[1]}; embed "
             "both with the same encoder"
         )
 

@@ -1,4 +1,4 @@
-"""What `tmx prefer` does: makes one preference of all that a user has of the target, and the budget that it means."""
+"""What `tmx prefer` does: makes one preference of all that a user has of the site, and the budget that it means."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def prefer(
     *,
     progress: Progress | None = None,
 ) -> Preferred:
-    """Finds how much each task of a run matters to a target.
+    """Finds how much each task of a run matters to a site.
 
     `labelled` samples give their labels to `auto` and `label`, their inputs to the methods that compare inputs, and
     both to `search`.
@@ -100,7 +100,7 @@ def prefer(
 
 
 def prefer_for(target: Site, estimation: Estimation) -> Preferred:
-    """Does what `prefer` does for a target that is opened already, whose embeddings stay for further use."""
+    """Does what `prefer` does for a site that is opened already, whose embeddings stay for further use."""
     run = target.run
     with collected_warnings() as collected:
         preference = _with_prior(_find(target, estimation), run, estimation).named(run.names)
@@ -136,7 +136,7 @@ def _find(target: Site, estimation: Estimation) -> Preference:
     given, samples = list(opinions(sources, target.run)), sources.samples
     if not given and not samples:
         raise InputError(
-            "what is known of the target? Give --labels, --inputs or --labelled, or --weights, --alpha or --equal if "
+            "what is known of the site? Give --labels, --inputs or --labelled, or --weights, --alpha or --equal if "
             "there are no samples of it"
         )
     _refuse_unused(estimation, samples)
@@ -176,7 +176,7 @@ def _refuse_unused(estimation: Estimation, samples: Sequence[str]) -> None:
     method = estimation.method
     if not samples and method != "auto":
         needed = "--labelled" if method == "search" else "--labels or --inputs"
-        raise InputError(f"--method {method} needs samples of the target: give {needed}")
+        raise InputError(f"--method {method} needs samples of the site: give {needed}")
     others = [name for name in samples if name != "labelled"]
     if "labelled" in samples and others:
         raise InputError(
@@ -196,7 +196,7 @@ def _warn_ood(preference: Preference) -> None:
     share = preference.provenance.get("ood_share")
     if isinstance(share, float) and share > OOD:
         warnings.warn(
-            f"{share:.0%} of the samples are farther from every class than 95% of the tasks' own samples: the target "
+            f"{share:.0%} of the samples are farther from every class than 95% of the tasks' own samples: the site "
             "may hold something that no task held, and the weights are in doubt",
             stacklevel=2,
         )

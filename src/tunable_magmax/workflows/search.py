@@ -88,7 +88,7 @@ def search(
 
 
 def search_preference(target: Site, samples: Samples, settings: Search) -> Preference:
-    """Returns the weights, and the scale if that is searched, whose merge of the target's run is best for `samples`.
+    """Returns the weights, and the scale if that is searched, whose merge of the site's run is best for `samples`.
 
     A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights
     and those that the labels mean are tried first: on these samples the result is no worse.

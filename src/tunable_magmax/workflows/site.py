@@ -33,12 +33,12 @@ COPIES = 0.1
 
 SAMPLES = ("labels", "inputs", "labelled")
 OPINIONS = ("weights", "alpha", "equal")
-"""What may be said of a target without a sample of it; preferences have methods of these names, too."""
+"""What may be said of a site without a sample of it; preferences have methods of these names, too."""
 
 
 @dataclass(frozen=True)
 class SiteSources:
-    """What is known of a target: samples, in files or in memory, or an opinion. `weights`: by task, or by name."""
+    """What is known of a site: samples, in files or in memory, or an opinion. `weights`: by task, or by name."""
 
     weights: Sequence[float] | Mapping[str, float] | None = None
     alpha: float | None = None
@@ -82,7 +82,7 @@ class SiteReading:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What is known of a target, and the run that it is compared with.
+    """What is known of a site, and the run that it is compared with.
 
     `facts`: what was read, for the provenance. `rows`: which row of its features each readable input has, by position;
     copies share one.
@@ -120,7 +120,7 @@ class Site:
 
     @cached_property
     def labels(self) -> list[Any]:
-        """The target's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
+        """The site's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
         labels, file = self._read_labels, self.sources.labels
         assert file is not None
         if self.by_task:
@@ -149,7 +149,7 @@ class Site:
 
     @cached_property
     def features(self) -> list[Any]:
-        """The target's features under each task's encoder."""
+        """The site's features under each task's encoder."""
         from tunable_magmax.models.encoder import load_encoder
 
         profiles = self.run.require_profiles("comparing inputs")
@@ -162,7 +162,7 @@ class Site:
 
     @cached_property
     def base_features(self) -> Any:
-        """The target's features under the base."""
+        """The site's features under the base."""
         from tunable_magmax.models.encoder import load_encoder
 
         profiles = self.run.require_profiles("a probe")

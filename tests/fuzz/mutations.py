@@ -28,7 +28,6 @@ TEXTS = (
     ),
     *("9" * 50, "9" * 400, "matched", "tunable_magmax", "magmax", "tsv", "ties", "F32", "F8_E4M3", "(a+)+$", "[", "{}"),
 )
-INSERTED = (b"[" * 2000, b"9" * 5000, b'"', b"\n", b": &a *a", b",", b"}")
 
 
 def values(random: Random) -> Any:

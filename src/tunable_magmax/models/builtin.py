@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.model_config import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import Encoder, make_encoder, probe_batch, read_config
+from tunable_magmax.models.encoder import EMBEDDING_BATCH, Encoder, make_encoder, probe_batch, read_config
 from tunable_magmax.models.fitting import Linear, View
 from tunable_magmax.models.pretrained import find_homes, first_line, from_state, quiet
 from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from tunable_magmax.data.samples import Samples
 
 _KINDS = ("ForSequenceClassification", "ForImageClassification")
 INPUT, TOKEN = "input", "token"
@@ -153,6 +155,16 @@ def load_builtin(path: str | Path, device: str | None = None, *, assets: str | P
     config = ModelConfig.of(homes[0])
     assert config is not None
     return builtin_encoder(config.content, state, digest, path, homes, device)
+
+
+def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence[int]) -> NDArray[np.int64]:
+    """Counts which row the classifier answers for labelled samples of each class [classes, rows]."""
+    assert samples.labels is not None
+    counts = np.zeros((len(samples.classes), len(encoder.labels)), dtype=np.int64)
+    for where, inputs in samples.batches(positions, EMBEDDING_BATCH, {}):
+        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
+        np.add.at(counts, ([samples.labels[position] for position in where], logits.argmax(axis=1)), 1)
+    return counts
 
 
 def builtin_encoder(

@@ -312,22 +312,13 @@ def _record_data(
 
 def _voted(checkpoint: Path, assets: Path, samples: Samples) -> dict[int, str]:
     """Returns which class each row of a classifier is, by what it answers for samples; nothing if that is not clear."""
-    import numpy as np
-
     from tunable_magmax.data.arrays import choose_rows
-    from tunable_magmax.models.builtin import load_builtin
+    from tunable_magmax.models.builtin import count_answers, load_builtin
 
-    assert samples.labels is not None
-    votes = np.zeros((len(samples.classes), len(samples.classes)), dtype=int)
-    encoder, chosen = load_builtin(checkpoint, assets=assets), choose_rows(len(samples), VOTES, 0)
-    for where, inputs in samples.batches(chosen, len(chosen), {}):
-        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
-        for position, answer in zip(where, logits.argmax(axis=1).tolist(), strict=True):
-            if answer >= len(votes):
-                return {}
-            votes[samples.labels[position], answer] += 1
+    chosen = choose_rows(len(samples), VOTES, 0)
+    votes = count_answers(load_builtin(checkpoint, assets=assets), samples, chosen)
     rows = votes.argmax(axis=1).tolist()
-    if len(set(rows)) < len(rows) or (2 * votes.max(axis=1) <= votes.sum(axis=1)).any():
+    if len(set(rows)) < len(rows) or votes[:, len(votes) :].any() or (2 * votes.max(axis=1) <= votes.sum(axis=1)).any():
         return {}
     return {row: samples.classes[rows.index(row)] for row in sorted(rows)}
 

@@ -371,19 +371,12 @@ def _in_order(samples: Samples, checkpoint: Path, base: Path, options: InitOptio
     """Says whether a classifier predicts its k-th row for samples of the k-th class, for each of them."""
     import numpy as np
 
-    from tunable_magmax.data.samples import Unreadable
     from tunable_magmax.data.splits import limited
-    from tunable_magmax.models.builtin import load_builtin
+    from tunable_magmax.models.builtin import count_answers, load_builtin
 
     assert samples.labels is not None
-    encoder = load_builtin(checkpoint, options.device, assets=base)
-    place = {label: k for k, label in enumerate(sorted(set(samples.labels)))}
-    votes = np.zeros((len(place), len(encoder.labels)))
-    failed: dict[int, Unreadable] = {}
     chosen = limited(range(len(samples)), samples.labels, TRIED, options.seed)
-    for positions, inputs in samples.batches(chosen, TRIED, failed):
-        true = [place[samples.labels[position]] for position in positions]
-        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
-        np.add.at(votes, (true, logits.argmax(axis=1)), 1)
-    certain = bool((votes.argmax(axis=1) == np.arange(len(place))).all())
+    votes = count_answers(load_builtin(checkpoint, options.device, assets=base), samples, chosen)
+    votes = votes[sorted(set(samples.labels))]
+    certain = bool((votes.argmax(axis=1) == np.arange(len(votes))).all())
     return certain and float(np.trace(votes)) >= AGREEMENT * float(votes.sum())

@@ -442,7 +442,7 @@ class Bench:
         """How many samples of each of the bench's classes every task has [T, classes]."""
         if not hasattr(self, "_tables"):
             tables = np.zeros((len(self.run.tasks), len(self.classes)))
-            for t, counts in enumerate(task_tables(self.run) or []):
+            for t, counts in enumerate(self.run.label_tables or []):
                 for name, count in counts.items():
                     if name in self._places:
                         tables[t, self._places[name]] = count
@@ -477,14 +477,6 @@ def _spread(count: int, most: int) -> list[int]:
     [0, 2, 4, 6, 8]
     """
     return sorted({k * count // min(most, count) for k in range(min(most, count))})
-
-
-def task_tables(run: Run) -> list[dict[str, int]] | None:
-    """Returns how many samples of each class every task has, by profiles or else class lists; None if not all have."""
-    profiles = [profile for profile in run.profiles if profile is not None]
-    if len(profiles) == len(run.tasks):
-        return [profile.label_table for profile in profiles]
-    return [dict.fromkeys(names, 1) for names in run.classes.values()] if run.classes else None
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,14 @@ class Run:
             )
         return [profile for profile in self.profiles if profile is not None]
 
+    @property
+    def label_tables(self) -> list[dict[str, int]] | None:
+        """How many samples of each class every task has, by profiles or else class lists; None if not all have."""
+        profiles = [profile for profile in self.profiles if profile is not None]
+        if len(profiles) == len(self.tasks):
+            return [profile.label_table for profile in profiles]
+        return [dict.fromkeys(names, 1) for names in self.classes.values()] if self.classes else None
+
     @cached_property
     def classes(self) -> dict[str, tuple[str, ...]]:
         """Each task's class names, from run.json or else from its profile; empty unless all tasks' are known."""

@@ -12,7 +12,6 @@ from tunable_magmax.studio.points import MOST_SCALE, OFFERED, PointRequest, usua
 from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.uploads import FILE_BYTES, FILES, SUFFIXES, TOTAL_BYTES
 from tunable_magmax.workflows.measuring import DataSet
-from tunable_magmax.workflows.prefer import class_tables
 
 VERSION = 1
 
@@ -21,7 +20,7 @@ def state_of(studio: Studio) -> dict[str, Any]:
     """Returns everything that the page shows first."""
     run = studio.run
     start = _start(studio)
-    informed = class_tables(run) is not None
+    informed = run.label_tables is not None
     return {
         "version": VERSION,
         "run": {
@@ -100,7 +99,7 @@ def _data_record(data: DataSet, count: int) -> dict[str, Any]:
 def _start(studio: Studio) -> dict[str, Any]:
     preset = next((studio.presets[name] for name in ("given", "labels", "inputs") if name in studio.presets), None)
     preset = preset or studio.presets["equal"]
-    informed = class_tables(studio.run) is not None
+    informed = studio.run.label_tables is not None
     method = usual_method(preset.preference.weights, studio.no_tsv)
     return {
         "weights": list(preset.preference.weights),

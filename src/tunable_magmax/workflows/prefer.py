@@ -204,18 +204,10 @@ def _warn_ood(preference: Preference) -> None:
 
 def _with_prior(preference: Preference, run: Run, estimation: Estimation) -> Preference:
     """Adds the site prior where the classes of all tasks are known."""
-    tables = class_tables(run)
+    tables = run.label_tables
     if estimation.prior == "none" or tables is None:
         return replace(preference, prior=None)
     return preference.with_prior(tables, eps=None if estimation.prior == "auto" else estimation.prior)
-
-
-def class_tables(run: Run) -> list[dict[str, int]] | None:
-    """Returns how many samples of each class every task has, by profiles or else class lists; None if not all have."""
-    profiles = [profile for profile in run.profiles if profile is not None]
-    if len(profiles) == len(run.tasks):
-        return [profile.label_table for profile in profiles]
-    return [dict.fromkeys(names, 1) for names in run.classes.values()] if run.classes else None
 
 
 # -- one source at a time ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, task_tables
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.evaluator import label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
@@ -131,7 +131,7 @@ def _score(bench: Bench, spec: MergeSpec, site: SiteFacts, data: BenchData) -> t
 def _starts(run: Run, labels: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """Returns what is tried first: equal weights, and those that the labels mean where their tasks are known."""
     starts = {"equal": Preference.equal(len(run.tasks)).weights}
-    tables = task_tables(run)
+    tables = run.label_tables
     if tables is not None and any(label in table for table in tables for label in labels):
         starts["label"] = Preference.from_labels(tables, labels).weights
     return starts

@@ -53,7 +53,7 @@ from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.merge import merge_recipe
-from tunable_magmax.workflows.prefer import Estimation, class_tables, prefer_for
+from tunable_magmax.workflows.prefer import Estimation, prefer_for
 from tunable_magmax.workflows.site import Site, SiteReading, SiteSources
 from tunable_magmax.workflows.site_model import (
     HEAD,
@@ -250,7 +250,7 @@ def find_preference(target: Site, options: TailorOptions, given: Preference | No
 
 def completed(preference: Preference, run: Run) -> Preference:
     """Returns a preference with the class shares that it means, and the names of the tasks."""
-    tables = class_tables(run)
+    tables = run.label_tables
     if preference.prior is None and tables is not None:
         preference = preference.with_prior(tables)
     return preference.named(run.names)

@@ -54,7 +54,6 @@ def keep_samples(
     source: Evidence,
     size: tuple[int, int] | None = None,
     seed: int = 0,
-    positions: Sequence[int] | None = None,
 ) -> KeptEntry | None:
     """Keeps a few samples of each class of a task (from 0, or its name) in the run, in place of those kept before.
 
@@ -64,16 +63,7 @@ def keep_samples(
     'kept/travel-1c9d23ab.csv'
     """
     t = run.labels.index(task) if isinstance(task, str) else task
-    entry = write_kept(
-        run,
-        run.labels[t],
-        samples,
-        per_class=per_class,
-        source=source,
-        size=size,
-        seed=seed,
-        positions=positions,
-    )
+    entry = write_kept(run, run.labels[t], samples, per_class=per_class, source=source, size=size, seed=seed)
     run.register_kept(t, entry)
     return entry
 

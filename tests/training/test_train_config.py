@@ -120,16 +120,16 @@ def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     path = written(file, {"model": "bert", "benchmark": {**TEXTS, "order": order}, "head": {"file": "h.safetensors"}})
     monkeypatch.chdir(here)
     inside = read_config(path)
-    assert (inside.benchmark.data, inside.benchmark.order.file) == (file / "all.csv", str(file / "orders.json"))
+    assert (inside.benchmark.data, inside.benchmark.order.file) == (str(file / "all.csv"), str(file / "orders.json"))
     assert inside.head.file == str(file / "h.safetensors")
 
     typed = ["benchmark.data=all.csv", "benchmark.order.file=o.json", "benchmark.class_names=n.txt", "head.file=h.st"]
     config = read_config(path, typed)
-    assert (config.benchmark.data, config.benchmark.class_names) == (here / "all.csv", here / "n.txt")
+    assert (config.benchmark.data, config.benchmark.class_names) == (str(here / "all.csv"), str(here / "n.txt"))
     assert (config.benchmark.order.file, config.benchmark.order.name) == (str(here / "o.json"), "B")
     assert config.head.file == str(here / "h.st")
     whole = read_config(path, ["benchmark={name: texts, data: b.csv, tasks: 2, order: {file: c.json}}"])
-    assert (whole.benchmark.data, whole.benchmark.order.file) == (here / "b.csv", str(here / "c.json"))
+    assert (whole.benchmark.data, whole.benchmark.order.file) == (str(here / "b.csv"), str(here / "c.json"))
     mixed = read_config(path, ["benchmark.data=b.csv"])
     assert mixed.benchmark.order.file == str(file / "orders.json")  # what was not typed stays the file's
 

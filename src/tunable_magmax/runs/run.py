@@ -416,7 +416,7 @@ def file_name(task: str) -> str:
     """Returns what a file of a task is called, less its ending: different for any two tasks, and safe in any folder.
 
     >>> file_name("birds"), file_name("../x")
-    ('birds', '.._x-5c3cb03b')
+    ('birds', '.._x-d6b96a97')
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "_", task)[:LONGEST_NAME]
     if name == task:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import tunable_magmax as tmx
-from tunable_magmax.checkpoints import descriptors, writer
+from tunable_magmax.checkpoints import writer
+from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.engines import local, vectors
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.kernels.native import NativeKernels
@@ -26,6 +27,7 @@ wall: dict[str, float] = {}
 cpu: dict[str, float] = {}
 KERNELS = {"survey": ["survey", "squared_distance"], "auction": ["split", "tally", "claim", "retire", "unite"]}
 KERNELS["gather"] = ["gather", "square", "step"]
+READ = PositionedFile._read
 _lock = threading.Lock()
 
 
@@ -44,21 +46,20 @@ def watch(owner: Any, name: str, title: str, into: dict[str, float], clock: Call
     setattr(owner, name, timed)
 
 
-def read_and_forget(descriptor: int, buffer: memoryview, position: int) -> int:
+def read_and_forget(file: PositionedFile, descriptor: int, position: int, buffer: memoryview) -> None:
     """Read, and drop from the cache what was read."""
-    count = os.preadv(descriptor, [buffer], position)
-    os.posix_fadvise(descriptor, position, count, os.POSIX_FADV_DONTNEED)
-    return count
+    READ(file, descriptor, position, buffer)
+    os.posix_fadvise(descriptor, position, buffer.nbytes, os.POSIX_FADV_DONTNEED)
 
 
-def slow_disk(bytes_per_second: float) -> Callable[[int, memoryview, int], int]:
+def slow_disk(bytes_per_second: float) -> Callable[[PositionedFile, int, int, memoryview], None]:
     """Reading from one disk of a given speed, whatever the real one is: readers queue, and use no CPU meanwhile."""
     disk = threading.Lock()
 
-    def read(descriptor: int, buffer: memoryview, position: int) -> int:
+    def read(file: PositionedFile, descriptor: int, position: int, buffer: memoryview) -> None:
         with disk:
             time.sleep(buffer.nbytes / bytes_per_second)
-        return os.preadv(descriptor, [buffer], position)
+        READ(file, descriptor, position, buffer)
 
     return read
 
@@ -76,9 +77,9 @@ def main() -> None:
         for path in job["paths"]:
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        descriptors._read = read_and_forget
+        PositionedFile._read = read_and_forget
     if job["disk"]:
-        descriptors._read = slow_disk(job["disk"])
+        PositionedFile._read = slow_disk(job["disk"])
     if not job["prefetch"]:
         plan = stream.plan_memory
 
@@ -87,7 +88,7 @@ def main() -> None:
             return replace(found, pool=found.ahead // AHEAD)
 
         stream.plan_memory = alone
-    watch(descriptors, "_read", "read", cpu, time.thread_time)
+    watch(PositionedFile, "_read", "read", cpu, time.thread_time)
     watch(vectors, "widen", "cast", cpu, time.thread_time)
     for title, names in KERNELS.items():
         for name in names:

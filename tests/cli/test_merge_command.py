@@ -506,25 +506,6 @@ def test_a_plan_says_what_will_be_done(tmx, sequence, tmp_path):
     assert planned["bytes_to_write"] == (tmp_path / "out" / "model.safetensors").stat().st_size
 
 
-def test_a_plan_estimates_the_time_if_asked(tmx, sequence, tmp_path):
-    command = ["plan", *sequence.arguments, "-o", tmp_path / "out"]
-    assert json.loads(tmx(*command, "--json").out)["time"] is None
-    before = sorted(tmp_path.iterdir())
-    result = tmx(*command, "--estimate", "--workers", 3)
-    assert result.code == 0, result
-    assert sorted(tmp_path.iterdir()) == before
-    assert len([line for line in result.out.splitlines() if line.startswith("time ")]) == 1
-    assert "3 workers    not worth it" in result.out
-    planned = json.loads(tmx(*command, "--estimate", "--json").out)
-    phases = planned["time"]["phases"]
-    assert list(phases) == ["start", "survey", "auction", "measure", "render"]
-    assert planned["time"]["seconds"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
-    assert planned["time"]["low"] < planned["time"]["seconds"] < planned["time"]["high"]
-    assert planned["cluster"] is None
-    assert_refused(tmx(*command, "--workers", 3), "about the time on a cluster: give --estimate as well")
-    assert_refused(tmx(*command, "--estimate", "--workers", 0), "workers is 0, expected at least 1")
-
-
 def test_a_plan_names_problems_of_inputs_and_output_at_once(tmx, sequence, tmp_path):
     (tmp_path / "out").mkdir()
     result = tmx("plan", *sequence.arguments, "--task", tmp_path / "nowhere", "-o", tmp_path / "out")

@@ -23,7 +23,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.lora.adapter import LowRank, open_task
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.cli.app import main
-from tunable_magmax.engines import cost, vectors
+from tunable_magmax.engines import vectors
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.vectors import FileVectors
@@ -368,28 +368,6 @@ def test_plan_says_what_is_read(files) -> None:
         plan_merge(base, dense).elements,
         plan_merge(base, dense).bytes_to_write,
     )
-
-
-def test_an_estimate_does_not_time_the_compiler(files, monkeypatch) -> None:
-    """Every adapter has been multiplied before the clock of reading starts; all that files hold is read, once."""
-    base, tasks, _ = files
-    early: set[int] = set()
-    add, measured = vectors.Products.add, cost._read
-
-    def noted(self: vectors.Products, key: tuple[int, str], *rest: Any) -> None:
-        early.add(key[0])
-        add(self, key, *rest)
-
-    def timed(inputs: Inputs, sample: Any, *rest: Any) -> Any:
-        assert early == {k for k, adapter in inputs.adapters.items() if adapter.products}
-        held = sum(inputs.bytes_of(tensor, k) for tensor in inputs.layout.mergeable for k in range(len(inputs.labels)))
-        assert sum(cost._bytes(inputs, part) for part in sample) == held
-        return measured(inputs, sample, *rest)
-
-    monkeypatch.setattr(vectors.Products, "add", noted)
-    monkeypatch.setattr(cost, "_read", timed)
-    plan = plan_merge(base, tasks, estimate=True)
-    assert plan.time is not None
 
 
 def test_plan_says_how_names_were_found(tmp_path) -> None:

@@ -1,8 +1,7 @@
-"""What `tmx plan` and `--dry-run` do: say from headers alone what a merge would do, and how long it would take."""
+"""What `tmx plan` and `--dry-run` do: say from headers alone what a merge would do."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,15 +11,11 @@ import torch
 
 from tunable_magmax.checkpoints.hub import previewed
 from tunable_magmax.checkpoints.writer import Output, is_one_file
-from tunable_magmax.engines.cost import RAY_START, Estimate, Load, Speeds, load_of, measure_speeds
-from tunable_magmax.engines.cost import estimate as estimate_time
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
-from tunable_magmax.engines.local import COMPLETE, fingerprint_of, finished_by
-from tunable_magmax.engines.log import finished_report
-from tunable_magmax.engines.outputs import check_space, existing_folder, expected_shards
-from tunable_magmax.engines.settings import OutputSettings, Resources, check_workers
+from tunable_magmax.engines.outputs import check_space, expected_shards
+from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.errors import InputError
-from tunable_magmax.merging.methods import METHODS, read_options
+from tunable_magmax.merging.methods import METHODS, Method, read_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.resources import MemoryPlan, kernels_for, plan_memory
@@ -49,41 +44,21 @@ class MergePlan:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What the numbers above leave out."""
-    speeds: Speeds | None = None
-    """What was measured for the estimate."""
-    time: Estimate | None = None
-    cluster: ClusterTime | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan for JSON."""
-        return {**asdict(self), "time": None if self.time is None else self.time.to_dict()}
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterTime:
-    """The time on `workers` machines like this one, if their file system serves each of them as it serves this one."""
-
-    workers: int
-    seconds: float
-    speedup: float
+        return asdict(self)
 
 
 def plan_merge(
     base: PathLike,
     tasks: Sequence[PathLike] | Mapping[str, PathLike],
     out: PathLike | None = None,
-    *,
-    estimate: bool = False,
-    workers: int | None = None,
-    start: float = 0.0,
     **options: Any,
 ) -> MergePlan:
     """Plans a merge without reading values or writing anything; what prevents it is in `problems`.
 
-    The options are those of `merge_checkpoints`, less engine and device; the same ones find its unfinished work. With
-    `estimate`, this measures for about a second how fast the machine reads these files, computes, and writes beside
-    `out`, and estimates the merge's time; with `workers`, also on a cluster of so many machines like this one. `start`:
-    seconds that the program which merges takes to start, if they are to be counted.
+    The options are those of `merge_checkpoints`, less engine and device.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import save_file
@@ -94,12 +69,6 @@ def plan_merge(
     >>> plan.elements, plan.problems
     (4, ())
     """
-    check_workers(workers)
-    if workers is not None and not estimate:
-        raise InputError(f"workers is {workers}, which is about the time on a cluster: give --estimate as well")
-    began = time.perf_counter()
-    kernels = kernels_for(torch.device("cpu"))
-    start += time.perf_counter() - began if start else 0.0
     target = None if out is None else Path(out)
     tasks, options["names"] = named_tasks(tasks, options.get("names"))
     for name in ("weights", "budget"):
@@ -113,25 +82,12 @@ def plan_merge(
         heads = named_heads(options.pop("heads", None), settings.names, tasks)
         read = read_options(len(tasks), **options, heads=heads)
         with previewed([base, *tasks]) as (places, downloads), Inputs(places[0], places[1:], read) as inputs:
-            if downloads and estimate:
-                raise InputError(f"the time is measured on the files themselves, but {'; '.join(downloads)}")
-            complete: tuple[str, ...] = ()
             if target is not None:
-                fingerprint = fingerprint_of(inputs, read, settings, target)
-                known_by = finished_by(fingerprint, inputs, settings)
-                if not settings.overwrite and finished_report(target, known_by) is not None:
-                    problems, complete = [], (COMPLETE.format(out=out),)
                 problems += _problems(inputs.refuse_as_output, target)
-                problems += _problems(Output.check_unfinished, target, fingerprint, settings.fresh)
-            plan, load, memory = _planned(inputs, read, resources, settings, target)
+            plan = _planned(inputs, read, resources, settings, target)
             problems += plan.problems
-            names, notes = settings.task_names(len(tasks)), (*complete, *plan.notes, *downloads)
-            plan = replace(plan, problems=tuple(problems), names=names, notes=notes)
-            if not estimate or problems:
-                return plan
-            folder = None if target is None else existing_folder(target.absolute().parent)
-            speeds = measure_speeds(inputs, read, kernels, memory.threads, folder)
-            return _timed(plan, load, speeds, workers, start)
+            names, notes = settings.task_names(len(tasks)), (*plan.notes, *downloads)
+            return replace(plan, problems=tuple(problems), names=names, notes=notes)
     except InputError as error:
         problems.append(str(error))
         mismatches = error.problems
@@ -152,8 +108,8 @@ def plan_elsewhere(plan: MergePlan, **resources_given: Any) -> MergePlan:
 
 def _planned(
     inputs: Inputs, options: Options, resources: Resources, settings: OutputSettings, out: Path | None
-) -> tuple[MergePlan, Load, MemoryPlan]:
-    """Returns the plan, what the merge has to do, and how it divides its memory."""
+) -> MergePlan:
+    """Returns the plan; problems of the output's place are not in it."""
     layout, tasks, problems = inputs.layout, len(inputs.paths) - 1, []
     kernels = kernels_for(torch.device("cpu"))
     try:
@@ -169,16 +125,16 @@ def _planned(
         problems += _problems(check_space, out, to_write + spilled)
     method = METHODS[options.method](options, tasks)
     method.assume(layout.elements)
-    load = load_of(inputs, options, memory, method, to_write)
-    plan = MergePlan(
+    passes, to_read = _reads(inputs, options, memory, method)
+    return MergePlan(
         method=options.method,
         tasks=tasks,
         mergeable=tuple(tensor.name for tensor in layout.mergeable),
         copied=tuple(info.name for info in layout.copied),
         elements=layout.elements,
         budget=method.expected_budget(layout.elements),
-        passes=load.passes,
-        bytes_to_read=load.bytes_to_read,
+        passes=passes,
+        bytes_to_read=to_read,
         bytes_to_write=to_write,
         shards=len(shards),
         peak_memory=memory.peak,
@@ -187,19 +143,28 @@ def _planned(
         warnings=tuple(dict.fromkeys([*inputs.warnings(), *layout.warnings])),
         notes=tuple(inputs.notes()),
     )
-    return plan, load, memory
 
 
-def _timed(plan: MergePlan, load: Load, speeds: Speeds, workers: int | None, start: float) -> MergePlan:
-    """Returns the plan with the times that the speeds make."""
-    here, cluster = estimate_time(load, speeds, start), None
-    if workers is not None:
-        there = start + RAY_START + (here.seconds - start) / workers
-        cluster = ClusterTime(workers, there, here.seconds / there)
-    notes = plan.notes if speeds.write is not None else (*plan.notes, "without -o, the time to write is not estimated")
-    if METHODS[plan.method].whole:
-        notes = (*notes, "the time for singular vectors, most of the work on large matrices, is not estimated")
-    return replace(plan, speeds=speeds, time=here, cluster=cluster, notes=notes)
+def _reads(inputs: Inputs, options: Options, memory: MemoryPlan, method: Method) -> tuple[int, int]:
+    """Returns how often a merge walks over its inputs, and the bytes that it reads. The method knows the elements."""
+    layout, size = inputs.layout, inputs.bytes_of
+    base = sum(size(tensor, 0) for tensor in layout.mergeable)
+    survey = base + sum(size(tensor, t + 1) for tensor in layout.mergeable for t in range(method.tasks))
+    taken = [(tensor, method.combined(k, tensor.size)) for k, tensor in enumerate(layout.mergeable)]
+    combined = sum(size(tensor, t + 1) for tensor, own in taken for t in own)
+    pairs = combined + sum(size(tensor, 0) * len(own) for tensor, own in taken)
+    # A cut by magnitude reads base and task for a histogram of magnitudes and again to cut. The bins are 1/256 of a
+    # magnitude wide, so about one element in 256 is in the one that matters; if these are too many to list, they are
+    # counted more closely before the cut.
+    largest = max((tensor.size for tensor in layout.mergeable), default=0)
+    crowded = (layout.elements if options.scope == "model" else largest) // 256
+    looks = (2 if crowded <= memory.room else 3) if method.cuts_by_magnitude else 0
+    measures = options.scale is None and (method.plane_rows > 0 or method.whole)
+    measure = base + combined if measures else 0
+    # A matrix that is merged whole is made from the base's values before these are read again for the output.
+    made = base if method.whole and not memory.stash else 0
+    render = base + made + sum(info.nbytes for info in layout.copied) + (0 if memory.stash else combined)
+    return 2 + looks + measures, survey + looks * pairs + measure + render
 
 
 def _output_problems(out: Path, overwrite: bool) -> list[str]:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import uploads
@@ -272,9 +272,8 @@ writer._thread.join()
         (tmp_path / f"{name}.partial").mkdir()
     (tmp_path / "locked.partial" / "tmx.lock").touch()
     (tmp_path / "thesis.partial" / "chapter.txt").write_text("years of work")
-    busy = Partial(tmp_path / "busy.partial")
-    busy.lock()
-    (busy.path / "studio.json").touch()
+    busy = Output(tmp_path / "busy")
+    (busy.partial / "studio.json").touch()
     assert {path.name for path in tmp_path.iterdir()} == {"mine.partial", *others}
     writer = Writer(Run.open(image_run.path), tmp_path, 0, Events())
     assert writer.models() == []
@@ -283,4 +282,4 @@ writer._thread.join()
     with pytest.raises(Refused, match="none of the studio's work"):
         writer.write("thesis", Setting(Preference.equal(2)), None)
     assert (tmp_path / "thesis.partial" / "chapter.txt").read_text() == "years of work"
-    busy.remove()
+    busy.__exit__()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import REPORT
-from tunable_magmax.checkpoints.partial import Partial
+from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
@@ -115,7 +115,8 @@ class Writer:
         for folder in sorted(self.out.glob("*.partial")) if self.out.is_dir() else []:
             name = folder.name.removesuffix(".partial")
             if NAME.fullmatch(name) and not folder.is_symlink() and (folder / MARK).is_file():
-                Partial(folder).discard()
+                with suppress(InputError, OSError):
+                    Output.recover(self.out / name)
                 removed += [] if folder.exists() else [name]
         return removed
 
@@ -176,10 +177,8 @@ class Writer:
             made = tailor(self.run, sources, out, options, reading, preference=preference, progress=progress)
             self._tell(replace(_written(out), warnings=made.warnings))
         except Stopped:
-            Partial.of(out).discard()
             self._tell(Model(name, out, "cancelled"))
         except Exception as error:
-            Partial.of(out).discard()
             self._tell(Model(name, out, "failed", error=error_body(error)["error"]))
 
     def _tell(self, model: Model) -> None:
@@ -210,7 +209,7 @@ def _written(folder: Path) -> Model:
 def _mark(out: Path) -> None:
     """Marks the unfinished work of a model as the studio's, once there is any."""
     partial = out.with_name(f"{out.name}.partial")
-    if (partial / "fingerprint.json").is_file() and not (partial / MARK).exists():
+    if (partial / "tmx.lock").is_file() and not (partial / MARK).exists():
         with suppress(OSError):  # without it the folder stays, which does no harm
             write_atomic(partial / MARK, b"{}")
 

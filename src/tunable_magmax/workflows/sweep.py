@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
-from tunable_magmax.checkpoints.partial import Partial
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.local import check_companions, completed, fingerprint_of, write_output
@@ -392,7 +391,8 @@ def _remove(folder: Path, name: str) -> None:
     point = folder / name
     if (point / REPORT).is_file() and all(item.is_file() or is_module_folder(item) for item in point.iterdir()):
         shutil.rmtree(point)
-    Partial.of(point).discard()
+    with suppress(InputError, OSError):
+        Output.recover(point)
     (folder / f"{name}{REPORT_ONLY}").unlink(missing_ok=True)
 
 

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from vit import ELEMENTS, shapes
 
 import tunable_magmax as tmx
-from tunable_magmax.checkpoints.layout import Layout, build_layout
+from tunable_magmax.merging.layout import Layout, build_layout
 from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.merging.state_dicts import merge_in_memory, signature_of
 

@@ -11,12 +11,12 @@ import torch
 from adapters import factors, save_adapter
 from safetensors.torch import load_file, save_file
 
-from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.lora.config import read_adapter_config
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.layout import build_layout
 
 BASE = {"m.q.weight": (6, 4), "m.q.bias": (6,), "m.k.weight": (4, 4), "m.norm.bias": (4,), "head.weight": (3, 4)}
 

@@ -21,7 +21,6 @@ from sequences import LARGE, SMALL, TYPES, save_sequence, sequence
 from test_same_bytes import CASES, label, weighted
 from workers_here import Dying, merge_by_workers_here
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines import local as local_module
 from tunable_magmax.engines import worker as worker_module
@@ -36,6 +35,7 @@ from tunable_magmax.errors import ClusterError, InputError
 from tunable_magmax.merging import stream
 from tunable_magmax.merging.group_planes import LEAST_ROOM
 from tunable_magmax.merging.kernels.native import NativeKernels
+from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.report import MergeReport
 
 

@@ -14,7 +14,6 @@ from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside, links_note
 from tunable_magmax.checkpoints.heads import CHOICES, Heads
 from tunable_magmax.checkpoints.hub import located, pinned
-from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
@@ -23,6 +22,7 @@ from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import identities, read_json, show_size
+from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors

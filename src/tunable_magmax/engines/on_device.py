@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.lora.adapter import Adapter
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.engines.inputs import Inputs
@@ -27,6 +26,7 @@ from tunable_magmax.merging.kernels import TensorPlace, TensorRange, split_range
 from tunable_magmax.merging.kernels.cuda import kernels_on
 from tunable_magmax.merging.kernels.launch import ALIGNMENT as PLANE_ALIGNMENT
 from tunable_magmax.merging.kernels.launch import available
+from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, working_dtype

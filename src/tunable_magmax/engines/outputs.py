@@ -23,7 +23,6 @@ from tunable_magmax.checkpoints.companions import (
     prepares_inputs,
     retyped_config,
 )
-from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
@@ -33,6 +32,7 @@ from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
+from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import cast_copied
 from tunable_magmax.merging.report import MergeReport

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.reading import widen
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.checkpoints.shards import Shard
 from tunable_magmax.checkpoints.tensors import TensorInfo
 from tunable_magmax.engines.inputs import Inputs
@@ -30,6 +29,7 @@ from tunable_magmax.errors import ClusterError, InputError, StorageError
 from tunable_magmax.merging.auction import Group, Ownership, Terms
 from tunable_magmax.merging.group_planes import GroupPlanes
 from tunable_magmax.merging.kernels import SLOTS, Counts, VectorKernels
+from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import Sources, Vectors

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels import Chunk, Kernels, TensorPlace, TensorRange
+from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.resources import MemoryPlan
 
 

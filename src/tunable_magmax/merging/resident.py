@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable
 from tunable_magmax.merging.device import DeviceChunk, DeviceMerge
 from tunable_magmax.merging.device_auction import Auction
 from tunable_magmax.merging.kernels import TensorPlace, TensorRange
 from tunable_magmax.merging.kernels.cuda import HostCopy
 from tunable_magmax.merging.kernels.launch import Address, Destination, Table
+from tunable_magmax.merging.layout import Layout, Mergeable
 from tunable_magmax.merging.methods import Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.report import Survey, matched_scale

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from tunable_magmax.checkpoints.layout import Layout
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.group_planes import BATCH_BYTES, LEAST_ROOM, LISTED_BYTES
 from tunable_magmax.merging.kernels import SLOTS, Kernels
+from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.singular import kept_bytes, working_bytes

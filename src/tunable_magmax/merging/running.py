@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import build_layout
 from tunable_magmax.errors import InputError
+from tunable_magmax.merging.layout import build_layout
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.reading import does_not_fit, working_dtype
 from tunable_magmax.merging.report import matched_scale

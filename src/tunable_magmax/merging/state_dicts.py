@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from tunable_magmax.checkpoints.layout import Layout, Mergeable, build_layout
 from tunable_magmax.checkpoints.tensors import FLOATS, Signature, TensorInfo, dtype_code, torch_dtype
 from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
 from tunable_magmax.merging.methods import METHODS, Method, read_options, unused_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options

@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tunable_magmax.checkpoints.layout import Mergeable
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.auction import LocalAuctioneer
 from tunable_magmax.merging.kernels import SLOTS, Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
+from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.reading import (

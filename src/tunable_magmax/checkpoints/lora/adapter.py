@@ -13,9 +13,8 @@ from typing import TypeAlias
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
-from tunable_magmax.checkpoints.mismatches import find_renaming
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
-from tunable_magmax.checkpoints.tensors import Signature, TensorInfo
+from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, find_renaming
 from tunable_magmax.errors import InputError, some_of
 
 Shape: TypeAlias = tuple[int, ...]

@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate
 
-from tunable_magmax.checkpoints.mismatches import (
+from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor, widest
+from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.merging.mismatches import (
     Mismatch,
     describe_mismatches,
     find_foreign,
@@ -20,8 +22,6 @@ from tunable_magmax.checkpoints.mismatches import (
     list_mismatches,
     partner,
 )
-from tunable_magmax.checkpoints.tensors import FORMAT_KEY, Signature, TensorInfo, names_by_tensor, widest
-from tunable_magmax.errors import InputError, closest, some_of
 
 LARGE_BUFFERS = 1 << 16
 """Bytes of integers that a small model may hold beside its weights: masks, positions and the like."""

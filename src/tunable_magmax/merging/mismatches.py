@@ -5,13 +5,12 @@ In the message a prefix of all names counts as one problem, and so does another 
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tunable_magmax.checkpoints.tensors import Signature
+from tunable_magmax.checkpoints.tensors import Renaming, Signature, find_renaming
 from tunable_magmax.errors import bulleted, closest, some_of
 from tunable_magmax.showing import number
 
@@ -52,58 +51,6 @@ class Mismatch:
             return str(first)
         joint = ", " if first.kind in ("lacks", "extra") else "; "
         return first._around(some_of((each.item + each.hint for each in alike), SHOWN, joint))
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """How a task's names become the base's: a prefix dropped, or one added."""
-
-    drop: str = ""
-    add: str = ""
-
-    def __call__(self, name: str) -> str:
-        return self.add + name.removeprefix(self.drop)
-
-    def back(self, name: str) -> str:
-        """Returns the task's name for a name of the base."""
-        return self.drop + name.removeprefix(self.add)
-
-    def __bool__(self) -> bool:
-        return bool(self.drop or self.add)
-
-    def words(self) -> str:
-        return f"dropping {self.drop!r}" if self.drop else f"adding {self.add!r}"
-
-
-def find_renaming(names: Iterable[str], base: Signature) -> Renaming:
-    """Returns the one prefix that, dropped or added, makes most of a task's names the base's; none if there is no one.
-
-    A model with a head holds the bare model under a prefix: adapters of one are used on checkpoints of the other. Other
-    names stay unknown to the base, and are refused as such.
-
-    >>> from tunable_magmax.checkpoints.tensors import TensorInfo
-    >>> base = Signature({"h.0.w": TensorInfo("h.0.w", "F32", (1,))}, {})
-    >>> find_renaming(["transformer.h.0.w"], base)
-    Renaming(drop='transformer.', add='')
-    """
-    names = list(names)
-    if any(base.name_of(name) for name in names):
-        return Renaming()
-    sample = names[:: 1 + len(names) // 16]  # thousands of experts would make as many choices
-    choices = {Renaming(drop=name[: dot.end()]) for name in sample for dot in re.finditer(r"\.", name)}
-    choices |= {
-        Renaming(add=known.removesuffix(name))
-        for name in sample
-        for known in (*base.tensors, *base.aliases)
-        if known.endswith(f".{name}")
-    }
-    matches = {
-        choice: sum(name.startswith(choice.drop) and base.name_of(choice(name)) is not None for name in names)
-        for choice in choices
-    }
-    most = max(matches.values(), default=0)
-    best = [choice for choice, count in matches.items() if count == most]
-    return best[0] if most and len(best) == 1 else Renaming()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import tunable_magmax
 from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.run_models import BuiltinModels
+from tunable_magmax.evaluation.run_models import RunModels
 from tunable_magmax.workflows.plan import plan_merge
 from tunable_magmax.workflows.verify import verify_checkpoint
 
@@ -123,7 +123,7 @@ def test_layers_that_only_the_tasks_have_are_means_by_weight(make, tmp_path):
     name = "pre_classifier.weight"
     assert torch.equal(merged[name], (first[name].double() * 0.75 + second[name].double() * 0.25).float())
     assert name in report.heads["mean"]
-    in_memory = BuiltinModels.read(base, tasks).with_heads({}, [3, 1])
+    in_memory = RunModels(base, tasks).merge(weights=[3, 1]).state_dict
     for made, value in in_memory.items():
         assert torch.equal(merged[made], value), made
 

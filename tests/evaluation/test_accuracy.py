@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +31,7 @@ def counted(scores, labels, tasks=None, classes=CLASSES, sample_tasks=None):
     members = list((tasks or {}).values())
     home = {k: t for t, group in enumerate(members) for k in group}
     owner = [home.get(int(label), -1) for label in labels] if sample_tasks is None else sample_tasks
-    predicted, known = predict(scores, owner, members)
+    predicted, known = predict(np.asarray(scores, dtype=np.float64), np.asarray(owner), members)
     known = known if tasks else None
     return Accuracy.of(predicted, labels, classes, tasks, sample_tasks=sample_tasks, known=known)
 
@@ -65,7 +64,7 @@ def test_every_count_is_what_counting_gives(data):
 @given(scored())
 def test_knowing_the_task_never_hurts(data):
     scores, labels = data
-    found = counted(torch.from_numpy(scores), torch.tensor(labels), TASKS)
+    found = counted(scores, labels, TASKS)
     for name, share in found.by_task.items():
         assert found.known_by_task[name].right >= share.right
         assert found.known_by_task[name].samples == share.samples
@@ -161,9 +160,6 @@ def test_an_interval_covers_as_often_as_it_says():
         (([0], [0, 1], CLASSES), {}, "1 predictions for 2 labels"),
         (([5], [0], CLASSES), {}, "predictions must be from 0 to 4, found 5 to 5"),
         (([0], [-1], CLASSES), {}, "labels must be from 0 to 4, found -1"),
-        (([0.5], [0], CLASSES), {}, "predictions must be a vector of whole numbers, found float64"),
-        (([0], [0], CLASSES, {"a": [0, 0]}), {}, r"task 'a' has the classes \[0, 0\]"),
-        (([0], [0], CLASSES, {"a": [7]}), {}, r"expected different indices from 0 to 4"),
         (([0], [0], CLASSES, {"a": [0]}), {"sample_tasks": [1]}, "tasks of samples must be from -1 to 0"),
         (([0], [0], CLASSES, {"a": [0]}), {"sample_tasks": [0, 0]}, "2 tasks of samples for 1 labels"),
         (([0], [0], CLASSES, {"a": [0]}), {"known": [0, 0]}, "2 predictions with the task known for 1 labels"),
@@ -177,6 +173,4 @@ def test_bad_input(arguments, options, says):
 
 def test_scores_that_are_no_numbers():
     with pytest.raises(InputError, match="the scores of 1 of 2 samples hold NaN or infinity"):
-        predict([[0.0, 1.0], [math.nan, 1.0]], [0, 0], [(0, 1)])
-    with pytest.raises(InputError, match=r"expected \[samples, classes\]"):
-        predict([0.0], [0], [(0,)])
+        predict(np.array([[0.0, 1.0], [math.nan, 1.0]]), np.array([0, 0]), [(0, 1)])

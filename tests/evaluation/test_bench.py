@@ -147,14 +147,15 @@ def test_a_check_stops_it_and_nothing_half_is_kept(image_run, tmp_path):
 def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_is_read(image_run, monkeypatch):
     monkeypatch.setattr("tunable_magmax.merging.resources.available_memory", lambda: 1000)
     monkeypatch.setattr("tunable_magmax.models.state.read_tensors", None)
+    run = Run.open(image_run.path)
     with pytest.raises(InputError, match=r"2 tasks are held in memory.* needs .*1000 B are free"):
-        RunModels(Run.open(image_run.path))
+        RunModels(run.base, run.tasks).state(SPECS[1])
 
 
 def test_a_broken_model_is_refused_and_an_unknown_checkpoint(image_run, tmp_path):
     with Bench(Run.open(image_run.path), device="cpu") as bench:
         data = bench.open("site", open_samples(image_run.pairs(tmp_path / "site", COUNTS)))
-        with pytest.raises(InputError, match="NaN or infinite"):
+        with pytest.raises(InputError, match="NaN or infinity"):
             bench.features(MergeSpec("average", 1e30, WEIGHTS), data)
         with pytest.raises(InputError, match="no checkpoint 3"):
             bench.features(MergeSpec(checkpoint=3), data)

@@ -21,8 +21,9 @@ import tunable_magmax as tmx
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Accuracy
-from tunable_magmax.evaluation.evaluator import Evaluator, full_float32, known_labels, label_samples
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.evaluation.bench import measure_model
+from tunable_magmax.evaluation.labelled import known_labels, label_samples
+from tunable_magmax.models.encoder import full_float32, load_encoder
 from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.recipe import read_recipe
@@ -93,7 +94,7 @@ def test_a_run_gives_its_matrix(any_run, tmp_path):
     assert found.matrix.base == tuple(share.value for share in rows["base"].by_task.values())
     assert found.matrix.samples == (8, 6)
     assert [m.name for m in found.matrix.metrics()][-1] == "forward_transfer"
-    assert [step for step in steps if step[0] == "evaluating"][-1] == ("evaluating", 42, 42)
+    assert [step for step in steps if step[0] == "embedding"][-1] == ("embedding", 42, 42)
 
 
 def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
@@ -106,30 +107,6 @@ def test_some_checkpoints_of_a_run_give_no_matrix(image_run, site):
         evaluate_run(image_run.path, site, checkpoints=["frist"], reading=CPU)
 
 
-def test_one_evaluator_for_many_merges(any_run, tmp_path):
-    """Inputs are read once, and no merge leaves a trace in the next."""
-    samples = open_samples(any_run.pairs(tmp_path / "site", COUNTS))
-    opened = []
-
-    def load(positions):
-        opened.extend(positions)
-        return samples.load(positions)
-
-    run = read_recipe(any_run.path)
-    head = load_head(any_run.path / "head.safetensors")
-    labelled = label_samples(dataclasses.replace(samples, load=load), head.classes, labelled_run.TASKS)
-    evaluator = Evaluator(load_encoder(run.base, "cpu"), head, labelled, batch=3)
-    states = [read_state(path)[0] for path in (run.base, *run.tasks)]
-    with tmx.MergeSession(states[0], states[1:]) as session:
-        several = [evaluator.measure(session.merge(weights=w).state_dict) for w in ([1, 0], [0, 1], [1, 1], [1, 0])]
-    assert opened == list(range(14))
-    assert several[0] == several[3]
-    for weights, found in zip(([1, 0], [0, 1], [1, 1]), several, strict=False):
-        written = merged(any_run.path, tmp_path / str(weights), weights=weights)
-        assert found == plain(any_run.path, written, samples.origin)
-    assert evaluator.measure() == several[3]  # as the weights are now
-
-
 @pytest.mark.parametrize("kind", ["clip", "clip-vision", "siglip", "siglip-vision", "vit-classifier"])
 def test_every_family_of_encoders(kind, site, tmp_path):
     first = tiny.save(tiny.build(kind), tmp_path / "first")
@@ -137,11 +114,12 @@ def test_every_family_of_encoders(kind, site, tmp_path):
     encoder = load_encoder(first, "cpu")
     random = np.random.default_rng(0)
     head = Head.of(random.normal(size=(4, encoder.dim)), list(COUNTS), 20.0)
-    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes))
+    labelled = label_samples(open_samples(site), head.classes)
     images = list(open_samples(site).load(range(14)))
     for folder in (other, first):
         expected = Classifier(load_encoder(folder, "cpu"), head).probabilities(images).argmax(axis=1)
-        assert evaluator.predict(read_state(folder)[0])[0].tolist() == expected.tolist()
+        found = measure_model(encoder, head, labelled, read_state(folder)[0]).accuracy
+        assert found == Accuracy.of(expected, labelled.targets, head.classes)
 
 
 def test_the_batch_does_not_matter(image_run, site):
@@ -155,9 +133,8 @@ def test_the_batch_does_not_matter(image_run, site):
 def test_training_mode_is_given_back(image_run, site):
     head = load_head(image_run.path / "head.safetensors")
     encoder = load_encoder(image_run.path / "base", "cpu")
-    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes))
     encoder.module.train()
-    evaluator.measure()
+    measure_model(encoder, head, label_samples(open_samples(site), head.classes))
     assert encoder.module.training
 
 
@@ -207,7 +184,7 @@ def test_samples_with_unknown_labels_are_left_out_if_they_are_few(tmp_path):
     message = r"2 of 4 labels are no class of the head, and these samples are left out: 'zebra', 'dgo' \(did you mean"
     with pytest.warns(UserWarning, match=message):
         found = label_samples(samples, ["cat", "dog"], {"pets": ("cat", "dog")})
-    assert (found.positions, found.truth.tolist(), found.unknown) == ((0, 2), [0, 1], 2)
+    assert (found.positions, found.targets.tolist(), found.unknown) == ((0, 2), [0, 1], 2)
     assert found.sample_tasks.tolist() == [0, 0]
     with pytest.raises(InputError, match="2 of 4 labels are no class of the head: 'zebra'"):
         label_samples(samples, ["cat", "dog"], strict=True)
@@ -309,18 +286,10 @@ def test_broken_weights(image_run, site, tmp_path):
 def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
     run = shutil.copytree(image_run.path, tmp_path / "run")
     tensors = load_file(run / "second" / "model.safetensors")
-    dropped = sorted(tensors)[0]
-    tensors.pop(dropped)
+    tensors.pop(sorted(tensors)[0])
     save_file(tensors, run / "second" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=f"lacks 1 tensors of .*, first '{dropped}'"):
+    with pytest.raises(InputError, match="the weights lack 1 tensors of"):
         evaluate_run(run, site, reading=CPU)
-    head = load_head(image_run.path / "head.safetensors")
-    evaluator = Evaluator(
-        load_encoder(image_run.path / "base", "cpu"), head, label_samples(open_samples(site), head.classes)
-    )
-    evaluator.fill(read_state(run / "first")[0])
-    with pytest.raises(InputError, match="the weights lack 1 tensors that those before them had"):
-        evaluator.fill(tensors)
 
 
 def test_no_data_and_no_benchmark(image_run):
@@ -333,13 +302,10 @@ def test_no_data_and_no_benchmark(image_run):
 def test_memory_that_runs_out_names_the_option(image_run, site, monkeypatch):
     head = load_head(image_run.path / "head.safetensors")
     encoder = load_encoder(image_run.path / "base", "cpu")
-    evaluator = Evaluator(encoder, head, label_samples(open_samples(site), head.classes), batch=64)
 
     def full(*_, **__):
         raise torch.cuda.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(type(encoder), "pool", full)
-    with pytest.raises(
-        InputError, match="ran out of memory with 64 samples at a time: give a smaller --batch, such as 16"
-    ):
-        evaluator.measure()
+    with pytest.raises(InputError, match="ran out of memory: give a smaller --batch"):
+        measure_model(encoder, head, label_samples(open_samples(site), head.classes))

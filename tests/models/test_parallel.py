@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from tunable_magmax.models.parallel import SMALLEST, in_parallel
+from tunable_magmax.models.prepared import SMALLEST_PART as SMALLEST
+from tunable_magmax.models.prepared import in_parallel
 
 CPU = torch.device("cpu")
 

@@ -240,5 +240,5 @@ def test_models_that_are_refused(image_run, model, tmp_path):
 
     state = load_file(broken / "model.safetensors")
     save_file({name: tensor * np.nan for name, tensor in state.items()}, broken / "model.safetensors")
-    with pytest.raises(InputError, match=r"broken: embeddings hold NaN or infinity"):
+    with pytest.raises(InputError, match=r"broken, or .* hold NaN or infinity"):
         load_classifier(broken, "cpu").predict(image_run.inputs("red", 1, 0))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
 LEVEL = 0.95
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 ACCURACY_VERSION = 1
 ACCURACY_DEFINITIONS = {
     "accuracy": "share of samples whose class has the largest score among all classes of the head (task unknown)",
@@ -155,7 +157,6 @@ class Accuracy:
         """
         if not 0 < level < 1:
             raise InputError(f"the level of intervals is {level}, expected a number between 0 and 1, such as {LEVEL}")
-        _require_tasks(tasks or {}, len(classes))
         truth = _indices(labels, len(classes), "labels")
         guess = _indices(predicted, len(classes), "predictions", length=len(truth))
         names, members = tuple(tasks or ()), tuple(tuple(sorted(map(int, group))) for group in (tasks or {}).values())
@@ -211,9 +212,9 @@ class Accuracy:
             "classes": [{"name": name, **self._record(share)} for name, share in self.by_class.items()],
         }
 
-    def to_frame(self, by: Literal["task", "class"] = "task") -> pandas.DataFrame:
-        """Returns accuracy and interval over all samples and by task, or by class, as a pandas frame."""
-        shares = {"all": self.overall} | self.by_task if by == "task" else self.by_class
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns accuracy and interval over all samples and by task, as a pandas frame."""
+        shares = {"all": self.overall} | self.by_task
         ends = [share.interval(self.level) for share in shares.values()]
         columns: dict[str, Sequence[float]] = {
             "accuracy": [share.value for share in shares.values()],
@@ -221,7 +222,7 @@ class Accuracy:
             "high": [high for _, high in ends],
             "samples": [share.samples for share in shares.values()],
         }
-        return data_frame(columns, list(shares), by)
+        return data_frame(columns, list(shares), "task")
 
     def _record(self, share: Share, prefix: str = "") -> dict[str, Any]:
         return {
@@ -232,35 +233,26 @@ class Accuracy:
         }
 
 
-def predict(scores: Any, owner: Any, members: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def predict(scores: Floats, owner: Ints, members: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Returns the best class of each row of `scores` [n, classes]: among all, and among the sample's task's.
 
     `owner` [n]: the task of each sample; without one (-1) the second answer is -1. Equal scores: the first class.
     """
-    import torch
-
-    table = torch.as_tensor(scores)
-    if table.ndim != 2:
-        raise InputError(f"scores have shape {tuple(table.shape)}, expected [samples, classes]")
-    bad = int((~torch.isfinite(table)).any(dim=1).sum())
+    bad = int((~np.isfinite(scores)).any(axis=1).sum())
     if bad:
         raise InputError(
-            f"the scores of {bad} of {len(table)} samples hold NaN or infinity: the checkpoint's numbers are broken "
+            f"the scores of {bad} of {len(scores)} samples hold NaN or infinity: the checkpoint's numbers are broken "
             "(training diverged, or the scale is far too large)"
         )
-    predicted = table.argmax(dim=1).cpu().numpy()
-    tasks = torch.as_tensor(owner, dtype=torch.int64, device=table.device)
-    if not members or not len(table):
-        return predicted, np.full(len(table), -1)
-    allowed = torch.zeros(len(members), table.shape[1], dtype=torch.bool)
-    for row, group in zip(allowed, members, strict=True):
-        row[list(group)] = True
-    open_to = allowed.to(table.device)[tasks.clamp(min=0)]
-    known = table.masked_fill(~open_to, -math.inf).argmax(dim=1)
-    return predicted, torch.where(tasks >= 0, known, -1).cpu().numpy()
+    known = np.full(len(scores), -1, dtype=np.int64)
+    for task, group in enumerate(members):
+        rows = np.flatnonzero(owner == task)
+        own = np.array(sorted(group), dtype=np.int64)
+        known[rows] = own[scores[np.ix_(rows, own)].argmax(axis=1)]
+    return scores.argmax(axis=1), known
 
 
-def task_of_class(members: Sequence[Sequence[int]], classes: int) -> NDArray[np.int64] | None:
+def task_of_class(members: Sequence[Sequence[int]], classes: int) -> Ints | None:
     """Returns the task of each class, -1 for none; None where tasks share classes."""
     home = np.full(classes, -1, dtype=np.int64)
     for task, group in enumerate(members):
@@ -271,27 +263,15 @@ def task_of_class(members: Sequence[Sequence[int]], classes: int) -> NDArray[np.
     return home
 
 
-def _require_tasks(tasks: Mapping[str, Sequence[int]], classes: int) -> None:
-    for name, group in tasks.items():
-        if not group or len(set(group)) < len(group) or not all(0 <= k < classes for k in group):
-            raise InputError(
-                f"task {name!r} has the classes {list(group)[:10]}: expected different indices from 0 to {classes - 1}"
-            )
-
-
-def _indices(values: Any, count: int, what: str, least: int = 0, length: int | None = None) -> NDArray[np.int64]:
+def _indices(values: Any, count: int, what: str, least: int = 0, length: int | None = None) -> Ints:
     """Returns values as an array of indices below `count`; refuses another `length` than the labels'."""
-    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-    if not array.size:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{what} must be a vector of whole numbers, found {array.dtype} {array.shape}")
+    array = np.asarray(values, dtype=np.int64)
     if array.size and (array.min() < least or array.max() >= count):
         raise InputError(f"{what} must be from {least} to {count - 1}, found {array.min()} to {array.max()}")
     if length is not None and len(array) != length:
         raise InputError(f"{len(array)} {what} for {length} labels: give one for each")
-    return array.astype(np.int64)
+    return array
 
 
-def _counts(indices: NDArray[np.int64], count: int) -> tuple[int, ...]:
+def _counts(indices: Ints, count: int) -> tuple[int, ...]:
     return tuple(np.bincount(indices, minlength=count).tolist())

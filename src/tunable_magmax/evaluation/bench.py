@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Floats, unit_rows
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Labelled, full_float32
+from tunable_magmax.evaluation.accuracy import LEVEL, Accuracy, Ints
+from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
@@ -26,14 +27,13 @@ from tunable_magmax.models.fitting import FittedHead, FoldedRows, Linear, Rows, 
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.models.encoder import Encoder, Refill
     from tunable_magmax.models.head import Head
     from tunable_magmax.models.prepared import Prepared
 
-Ints = NDArray[np.int64]
-BATCH = 64
-DEVICE_BATCH = 512
 CACHE_BYTES = 512 << 20
 """Features that stay in memory."""
 ANCHORS = 100
@@ -119,12 +119,13 @@ class Bench:
 
         self.run, self.progress, self.precise = run, progress, precise
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.models = RunModels(run, seed=seed, device=where, progress=progress)
+        options: dict[str, Any] = {"seed": seed, "device": where, "progress": progress}
+        self.models = RunModels(run.base, run.tasks, run.heads, builtin=run.head is None, **options)
         self.encoder: Encoder
-        if self.models.builtin is not None:
-            self.encoder = self.models.builtin.encoder(device)
+        if self.models.labels is not None:
+            self.encoder = self.models.encoder(device)
             self.frozen: Head | None = None
-            self.classes: tuple[str, ...] = self.models.builtin_labels
+            self.classes: tuple[str, ...] = self.models.labels
         else:
             if head is None and run.head is None:
                 raise InputError(f"{run.path} has neither a head nor tasks with classifiers: `tmx init` can add one")
@@ -197,10 +198,9 @@ class Bench:
 
         options: dict[str, Any] = {"strict": strict, "progress": self.progress}
         prepared = prepare(self.encoder, labelled.samples, labelled.positions, **options)
-        row = {position: k for k, position in enumerate(labelled.positions)}
-        kept = labelled.take([row[position] for position in prepared.positions])
+        kept = labelled.readable(prepared.positions)
         tasks = np.full(len(kept), -1, dtype=np.int64) if kept.sample_tasks is None else kept.sample_tasks
-        return BenchData(name, prepared, kept.truth, tasks)
+        return BenchData(name, prepared, kept.targets, tasks)
 
     def join(self, name: str, parts: Sequence[BenchData]) -> BenchData:
         """Returns several data as one."""
@@ -294,33 +294,11 @@ class Bench:
                 self._old.popitem(last=False)
 
     def _embedded(self, data: BenchData, check: Callable[[], None] | None) -> NDArray[np.float32]:
-        import torch
+        from tunable_magmax.models.prepared import embed_prepared
 
-        from tunable_magmax.models.parallel import in_parallel
-
-        device = self.encoder.device
-
-        def embed(rows: Sequence[int]) -> Any:
-            with torch.inference_mode(), full_float32(device, self.precise):
-                return self.encoder.pool(data.prepared.batch(rows)).float().cpu().numpy()
-
-        parts: list[NDArray[np.float32]] = []
-        done, size = 0, BATCH if device.type == "cpu" else DEVICE_BATCH
-        order = data.prepared.by_length()
-        with self.encoder.evaluating():
-            for part in in_parallel(lambda rows: embed(order[rows.start : rows.stop]), len(data), size, device):
-                parts.append(part)
-                done += len(part)
-                if check is not None:
-                    check()
-                if self.progress is not None:
-                    self.progress("embedding", done, len(data))
         self.embedded += len(data)
-        found = np.concatenate(parts)
-        found[order] = found.copy()
-        if not np.isfinite(found).all():
-            raise InputError(f"a model of {self.run.path} gives features that are NaN or infinite: it is broken")
-        return found
+        options: dict[str, Any] = {"precise": self.precise, "check": check, "progress": self.progress}
+        return embed_prepared(self.encoder, data.prepared, **options)
 
     def _shorten(self) -> None:
         total = sum(values.nbytes for values in self._features.values())
@@ -468,6 +446,46 @@ class Bench:
         mean = np.divide(relative.sum(axis=0), holders, out=np.ones(len(holders)), where=holders > 0)
         found: Floats = np.where(holders > 0, mean, 1.0)
         return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The accuracy of one model; `unreadable`: samples that were left out because they cannot be read."""
+
+    accuracy: Accuracy
+    unreadable: int
+
+
+def measure_model(
+    encoder: Encoder,
+    head: Head,
+    labelled: Labelled,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    batch: int | None = None,
+    strict: bool = False,
+    level: float = LEVEL,
+    progress: Progress | None = None,
+) -> Measured:
+    """Measures one encoder, with the tensors of `state` if given, on labelled samples.
+
+    A builtin head stands for the classifier that the encoder has then; its bias is added.
+    """
+    from tunable_magmax.models.encoder import Refill
+    from tunable_magmax.models.head import require_match
+    from tunable_magmax.models.prepared import embed_prepared, prepare
+
+    require_match(encoder, head)
+    prepared = prepare(encoder, labelled.samples, labelled.positions, strict=strict, progress=progress)
+    if state is not None:
+        Refill(encoder, state)(state)
+    features = embed_prepared(encoder, prepared, batch, progress=progress)
+    if isinstance(encoder, BuiltinEncoder):
+        logits = encoder.head.logits(features) + (0.0 if head.bias is None else head.bias)
+    else:
+        logits = head.logits(features)
+    accuracy = labelled.readable(prepared.positions).accuracy(logits, head.classes, level)
+    return Measured(accuracy, prepared.failed)
 
 
 def _spread(count: int, most: int) -> list[int]:

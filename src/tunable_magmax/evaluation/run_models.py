@@ -1,10 +1,11 @@
-"""The models of a run in memory: its checkpoints and merges of them, with the classifiers that they have."""
+"""Base and tasks in memory, and merges of them, with the classifiers that they have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,15 +14,15 @@ from tunable_magmax.checkpoints.model_config import ModelConfig
 from tunable_magmax.checkpoints.source import as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, show_size
-from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.methods import METHODS, read_options
 from tunable_magmax.models.builtin import builtin_labels
-from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tunable_magmax.checkpoints.heads import Heads
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.merging.state_dicts import Merged, MergeSession
     from tunable_magmax.models.builtin import BuiltinEncoder
 
 MODELS_BESIDE = 3
@@ -74,34 +75,59 @@ BASE = MergeSpec(checkpoint=0)
 
 
 class RunModels:
-    """The checkpoints of a run and its merges, all in memory. A context manager.
+    """Base and tasks, and merges of them, as tensors by name. A context manager.
 
-    Base and tasks are read once and task vectors compared once; a model then costs a merge.
+    Checkpoints are read once, when the first merge is made, and task vectors compared once; a model then costs a merge.
     """
 
-    def __init__(self, run: Run, *, seed: int = 0, device: str | None = None, progress: Progress | None = None) -> None:
-        """`seed`: of the keys that settle which elements a task gives. `device`: where models are merged."""
-        from tunable_magmax.merging.state_dicts import MergeSession
+    def __init__(
+        self,
+        base: Path,
+        tasks: Sequence[Path],
+        heads: str | None = None,
+        *,
+        builtin: bool = True,
+        seed: int = 0,
+        device: str | None = None,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """`heads`: what becomes of the tasks' classifiers, which are left out unless `builtin`.
 
-        refuse_adapters(run)
-        refuse_too_large(run)
-        self.run, self.seed = run, seed
+        `seed`: of the keys that settle which elements a task gives. `device`: where models are merged.
+        """
+        from tunable_magmax.checkpoints.checkpoint import Checkpoint
+        from tunable_magmax.checkpoints.views import read_tensor
+
+        refuse_adapters(tasks)
+        self.paths, self.seed, self.progress = (base, *tasks), seed, progress
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
-        self._labels = merged_labels(run.base, run.tasks, run.heads)
-        self.builtin = None if self._labels is None else BuiltinModels.read(run.base, run.tasks, run.heads, progress)
-        if self.builtin is None:
-            self._states = read_states((run.base, *run.tasks), progress)
-        elif run.head is None:
-            self._states = list(self.builtin.states)
-        else:  # the run's head goes before the tasks' own
-            self._states, self.builtin = self.builtin.without_heads(), None
-        if device is not None and device != "cpu":
-            self._states = [moved(state, device) for state in self._states]
-            if self.builtin is not None:
-                self.builtin = replace(self.builtin, states=tuple(self._states))
-        copied = None if self.builtin is None else self.builtin.copied or None
-        self._session = MergeSession(self._states[0], self._states[1:], exclude=copied)
+        self._device, self._patterns = device, (include, exclude)
+        labels = merged_labels(base, tasks, heads)
+        self.labels = labels if builtin else None
+        """The labels of the classifier that the models have themselves; None: they have none, or it is left out."""
+        self.heads: Heads | None = None
+        self._config: dict[str, Any] = {}
+        self._read_already: list[dict[str, Tensor]] | None = None
+        if labels is None:
+            return
+        refuse_too_large(base, tasks)
+        with _opened(base, tasks, heads) as inputs:
+            made = () if inputs.heads is None else (*inputs.heads.classifier, *inputs.heads.mean)
+            names, states = list(inputs.base.tensors), []
+            for opened in inputs.checkpoints:
+                assert isinstance(opened, Checkpoint)
+                held = [name for name in names if name in opened.tensors or name in opened.aliases]
+                states.append({name: read_tensor(opened, name) for name in held if builtin or name not in made})
+                self._report_loading(len(states))
+            if builtin and inputs.heads is not None:
+                self.heads = inputs.heads.kept_in_memory()
+            config = ModelConfig.of(base)
+            own = None if inputs.heads is None else inputs.heads.config
+            self._config = dict(own) if own is not None else {} if config is None else config.content
+        self._read_already = [self._placed(state) for state in states]
 
     def __enter__(self) -> Self:
         return self
@@ -111,37 +137,98 @@ class RunModels:
 
     def close(self) -> None:
         """Frees the task vectors."""
-        self._session.close()
-
-    @property
-    def builtin_labels(self) -> tuple[str, ...]:
-        """The labels of the classifiers that the models have themselves."""
-        assert self.builtin is not None
-        return tuple(self._labels or ())
+        if "_session" in vars(self):
+            self._session.close()
 
     @property
     def elements(self) -> int:
         """d, the number of merged elements."""
         return self._session.elements
 
+    @cached_property
+    def _states(self) -> list[dict[str, Tensor]]:
+        from tunable_magmax.models.state import read_tensors
+
+        if self._read_already is not None:
+            return self._read_already
+        refuse_too_large(self.paths[0], self.paths[1:])
+        states = []
+        for path in self.paths:
+            states.append(self._placed(read_tensors(path)))
+            self._report_loading(len(states))
+        return states
+
+    @cached_property
+    def _session(self) -> MergeSession:
+        from tunable_magmax.merging.state_dicts import MergeSession
+
+        include, exclude = self._patterns
+        copied = () if self.heads is None else tuple(map(escape, self.heads.copied))
+        return MergeSession(
+            self._states[0], self._states[1:], include=include, exclude=[*(exclude or ()), *copied] or None
+        )
+
+    def _report_loading(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress("loading", done, len(self.paths))
+
+    def _placed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Moves tensors to the device; tied ones stay one tensor."""
+        if self._device in (None, "cpu"):
+            return dict(state)
+        placed = {id(tensor): tensor.to(self._device) for tensor in state.values()}
+        return {name: placed[id(tensor)] for name, tensor in state.items()}
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    def merge(self, **options: Any) -> Merged:
+        """Merges in memory, as `merge_checkpoints` does by files; include and exclude are fixed from the beginning."""
+        merged = self._session.merge(**options)
+        if self.heads is None:
+            return merged
+        tasks = len(self.paths) - 1
+        state = {**merged.state_dict, **self._made(read_options(tasks, **options).head_weights(tasks))}
+        return replace(merged, state_dict=state, report=replace(merged.report, heads=self.heads.describe()))
+
     def state(self, spec: MergeSpec) -> dict[str, Tensor]:
         """Returns the tensors of a model; of a merge, its report is put into `reports`."""
         if spec.checkpoint is not None:
-            if not 0 <= spec.checkpoint < len(self._states):
-                raise InputError(f"the run has no checkpoint {spec.checkpoint}; it has {len(self._states) - 1} tasks")
-            if self.builtin is not None:
-                return self.builtin.of_checkpoint(spec.checkpoint)
-            return self._states[spec.checkpoint]
-        weights = None if spec.weights is None else list(spec.weights)
-        options = {**dict(spec.options), **({} if weights is None else {"weights": weights})}
-        merged = self._session.merge(method=spec.method, scale=spec.scale, seed=self.seed, **options)
+            return self._checkpoint(spec.checkpoint)
+        weights = {} if spec.weights is None else {"weights": list(spec.weights)}
+        merged = self.merge(method=spec.method, scale=spec.scale, seed=self.seed, **dict(spec.options), **weights)
         self.reports[spec] = merged.report
-        if spec.method == "last_task":
-            weights = [*[0.0] * (len(self.run.tasks) - 1), 1.0]
-        return merged.state_dict if self.builtin is None else self.builtin.with_heads(merged.state_dict, weights)
+        return merged.state_dict
 
+    def _checkpoint(self, number: int) -> dict[str, Tensor]:
+        """Returns a checkpoint as it is, with rows for all labels; a task's own head counts alone.
 
-# -- classifiers that the models have themselves ----------------------------------------------------------------------
+        The base has the last task's, as the merge of the last task at scale 0 has.
+        """
+        from tunable_magmax.models.state import read_tensors
+
+        tasks = len(self.paths) - 1
+        if not 0 <= number <= tasks:
+            raise InputError(f"the run has no checkpoint {number}; it has {tasks} tasks")
+        if self._read_already is None and "_states" not in vars(self):
+            return self._placed(read_tensors(self.paths[number]))
+        if self.heads is None:
+            return self._states[number]
+        plain = {name: tensor for name, tensor in self._states[number].items() if name not in self.heads.made}
+        return {**self._states[0], **plain, **self._made([float(t == (number or tasks)) for t in range(1, tasks + 1)])}
+
+    def _made(self, weights: Sequence[float]) -> dict[str, Tensor]:
+        """Returns the tensors of classifiers that are made of the tasks' own."""
+        assert self.heads is not None
+        return self._placed(self.heads.state(weights))
+
+    def encoder(self, device: str | None = None) -> BuiltinEncoder:
+        """Returns the base with the classifier over all labels; its weights are to be replaced."""
+        from tunable_magmax.models.builtin import builtin_encoder
+        from tunable_magmax.models.state import tensors_digest
+
+        # Copies, because the module's parameters may be the tensors that it is made of.
+        state = {name: tensor.clone().cpu() for name, tensor in self._checkpoint(0).items()}
+        return builtin_encoder(self._config, state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
 def merged_labels(base: Path, tasks: Sequence[Path], heads: str | None = None) -> tuple[str, ...] | None:
@@ -167,91 +254,13 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
 
 def _opened(base: Path, tasks: Sequence[Path], heads: str | None) -> Any:
     from tunable_magmax.engines.inputs import Inputs
-    from tunable_magmax.merging.methods import read_options
 
     return Inputs(base, tasks, read_options(len(tasks), heads=heads))
 
 
-@dataclass(frozen=True, eq=False)
-class BuiltinModels:
-    """Base and tasks in memory, under the names of the merge. `heads`: how heads are made; None: they are merged."""
-
-    paths: tuple[Path, ...]
-    states: tuple[dict[str, Tensor], ...]
-    heads: Heads | None
-    config: dict[str, Any]
-    copied: tuple[str, ...]
-    """Patterns of tensors that are not merged."""
-
-    @classmethod
-    def read(
-        cls, base: Path, tasks: Sequence[Path], heads: str | None = None, progress: Progress | None = None
-    ) -> BuiltinModels:
-        """Reads base and tasks."""
-        from tunable_magmax.checkpoints.checkpoint import Checkpoint
-        from tunable_magmax.checkpoints.views import read_tensor
-
-        with _opened(base, tasks, heads) as inputs:
-            names = list(inputs.base.tensors)
-            states = []
-            for done, opened in enumerate(inputs.checkpoints, 1):
-                assert isinstance(opened, Checkpoint)
-                held = [name for name in names if name in opened.tensors or name in opened.aliases]
-                states.append({name: read_tensor(opened, name) for name in held})
-                if progress is not None:
-                    progress("loading", done, len(inputs.checkpoints))
-            found = inputs.heads
-            made = None if found is None else found.kept_in_memory()
-            own = None if found is None else found.config
-        config = ModelConfig.of(base)
-        content = dict(own) if own is not None else {} if config is None else config.content
-        copied = () if found is None else tuple(map(escape, found.copied))
-        return cls((base, *tasks), tuple(states), made, content, copied)
-
-    def of_checkpoint(self, number: int) -> dict[str, Tensor]:
-        """Returns a checkpoint as it is, 0 is the base, with rows for all labels; a task's own head counts alone.
-
-        The base has the last task's, as the merge of the last task at scale 0 has.
-        """
-        tasks = len(self.paths) - 1
-        weights = [float(t == (number or tasks)) for t in range(1, tasks + 1)]
-        return {**self.states[0], **self._plain(number), **self._made(weights)}
-
-    def with_heads(self, merged: dict[str, Tensor], weights: Sequence[float | Fraction] | None) -> dict[str, Tensor]:
-        """Returns merged tensors with the heads that the weights make."""
-        return {**merged, **self._made([1.0] * (len(self.paths) - 1) if weights is None else weights)}
-
-    def _plain(self, number: int) -> dict[str, Tensor]:
-        made = () if self.heads is None else (*self.heads.classifier, *self.heads.mean)
-        return {name: tensor for name, tensor in self.states[number].items() if name not in made}
-
-    def _made(self, weights: Sequence[float | Fraction]) -> dict[str, Tensor]:
-        if self.heads is None:
-            return {}
-        where = next(iter(self.states[0].values())).device
-        made = self.heads.state([float(weight) for weight in weights])
-        return {name: tensor.to(where) for name, tensor in made.items()}
-
-    def without_heads(self) -> list[dict[str, Tensor]]:
-        """Returns base and tasks without the tensors of heads that they do not share."""
-        return [self._plain(number) for number in range(len(self.states))]
-
-    def encoder(self, device: str | None = None) -> BuiltinEncoder:
-        """Returns the base with the classifier over all labels; its weights are to be replaced."""
-        from tunable_magmax.models.builtin import builtin_encoder
-        from tunable_magmax.models.state import tensors_digest
-
-        # Copies, because the module's parameters may be the tensors that it is made of.
-        state = {name: tensor.clone().cpu() for name, tensor in self.of_checkpoint(0).items()}
-        return builtin_encoder(self.config, state, tensors_digest(state), self.paths[0], self.paths, device)
-
-
-# -- what cannot be held in memory ------------------------------------------------------------------------------------
-
-
-def refuse_adapters(run: Run) -> None:
-    """Refuses to score the models of a run whose tasks are adapters."""
-    adapter = next(filter(holds_adapter, run.tasks), None)
+def refuse_adapters(tasks: Sequence[Path]) -> None:
+    """Refuses to score models of tasks that are adapters."""
+    adapter = next(filter(holds_adapter, tasks), None)
     if adapter is not None:
         raise InputError(
             f"{adapter} is a LoRA adapter, and only whole checkpoints can be scored on samples: make "
@@ -259,36 +268,18 @@ def refuse_adapters(run: Run) -> None:
         )
 
 
-def refuse_too_large(run: Run) -> None:
-    """Refuses a run whose base and tasks do not fit into memory together; reads headers only."""
+def refuse_too_large(base: Path, tasks: Sequence[Path]) -> None:
+    """Refuses base and tasks that do not fit into memory together; reads headers only."""
     from tunable_magmax.merging.resources import available_memory
 
     sizes = []
-    for path in (run.base, *run.tasks):
+    for path in (base, *tasks):
         with open_checkpoint(path) as checkpoint:
             sizes.append(sum(info.nbytes for info in checkpoint.tensors.values()))
-    needed, available = sum(sizes) + MODELS_BESIDE * sizes[0] + len(run.tasks) * sizes[0] // 32, available_memory()
+    needed, available = sum(sizes) + MODELS_BESIDE * sizes[0] + len(tasks) * sizes[0] // 32, available_memory()
     if available is not None and needed > available:
         raise InputError(
-            f"{run.path}: the base ({show_size(sizes[0])}) and {len(run.tasks)} tasks are held in memory together, "
+            f"the base {base} ({show_size(sizes[0])}) and {len(tasks)} tasks are held in memory together, "
             f"which needs about {show_size(needed)}, but {show_size(available)} are free: take a run of fewer tasks, "
             "close other programs, or merge by files with `tmx merge` and measure with `tmx eval`"
         )
-
-
-def read_states(paths: Sequence[Path], progress: Progress | None = None) -> list[dict[str, Tensor]]:
-    """Reads the tensors of checkpoints, one after the other."""
-    from tunable_magmax.models.state import read_tensors
-
-    states = []
-    for done, path in enumerate(paths, 1):
-        states.append(read_tensors(path))
-        if progress is not None:
-            progress("loading", done, len(paths))
-    return states
-
-
-def moved(state: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
-    """Moves tensors to a device; tied ones stay one tensor."""
-    placed = {id(tensor): tensor.to(device) for tensor in state.values()}
-    return {name: placed[id(tensor)] for name, tensor in state.items()}

@@ -21,7 +21,7 @@ from tunable_magmax.data.benchmark import open_benchmark
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark, label_samples
+from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
 from tunable_magmax.experiments.rows import MERGED
 from tunable_magmax.experiments.table import slug
@@ -29,8 +29,9 @@ from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.state_dicts import MergeSession
-from tunable_magmax.models.encoder import load_encoder
+from tunable_magmax.models.encoder import Refill, load_encoder
 from tunable_magmax.models.head import Head, load_head
+from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
 from tunable_magmax.models.state import read_tensors
 from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
@@ -282,13 +283,25 @@ def _measure(
     encoder, frozen = load_encoder(run.base, "cpu"), load_head(run.head)
     priors = [models[site]["inputs"].preference.prior for site in SITES]
     usual = [frozen if prior is None else frozen.with_bias(prior.bias(frozen.classes)) for prior in priors]
-    everything = Evaluator(encoder, frozen, label_benchmark(open_benchmark(config.benchmark), frozen.classes))
+
+    def opened(labelled: Labelled) -> tuple[Labelled, Prepared]:
+        prepared = prepare(encoder, labelled.samples, labelled.positions)
+        return labelled.readable(prepared.positions), prepared
+
+    def on(samples: Samples) -> tuple[Labelled, Prepared]:
+        return opened(label_samples(samples, frozen.classes, {}))
+
+    everything = opened(label_benchmark(open_benchmark(config.benchmark), frozen.classes))
     base, *states = (read_tensors(path) for path in (run.base, *run.tasks))
+    refill = Refill(encoder, base)
+
+    def logits(state: Mapping[str, Tensor], data: tuple[Labelled, Prepared], heads: Sequence[Head]) -> list[Any]:
+        """Returns what heads give for a model's features of some pictures."""
+        refill(state)
+        features = embed_prepared(encoder, data[1])
+        return [head.logits(features) for head in heads]
+
     with MergeSession(base, states) as session:
-
-        def on(samples: Samples) -> Evaluator:
-            return Evaluator(encoder, frozen, label_samples(samples, frozen.classes, {}))
-
         unseen = [on(open_samples(_site_folder(place, site) / "test")) for site in SITES]
 
         def merged(scale: float | str = "matched", **options: Any) -> dict[str, Tensor]:
@@ -298,9 +311,8 @@ def _measure(
             """Returns for each site the accuracy of the plain head without a prior, and that with a site's head."""
             found = []
             for site, head in zip(unseen, own, strict=True):
-                fitted = Evaluator(encoder, head, site.labelled, prepared=site.prepared)
-                scores = (site.logits(state).numpy(), fitted.logits(state).numpy())
-                plain, informed = (float((each.argmax(axis=1) == site.truth).mean()) for each in scores)
+                scores = logits(state, site, (frozen, head))
+                plain, informed = (float((each.argmax(axis=1) == site[0].targets).mean()) for each in scores)
                 found.append((plain, informed))
             return found
 
@@ -315,7 +327,8 @@ def _measure(
             used = [made if made and own == site else usual[k] for k, site in enumerate(SITES)]
             without, informed = zip(*right(state, used), strict=True)
             halved = None if half is None else tuple(pair[0] for pair in right(half, usual))
-            by_task = tuple(share.value for share in everything.measure(state).by_task.values())
+            accuracy = everything[0].accuracy(logits(state, everything, (frozen,))[0], frozen.classes)
+            by_task = tuple(share.value for share in accuracy.by_task.values())
             rows.append(Scores(model, by_task, without, informed, halved, own, made is not None))
 
         add("base", base, base)
@@ -324,7 +337,7 @@ def _measure(
             add(name, merged(method=MERGED[name]), merged(HALF, method=MERGED[name]))
         for site in SITES:
             known = on(_known_pictures(_site_folder(place, site), frozen.classes))
-            counts = [known.measure(state).overall.right for state in states]
+            counts = [(logits(s, known, (frozen,))[0].argmax(axis=1) == known[0].targets).sum() for s in states]
             best = counts.index(max(counts))
             alone = [float(t == best) for t in range(len(TASKS))]
             add("best single task", states[best], merged(HALF, weights=alone), site)

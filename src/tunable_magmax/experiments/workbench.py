@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import Floats, choose_rows, unit_rows
@@ -23,7 +22,7 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import predict
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.choosing import affordable, sizes, tokens_of
-from tunable_magmax.evaluation.evaluator import full_float32, label_benchmark, label_samples
+from tunable_magmax.evaluation.labelled import label_benchmark, label_samples
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.lottery import derived_seed
@@ -155,7 +154,7 @@ class Workbench:
         labelled = label_benchmark(self.benchmark, self.bench.classes)
         samples = self.benchmark.test.subset(labelled.positions)
         assert labelled.sample_tasks is not None
-        names = [self.bench.classes[k] for k in labelled.truth.tolist()]
+        names = [self.bench.classes[k] for k in labelled.targets.tolist()]
         tests = self.bench.open("test", samples, names, labelled.sample_tasks.tolist())
         positions = [labelled.positions[k] for k in tests.prepared.positions]
         self._row = {position: k for k, position in enumerate(positions)}
@@ -236,7 +235,7 @@ class Workbench:
     def count(self, side: Side, logits: Floats, environment: Environment) -> Count:
         """Counts what is right in the rest of an environment."""
         rows = np.array(self._rows(environment.rest), dtype=np.int64)
-        predicted, known = predict(torch.from_numpy(logits), side.owners[rows], side.members)
+        predicted, known = predict(logits, side.owners[rows], side.members)
         right, among = (int((classes == side.tests.labels[rows]).sum()) for classes in (predicted, known))
         return Count(right, len(rows), among)
 
@@ -280,8 +279,7 @@ class Workbench:
         """Returns the length of each task vector."""
         models = self.bench.models
         base, *states = (models.state(MergeSpec(checkpoint=k)) for k in range(self.tasks + 1))
-        builtin = models.builtin
-        heads = {} if builtin is None or builtin.heads is None else builtin.heads.state([1.0] * self.tasks)
+        heads = () if models.heads is None else models.heads.made
         names = [name for name, tensor in base.items() if tensor.is_floating_point() and name not in heads]
         return [
             float(np.sqrt(sum(float((state[name].double() - base[name].double()).square().sum()) for name in names)))
@@ -297,7 +295,7 @@ class Workbench:
                 "or leave 'best' out of the scales"
             )
         labelled = label_samples(self.benchmark.train, self.bench.classes, None, positions)
-        names = [self.bench.classes[k] for k in labelled.truth.tolist()]
+        names = [self.bench.classes[k] for k in labelled.targets.tolist()]
         return self.bench.open("held", self.benchmark.train.subset(labelled.positions), names)
 
     def _rows(self, positions: Sequence[int]) -> list[int]:
@@ -381,10 +379,7 @@ class Workbench:
         """Returns the base's own embeddings, which profiles hold: of sentences, the mean over the tokens."""
         if not self.bench.is_builtin:
             return self.bench.features(BASE, data)
-        encoder = self._plain_encoder
-        with full_float32(encoder.device, precise=False):
-            features: NDArray[np.float32] = embed_prepared(encoder, data.prepared, BATCH).cpu().numpy()
-        return features
+        return embed_prepared(self._plain_encoder, data.prepared, BATCH, precise=False)
 
     @cached_property
     def _plain_encoder(self) -> Any:

@@ -20,6 +20,7 @@ from tunable_magmax.checkpoints.model_config import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import EMBEDDING_BATCH, Encoder, make_encoder, probe_batch, read_config
 from tunable_magmax.models.fitting import Linear, View
+from tunable_magmax.models.head import Head
 from tunable_magmax.models.pretrained import find_homes, first_line, from_state, quiet
 from tunable_magmax.models.state import read_state
 
@@ -129,6 +130,11 @@ class BuiltinEncoder(Encoder):
         return self.layers.linear(self.module)
 
     @property
+    def head(self) -> Head:
+        """The classifier with the names of its classes."""
+        return Head.of(self.linear.weight, self.labels, 1.0, self.linear.bias, builtin=True)
+
+    @property
     def views(self) -> tuple[View, ...]:
         """What a head may be fitted to; none without a linear last layer."""
         return () if self.layers is None else self.layers.views(self.module)
@@ -162,7 +168,7 @@ def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence
     assert samples.labels is not None
     counts = np.zeros((len(samples.classes), len(encoder.labels)), dtype=np.int64)
     for where, inputs in samples.batches(positions, EMBEDDING_BATCH, {}):
-        logits = encoder.linear.logits(encoder.embed(inputs).astype(np.float64))
+        logits = encoder.head.logits(encoder.embed(inputs))
         np.add.at(counts, ([samples.labels[position] for position in where], logits.argmax(axis=1)), 1)
     return counts
 

@@ -49,8 +49,8 @@ MARK = 1000
 class Encoder:
     """A loaded encoder. `module` is the transformers model, `pooling` says how its output becomes an embedding.
 
-    To train: `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients. To use: `embed`, which does
-    not. `homes` are the directories that its configuration and its image processor or tokenizer came from.
+    To train: `pool(prepare_images(batch))` and `pool(prepare_texts(batch))` keep gradients. To use: `embed` and
+    `embed_batch`, which do not. `homes`: the directories of its configuration, image processor and tokenizer.
     """
 
     module: nn.Module
@@ -89,14 +89,28 @@ class Encoder:
 
     # -- differentiable parts --------------------------------------------------------------------------------------
 
-    def prepare_images(self, images: Sequence[Any]) -> Tensor:
-        """Makes pixel values [n, 3, height, width] of PIL images, on the module's device."""
+    def decode_images(self, images: Sequence[Any]) -> Tensor:
+        """Makes pixels uint8 [n, 3, height, width] of PIL images, resized and cropped, on the processor."""
         if self.image_processor is None:
             raise InputError(f"{self.path} encodes texts, not images")
         with quiet():
             coloured = [image.convert("RGB") for image in images]
-            pixels: Tensor = self.image_processor(images=coloured, return_tensors="pt")["pixel_values"]
-        return pixels.to(self.device)
+            made = self.image_processor(images=coloured, do_rescale=False, do_normalize=False, return_tensors="pt")
+        pixels: Tensor = made["pixel_values"]
+        return pixels.contiguous()
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Does what the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
+        processor = self.image_processor
+        scaled = pixels.float() * (float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0)
+        if not getattr(processor, "do_normalize", True):
+            return scaled
+        mean, deviation = (scaled.new_tensor(v).view(1, -1, 1, 1) for v in (processor.image_mean, processor.image_std))
+        return (scaled - mean) / deviation
+
+    def prepare_images(self, images: Sequence[Any]) -> Tensor:
+        """Makes pixel values [n, 3, height, width] of PIL images, on the module's device."""
+        return self.normalise(self.decode_images(images).to(self.device))
 
     def prepare_texts(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Makes padded token ids of texts and, where the model takes one, the mask [n, tokens] of tokens to use."""
@@ -158,21 +172,55 @@ class Encoder:
 
     # -- without gradients -----------------------------------------------------------------------------------------
 
-    def embed(self, inputs: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
-        """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
+    def embed_batch(self, batch: Tensor | Mapping[str, Tensor], precise: bool = True) -> NDArray[np.float32]:
+        """Returns embeddings [n, dim] of prepared inputs, computed in float32; may be called by several threads."""
         import numpy as np
         import torch
 
+        try:
+            with torch.inference_mode(), full_float32(self.device, precise):
+                rows: NDArray[np.float32] = self.pool(batch).float().cpu().numpy()
+        except torch.cuda.OutOfMemoryError:
+            raise InputError(
+                "the device ran out of memory: give a smaller --batch (batch=), or --device cpu (device='cpu')"
+            ) from None
+        if not np.isfinite(rows).all():
+            raise InputError(
+                f"embeddings by {self.path}, or by weights put into it, hold NaN or infinity: the numbers are broken "
+                "(training diverged, or the scale is far too large)"
+            )
+        return rows
+
+    def embed(self, inputs: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
+        """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
+        import numpy as np
+
         prepare = self.prepare_texts if inputs and isinstance(inputs[0], str) else self.prepare_images
-        with self.evaluating(), torch.inference_mode():
-            parts = [
-                self.pool(prepare(inputs[start : start + batch])).float().cpu().numpy()
-                for start in range(0, len(inputs), batch)
-            ]
+        with self.evaluating():
+            parts = [self.embed_batch(prepare(inputs[k : k + batch])) for k in range(0, len(inputs), batch)]
         rows: NDArray[np.float32] = np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
         if rows.shape[1] != self.dim:
             raise InputError(f"{self.path}: embeddings have width {rows.shape[1]}, its configuration says {self.dim}")
         return rows
+
+
+@contextmanager
+def full_float32(device: Any, precise: bool = True) -> Iterator[None]:
+    """Computes in float32 without autocast; if `precise`, also without the shorter TF32 of a GPU's matrix units."""
+    import torch
+
+    with torch.autocast(device.type, enabled=False):
+        if device.type != "cuda":
+            yield
+            return
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("highest" if precise else "high")
+        torch.backends.cudnn.allow_tf32 = not precise
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(products)
+            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def load_encoder(path: str | Path, device: str | None = None, *, assets: str | Path | None = None) -> Encoder:
@@ -346,10 +394,16 @@ class Refill:
         marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
         module: Any = encoder.module
         probe, report = from_state(type(module), module.config, marks)
-        marked = probe.state_dict()
+        marked, values = probe.state_dict(), module.state_dict()
+        lacking = sorted(name for name in report["missing_keys"] if name in values)
+        if lacking:  # they would silently stay what the last checkpoint left there
+            raise InputError(
+                f"the weights lack {len(lacking)} tensors of {encoder.path}, first {lacking[0]!r}: checkpoints that are "
+                "scored together must have one architecture"
+            )
         self._places: list[tuple[Tensor, str]] = []
-        for name, place in module.state_dict().items():
-            if not place.is_floating_point() or not place.numel() or name in report["missing_keys"]:
+        for name, place in values.items():
+            if not place.is_floating_point() or not place.numel():
                 continue
             low, high = marked[name].aminmax()
             if low != high or not MARK <= low < MARK + len(names):

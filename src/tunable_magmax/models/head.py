@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from tunable_magmax.files import parse_json, write_atomic
 from tunable_magmax.models.encoder import Encoder
 from tunable_magmax.models.prompts import read_templates, require_readable, sentences
 from tunable_magmax.models.state import checkpoint_digest, tensors_digest
-
-if TYPE_CHECKING:
-    from tunable_magmax.models.builtin import BuiltinEncoder
 
 # The logit scale of heads whose model has none of its own.
 SCALE = 20.0
@@ -222,11 +219,9 @@ def text_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequenc
     return Head.of(_name_rows(encoder, classes, templates), classes, scale)
 
 
-def builtin_head(classes: Sequence[str], encoder: BuiltinEncoder | None = None) -> Head:
-    """Makes the head of a model that has its own classifier; without its encoder, one that has the classes only."""
-    if encoder is None:
-        return Head.of(np.eye(len(classes)), classes, 1.0, builtin=True)
-    return Head.of(encoder.linear.weight, classes, 1.0, encoder.linear.bias, builtin=True)
+def builtin_head(classes: Sequence[str]) -> Head:
+    """Makes what stands for the classifier that a model has itself, as long as that is not loaded: its classes."""
+    return Head.of(np.eye(len(classes)), classes, 1.0, builtin=True)
 
 
 def name_head(encoder: Encoder, classes: Sequence[str], templates: str | Sequence[str]) -> Head:

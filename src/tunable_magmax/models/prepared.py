@@ -6,18 +6,21 @@ opened, decoded and resized once; what is left for each batch is to gather rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tunable_magmax.data.images import in_order
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
-from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.encoder import EMBEDDING_BATCH, Encoder
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
     Batch: TypeAlias = Tensor | dict[str, Tensor]
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 INPUTS_AT_ONCE = 256
 # Decoding threads beyond this gain nothing: the parts that hold the interpreter's lock take over.
 DECODING_THREADS = 8
+DEVICE_BATCH = 512
+SMALLEST_PART = 32
+"""Samples of a thread's part, at least: below, the interpreter is busier than the processor."""
+MOST_THREADS = 16
+_Result = TypeVar("_Result")
 # The share of a GPU's free memory that inputs may take before they stay in pinned host memory.
 DEVICE_SHARE = 0.25
 
@@ -109,7 +117,7 @@ def prepare(
     wanted = range(len(samples)) if positions is None else positions
     if not wanted:
         raise InputError(f"{samples.origin}: there is no sample to prepare")
-    decode = _pixels if samples.kind == "image" else _tokens
+    decode = Encoder.decode_images if samples.kind == "image" else _tokens
     failed: dict[int, Unreadable] = {}
     kept: list[int] = []
     parts: list[Any] = []
@@ -134,7 +142,7 @@ def prepare(
         None if labels is None else labels.to(device),
         _placed(joined, device),
         device,
-        _normaliser(encoder, device) if samples.kind == "image" else lambda tokens: tokens,
+        encoder.normalise,
         len(failed),
     )
 
@@ -152,21 +160,66 @@ def joined(parts: Sequence[Prepared], encoder: Encoder) -> Prepared:
     return replace(first, positions=positions, labels=None, inputs=inputs, failed=sum(part.failed for part in parts))
 
 
-def embed_prepared(encoder: Encoder, prepared: Prepared, batch: int = INPUTS_AT_ONCE) -> Tensor:
-    """Returns embeddings [n, dim], float32, on the encoder's device, without gradients."""
+def embed_prepared(
+    encoder: Encoder,
+    prepared: Prepared,
+    batch: int | None = None,
+    *,
+    precise: bool = True,
+    check: Callable[[], None] | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.float32]:
+    """Returns embeddings [n, dim] of prepared inputs, in their order, without gradients.
+
+    On the processor, texts of one length go together and parts of a batch run in threads. `batch`: inputs at a time.
+    Unless `precise`, a GPU may multiply in TF32. `check` is called now and then, and may raise to stop it.
+    """
+    import numpy as np
+
+    device = encoder.device
+    size = batch or (EMBEDDING_BATCH if device.type == "cpu" else DEVICE_BATCH)
+    if size < 1:
+        raise InputError(f"the batch is {size}, expected at least 1")
+    order = prepared.by_length()
+    parts: list[NDArray[np.float32]] = []
+    done = 0
+    with encoder.evaluating():
+        work = lambda rows: encoder.embed_batch(prepared.batch(order[rows.start : rows.stop]), precise)  # noqa: E731
+        for part in in_parallel(work, len(prepared), size, device):
+            parts.append(part)
+            done += len(part)
+            if check is not None:
+                check()
+            if progress is not None:
+                progress("embedding", done, len(prepared))
+    found = np.concatenate(parts)
+    found[order] = found.copy()
+    return found
+
+
+def in_parallel(work: Callable[[range], _Result], samples: int, batch: int, device: torch.device) -> Iterator[_Result]:
+    """Yields what `work` returns for consecutive rows, at most `batch` at a time over all threads, in order.
+
+    On the processor each thread has a part of the samples, instead of threads inside each operation: these wait for
+    each other after each of them, which with a small encoder, or beside other programs, is most of the time. On another
+    device, or with few samples, `work` is called in this thread.
+    """
     import torch
 
-    with encoder.evaluating(), torch.inference_mode():
-        parts = torch.split(torch.arange(len(prepared)), batch)
-        return torch.cat([encoder.pool(prepared.batch(part)).float() for part in parts])
-
-
-def _pixels(encoder: Encoder, images: Sequence[Any]) -> Tensor:
-    if encoder.image_processor is None:
-        raise InputError(f"{encoder.path} encodes texts, not images")
-    made = encoder.image_processor(images=list(images), do_rescale=False, do_normalize=False, return_tensors="pt")
-    pixels: Tensor = made["pixel_values"]
-    return pixels.contiguous()
+    threads = min(torch.get_num_threads(), MOST_THREADS, -(-min(samples, batch) // SMALLEST_PART))
+    alone = device.type != "cpu" or threads < 2
+    size = batch if alone else -(-batch // threads)
+    pieces = [range(start, min(start + size, samples)) for start in range(0, samples, size)]
+    if alone:
+        yield from map(work, pieces)
+        return
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(threads, "forward", torch.set_num_threads, (1,)) as pool:
+        try:
+            yield from pool.map(work, pieces)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)  # threads that others begin would have the number that was set last
 
 
 def _tokens(encoder: Encoder, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -188,20 +241,6 @@ def _padded(parts: Sequence[dict[str, Tensor]], encoder: Encoder) -> dict[str, T
         )
         for name in parts[0]
     }
-
-
-def _normaliser(encoder: Encoder, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Returns what the image processor does after resizing: rescale to [0, 1] and normalise each channel."""
-    import torch
-
-    processor = encoder.image_processor
-    factor = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
-    if getattr(processor, "do_normalize", True):
-        mean, deviation = processor.image_mean, processor.image_std
-    else:
-        mean, deviation = [0.0] * 3, [1.0] * 3
-    shift, width = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, deviation))
-    return lambda pixels: (pixels.float() * factor - shift) / width
 
 
 def _placed(tables: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

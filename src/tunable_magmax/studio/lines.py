@@ -8,8 +8,7 @@ from typing import Any
 
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.choosing import title_of
-from tunable_magmax.evaluation.comparison import holm
-from tunable_magmax.evaluation.mixture import MixedPair, MixedShare, mixed_pair, mixed_share
+from tunable_magmax.evaluation.comparison import MixedShare, Paired, holm, paired
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
@@ -26,7 +25,7 @@ class Line:
     title: str
     tasks: list[Share] | None
     share: MixedShare
-    pair: MixedPair
+    pair: Paired
     p_value: float
 
     @property
@@ -46,7 +45,7 @@ class Line:
             "lost": self.pair.lost,
             "p_value": self.p_value,
             "verdict": self.verdict,
-            "needed": self.pair.needed,
+            "needed": self.pair.needed(),
         }
 
 
@@ -79,7 +78,7 @@ def compared(
     best = max(singles, key=lambda model: float(weights[rough[model]].sum()))
     chosen = {"base": BASE, "last": singles[-1], "best": best, "magmax": MAGMAX}
     right = {model: measuring.measure_model(model, setting, data) for model in dict.fromkeys(chosen.values())}
-    pairs = {name: mixed_pair(measured.right, right[model], weights) for name, model in chosen.items()}
+    pairs = {name: paired(measured.right, right[model], weights) for name, model in chosen.items()}
     chances = {name: pair.p_value for name, pair in pairs.items()}
     if pairs["best"].difference < 0:  # chosen on these very samples, it had so many tries to look better by chance
         chances["best"] = min(1.0, len(singles) * chances["best"])
@@ -90,7 +89,7 @@ def compared(
             name,
             f"last ({measuring.run.labels[-1]})" if model == singles[-1] else title_of(measuring.bench, model),
             Measurement("", data.name, right[model], 1.0).tasks(data, tasks),
-            mixed_share(right[model], weights),
+            MixedShare.of(right[model], weights),
             pairs[name],
             corrected[name],
         )
@@ -118,8 +117,9 @@ def sentence(lines: Sequence[Line]) -> str | None:
         alike = groups["cannot tell"]
         told = f"not distinguishable from {_listed(alike)} with {samples} sample{'' if samples == 1 else 's'}"
         first = max(alike, key=lambda line: line.share.value)
-        if first.pair.needed is not None and first.pair.needed > samples:
-            told += f"; about {first.pair.needed:,} would tell it from {WORDS[first.name]}, if the difference is real"
+        needed = first.pair.needed()
+        if needed is not None and needed > samples:
+            told += f"; about {needed:,} would tell it from {WORDS[first.name]}, if the difference is real"
         parts.append(told)
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

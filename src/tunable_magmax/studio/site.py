@@ -13,7 +13,7 @@ from typing import Any
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, shortened, some_of
-from tunable_magmax.evaluation.evaluator import known_labels, mostly_known
+from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.guard import Refused

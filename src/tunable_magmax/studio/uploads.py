@@ -16,7 +16,7 @@ from typing import TypeGuard
 from tunable_magmax.data.images import IMAGE_SUFFIXES
 from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, StorageError, shortened
-from tunable_magmax.evaluation.evaluator import mostly_known
+from tunable_magmax.evaluation.labelled import mostly_known
 from tunable_magmax.files import is_plain_name, write_atomic
 from tunable_magmax.studio.guard import Refused
 

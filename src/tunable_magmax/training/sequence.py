@@ -16,13 +16,14 @@ from torch.nn.functional import normalize
 
 from tunable_magmax.data.benchmark import Benchmark, open_benchmark
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.evaluator import Evaluator, label_benchmark
+from tunable_magmax.evaluation.accuracy import Accuracy
+from tunable_magmax.evaluation.labelled import label_benchmark
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.models.prepared import Decoded, Prepared
+from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
 from tunable_magmax.models.pretrained import put_companions, quiet
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
@@ -165,11 +166,11 @@ class _FrozenHead(_Sequence):
         self.weight = head.logit_scale * torch.from_numpy(head.weight).to(base.device)
         self.matrix = _matrix(run, benchmark)
         if config.matrix:
-            labelled = label_benchmark(benchmark, head.classes)
-            tests = test.take(labelled.positions)
-            self.evaluator = Evaluator(self.encoder, head, labelled, batch=TEST_BATCH, prepared=tests)
+            self.head, self.labelled = head, label_benchmark(benchmark, head.classes)
+            self.tests = test.take(self.labelled.positions)
+            self.labelled = self.labelled.readable(self.tests.positions)
             if not run.tasks:
-                self.matrix = replace(self.matrix, base=_shares(self.evaluator.measure().by_task))
+                self.matrix = replace(self.matrix, base=_shares(self._accuracy().by_task))
 
     def learner(self, t: int) -> Learner:
         rows = self.weight[list(self.benchmark.tasks[t].classes)]
@@ -179,8 +180,12 @@ class _FrozenHead(_Sequence):
     def save(self, folder: Path) -> None:
         save_encoder(self.encoder, folder)
 
+    def _accuracy(self) -> Accuracy:
+        logits = self.head.logits(embed_prepared(self.encoder, self.tests, TEST_BATCH))
+        return self.labelled.accuracy(logits, self.head.classes)
+
     def measure(self, t: int) -> float:
-        measured = self.evaluator.measure()
+        measured = self._accuracy()
         rows = [*self.matrix.rows[:t], _shares(measured.by_task)]
         self.matrix = AccuracyMatrix.of(self.matrix.tasks, rows, self.matrix.base, self.matrix.samples)
         self.run.write_metrics(self.matrix.to_dict())

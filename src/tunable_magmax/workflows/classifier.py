@@ -15,12 +15,10 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.data.given import WANTED, given_samples, is_one_input
 from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.evaluation.evaluator import full_float32
 from tunable_magmax.runs.run import is_run
-from tunable_magmax.workflows.scoring import BuiltinHead, find_head, open_head
+from tunable_magmax.workflows.scoring import BuiltinHead, find_head, open_encoder, open_head
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Classifier
 
 CLASSIFYING_BATCH = 64
@@ -159,19 +157,7 @@ class LoadedClassifier:
             raise InputError(f"{samples.origin}: cannot be read: {names}; take them out, or repair them")
 
     def _shares(self, inputs: list[Any], batch: int) -> NDArray[np.float32]:
-        import torch
-
-        encoder, head = self._classifier.encoder, self._classifier.head
-        try:
-            with full_float32(encoder.device):
-                shares = head.probabilities(encoder.embed(inputs, batch))
-        except torch.cuda.OutOfMemoryError:
-            raise InputError(
-                f"the device ran out of memory with {batch} inputs at a time: give a smaller batch, or the device cpu"
-            ) from None
-        if not np.isfinite(shares).all():
-            raise InputError(f"{encoder.path}: embeddings hold NaN or infinity: the checkpoint's numbers are broken")
-        return shares
+        return self._classifier.head.probabilities(self._classifier.encoder.embed(inputs, batch))
 
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
@@ -198,9 +184,8 @@ def load_classifier(
     >>> load_classifier("site-model").predict("photo.jpg")  # doctest: +SKIP
     [Prediction('cat', 0.931)]
     """
-    from tunable_magmax.models.builtin import load_builtin
-    from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import Classifier, builtin_head
+    from tunable_magmax.models.builtin import BuiltinEncoder
+    from tunable_magmax.models.head import Classifier
 
     model = located(path)
     if not model.exists():
@@ -215,11 +200,6 @@ def load_classifier(
         )
     head_file, owner = find_head(model, head, takes_run=False)
     used, applied = open_head(head_file, prior)
-    assets = None if owner is None else owner.base
-    encoder: Encoder
-    if used.builtin:
-        encoder = load_builtin(model, device, assets=assets)
-        used = builtin_head(encoder.labels, encoder)
-    else:
-        encoder = load_encoder(model, device, assets=assets)
-    return LoadedClassifier(Classifier(encoder, used), head_file, applied is not None)
+    encoder = open_encoder(model, used, owner, device)
+    head_used = encoder.head if isinstance(encoder, BuiltinEncoder) else used
+    return LoadedClassifier(Classifier(encoder, head_used), head_file, applied is not None)

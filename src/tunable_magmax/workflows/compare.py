@@ -18,7 +18,6 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
-from tunable_magmax.evaluation.evaluator import Evaluator, Labelled
 from tunable_magmax.evaluation.run_models import (
     BASE,
     MergeSpec,
@@ -28,11 +27,12 @@ from tunable_magmax.evaluation.run_models import (
     task_labels,
 )
 from tunable_magmax.files import Progress
+from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, number
 from tunable_magmax.workflows.merge import require_tasks
-from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
+from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_encoder, open_head, open_labelled
 from tunable_magmax.workflows.site_model import PREFERENCE, read_record
 from tunable_magmax.workflows.tailor import TailorOptions, choose_spec, completed, open_material
 
@@ -280,7 +280,7 @@ def compare(
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
-            right = _right_as_written(folder, labelled, samples, site.run, bench.classes, reading)
+            right = _right_as_written(folder, samples, site.run, bench.classes, reading)
             models.append((folder.name or str(folder), "own", None, right))
     place = next(k for k, (_, _, spec, _) in enumerate(models) if spec == mine)
     return Comparison(
@@ -353,8 +353,8 @@ def _open(
             f"{name} has {len(chosen.weights)} weights, and {trained.path} has {len(trained.tasks)} tasks: make a "
             f"preference for this run with `tmx prefer {trained.path}`"
         )
-    refuse_adapters(trained)
-    refuse_too_large(trained)
+    refuse_adapters(trained.tasks)
+    refuse_too_large(trained.base, trained.tasks)
     if folder is None:
         chosen = completed(chosen, trained)
     else:
@@ -427,12 +427,9 @@ def _base_labels(run: Run) -> tuple[str, ...] | None:
     return builtin_labels(run.base)
 
 
-def _right_as_written(
-    folder: Path, labelled: Labelled, data: BenchData, run: Run, classes: Sequence[str], reading: Reading
-) -> Bools:
+def _right_as_written(folder: Path, data: BenchData, run: Run, classes: Sequence[str], reading: Reading) -> Bools:
     """Returns which samples the model in a directory gets right, as `tmx eval` measures it."""
-    from tunable_magmax.models.builtin import load_builtin
-    from tunable_magmax.models.encoder import load_encoder
+    from tunable_magmax.models.prepared import embed_prepared
 
     head = open_head(find_head(folder)[0])[0]
     lacking = [name for name in classes if name not in head.classes]
@@ -442,10 +439,8 @@ def _right_as_written(
             f"{some_of(lacking[:1], show=repr)}: it was made with another head; give that one as --head"
         )
     places = np.array([head.classes.index(name) for name in classes], dtype=np.int64)
-    load = load_builtin if head.builtin else load_encoder
-    encoder = load(folder, reading.device, assets=run.base)
-    asked = replace(labelled, truth=places[labelled.truth], tasks={}, sample_tasks=None)
-    evaluator = Evaluator(encoder, head, asked, batch=reading.batch, prepared=data.prepared)
-    predicted, _ = evaluator.predict()
-    right: Bools = predicted == evaluator.truth
+    encoder = open_encoder(folder, head, run, reading.device)
+    used = encoder.head if isinstance(encoder, BuiltinEncoder) else head
+    logits = used.logits(embed_prepared(encoder, data.prepared, reading.batch))
+    right: Bools = logits.argmax(axis=1) == places[data.labels]
     return right

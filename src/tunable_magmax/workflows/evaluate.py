@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunable_magmax.checkpoints.heads import BASE, MERGED
 from tunable_magmax.checkpoints.hub import hub_name, located
-from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
+from tunable_magmax.evaluation.bench import Bench, measure_model
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.evaluation.run_models import BuiltinModels
+from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import merge_recipe_in_memory, read_builtin
+from tunable_magmax.workflows.merge import merge_recipe_in_memory
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,
@@ -31,14 +31,16 @@ from tunable_magmax.workflows.scoring import (
     Reading,
     checkpoint_number,
     find_head,
-    open_evaluator,
+    open_encoder,
     open_head,
+    open_labelled,
 )
 
 if TYPE_CHECKING:
     import pandas
 
     from tunable_magmax.merging.report import MergeReport
+    from tunable_magmax.models.encoder import Encoder
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,19 +158,30 @@ def evaluate(
     head_file, owner = find_head(subject, head, given)
     base = subject.base if isinstance(subject, Recipe) else subject
     used, applied = open_head(head_file, prior)
-    own, state = None, None if merged is None else merged.state_dict
-    if used.builtin and isinstance(subject, Recipe):
-        own = read_builtin(subject, progress)
-    elif used.builtin and given is not None and (number := checkpoint_number(base, given)) is not None:
-        own = BuiltinModels.read(given.base, given.tasks, given.heads, progress)
-        state = own.of_checkpoint(number) if state is None else state
-    evaluator, origin = open_evaluator(base, data, used, owner, reading, progress, own)
+    state = None if merged is None else merged.state_dict
+    labelled, origin = open_labelled(data, used, owner, reading)
+    encoder: Encoder | None = None
     if isinstance(subject, Recipe):
-        merged = merge_recipe_in_memory(subject, progress, own)
+        merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
+    elif used.builtin and given is not None and (number := checkpoint_number(base, given)) is not None:
+        with RunModels(given.base, given.tasks, given.heads, progress=progress) as models:
+            encoder = models.encoder(reading.device)
+            state = models.state(MergeSpec(checkpoint=number)) if state is None else state
+    encoder = encoder or open_encoder(base, used, owner, reading.device)
+    measured = measure_model(
+        encoder,
+        used,
+        labelled,
+        state,
+        batch=reading.batch,
+        strict=reading.strict,
+        level=reading.level,
+        progress=progress,
+    )
+    accuracy = measured.accuracy
     report = None if merged is None else merged.report
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
-    accuracy = evaluator.measure(state, progress)
     if (
         not used.builtin
         and accuracy.overall.interval()[0] <= 1 / len(used.classes)
@@ -180,8 +193,7 @@ def evaluate(
             "used if no head is given",
             stacklevel=2,
         )
-    left_out = evaluator.unreadable, evaluator.unknown_labels
-    return Evaluation(name, origin, str(head_file), accuracy, left_out[0], report, applied, left_out[1])
+    return Evaluation(name, origin, str(head_file), accuracy, measured.unreadable, report, applied, labelled.unknown)
 
 
 def evaluate_run(
@@ -195,12 +207,10 @@ def evaluate_run(
     progress: Progress | None = None,
 ) -> RunEvaluation:
     """Measures a run's checkpoints, given by task name, `base` or `last`; by default all, which gives the matrix R."""
-    from tunable_magmax.models.state import read_tensors
-
     reading = reading or Reading()
     trained = Run.open(run)
-    places = {"base": trained.base, **trained.checkpoints}
-    chosen = list(places) if checkpoints is None else [_named(name, trained) for name in checkpoints]
+    places = ["base", *trained.checkpoints]
+    chosen = places if checkpoints is None else [_named(name, trained) for name in checkpoints]
     head_file, _ = find_head(trained.base, head, trained)
     accuracies: dict[str, Accuracy] = {}
 
@@ -210,30 +220,24 @@ def evaluate_run(
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
     used, applied = open_head(head_file, prior)
-    own = BuiltinModels.read(trained.base, trained.tasks, progress=progress) if used.builtin else None
-    evaluator, origin = open_evaluator(trained.base, data, used, trained, reading, progress, own)
-    with open_checkpoint(trained.base) as base:
-        needed = list(base.tensors)
-    for name in chosen:
-        if own is not None:
-            accuracies[name] = evaluator.measure(own.of_checkpoint(list(places).index(name)), over_all)
-            continue
-        state = read_tensors(places[name])
-        lacking = [tensor for tensor in needed if tensor not in state]
-        if lacking:
-            raise InputError(f"{places[name]} lacks {len(lacking)} tensors of {trained.base}, first {lacking[0]!r}")
-        accuracies[name] = evaluator.measure(state, over_all)
+    labelled, origin = open_labelled(data, used, trained, reading)
+    with Bench(trained, head=None if used.builtin else used, device=reading.device, progress=over_all) as bench:
+        opened = bench.open_labelled("data", labelled, strict=reading.strict)
+        readable = labelled.readable(opened.prepared.positions)
+        for name in chosen:
+            logits = bench.logits(MergeSpec(checkpoint=places.index(name)), opened)
+            accuracies[name] = readable.accuracy(logits, used.classes, reading.level)
     unknown, known = _matrices(trained, accuracies)
     return RunEvaluation(
         str(trained.path),
         origin,
         str(head_file),
         accuracies,
-        evaluator.unreadable,
+        opened.prepared.failed,
         unknown,
         known,
         applied,
-        evaluator.unknown_labels,
+        labelled.unknown,
     )
 
 

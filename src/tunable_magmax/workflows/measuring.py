@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.accuracy import Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
-from tunable_magmax.evaluation.mixture import MixedShare, mixed_share, sample_weights
+from tunable_magmax.evaluation.comparison import MixedShare, sample_weights
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.files import Progress
 from tunable_magmax.models.fitting import FittedHead, Linear
@@ -137,7 +137,7 @@ class Measurement:
 
     def mixed(self, data: DataSet, mix: Sequence[float] | None) -> MixedShare:
         """Returns the share on a mix of tasks."""
-        return mixed_share(self.right, data.weights(mix))
+        return MixedShare.of(self.right, data.weights(mix))
 
 
 class Measuring:
@@ -206,7 +206,7 @@ class Measuring:
         total = len(labelled)
         if limit is not None:
             labelled = labelled.draw(limit, reading.seed) if mixed else labelled.draw_evenly(limit, reading.seed)
-        names = [self.bench.classes[label] for label in labelled.truth.tolist()]
+        names = [self.bench.classes[label] for label in labelled.targets.tolist()]
         tasks = None if labelled.sample_tasks is None else labelled.sample_tasks.tolist()
         samples = labelled.samples.subset(labelled.positions)
         self.bench.forget(name)

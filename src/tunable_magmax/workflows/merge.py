@@ -12,10 +12,10 @@ from tunable_magmax.errors import InputError
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
 if TYPE_CHECKING:
-    from tunable_magmax.evaluation.run_models import BuiltinModels
     from tunable_magmax.files import Progress
     from tunable_magmax.merging.report import MergeReport
     from tunable_magmax.merging.state_dicts import Merged
+    from tunable_magmax.models.builtin import BuiltinEncoder
     from tunable_magmax.preference.preference import Preference
 
 Notify = Callable[[str], None]
@@ -56,40 +56,22 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
 
 
 def merge_recipe_in_memory(
-    recipe: Recipe, progress: Progress | None = None, own: BuiltinModels | None = None
-) -> Merged:
+    recipe: Recipe, progress: Progress | None = None, device: str | None = None
+) -> tuple[Merged, BuiltinEncoder | None]:
     """Merges as a recipe says, without writing anything; all checkpoints are in memory at a time.
 
-    `own`: the models, if they have classifiers of their own and are in memory already.
+    Also returns an encoder that the merged tensors fit, if the models have classifiers of their own.
     """
-    from tunable_magmax.evaluation.run_models import read_states
-    from tunable_magmax.merging.methods import read_options
-    from tunable_magmax.merging.state_dicts import merge_state_dicts
-
-    own = own or read_builtin(recipe, progress)
-    options = {name: value for name, value in recipe.options.items() if name != "heads"}
-    if own is None:
-        base, *tasks = read_states((recipe.base, *recipe.tasks), progress)
-        merged = merge_state_dicts(base, tasks, **options)
-    else:
-        options["exclude"] = [*(options.get("exclude") or ()), *own.copied] or None
-        merged = merge_state_dicts(own.states[0], own.states[1:], **options)
-        weights = read_options(len(recipe.tasks), **options).head_weights(len(recipe.tasks))
-        heads = None if own.heads is None else own.heads.describe()
-        merged = replace(merged, state_dict=own.with_heads(merged.state_dict, weights))
-        merged = replace(merged, report=replace(merged.report, heads=heads))
-    return replace(merged, report=replace(merged.report, names=recipe.names))
-
-
-def read_builtin(recipe: Recipe, progress: Progress | None = None) -> BuiltinModels | None:
-    """Reads the models of a recipe under common names if they have classifiers of their own; None if not."""
     from tunable_magmax.engines.inputs import named_heads
-    from tunable_magmax.evaluation.run_models import BuiltinModels, merged_labels
+    from tunable_magmax.evaluation.run_models import RunModels
 
+    options = {name: value for name, value in recipe.options.items() if name not in ("heads", "include", "exclude")}
+    patterns: dict[str, Any] = {name: recipe.options.get(name) for name in ("include", "exclude")}
     heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
-    if merged_labels(recipe.base, recipe.tasks, heads) is None:
-        return None
-    return BuiltinModels.read(recipe.base, recipe.tasks, heads, progress)
+    with RunModels(recipe.base, recipe.tasks, heads, progress=progress, **patterns) as models:
+        merged = models.merge(**options)
+        encoder = None if models.labels is None else models.encoder(device)
+    return replace(merged, report=replace(merged.report, names=recipe.names)), encoder
 
 
 def recipe_of(

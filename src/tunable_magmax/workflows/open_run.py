@@ -220,7 +220,7 @@ class Run:
         recipe = self._recipe(preference, options)
         if out is None:
             self._refuse_adapters("give `out`, a directory to merge into")
-            return merge_recipe_in_memory(recipe, progress)
+            return merge_recipe_in_memory(recipe, progress)[0]
         return merge_recipe(recipe, Path(out), lambda note: None, progress=progress).report
 
     def _preference(self, source: Chosen) -> Preference:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-
-from tunable_magmax.checkpoints.companions import REPORT
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import LEVEL
-from tunable_magmax.evaluation.evaluator import EVALUATION_BATCH, Evaluator, Labelled, label_benchmark, label_samples
-from tunable_magmax.files import Progress, load_json
+from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 from tunable_magmax.workflows.merge_records import logged_inputs
 
 if TYPE_CHECKING:
-    from tunable_magmax.evaluation.run_models import BuiltinModels
     from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
@@ -34,6 +28,7 @@ Prior: TypeAlias = Preference | Literal["auto", "none"]
 """A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
+EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Reading:
 class AppliedPrior:
     """Where the prior on the head's logits came from; `eps` is not known of one that the head's file holds."""
 
-    source: Literal["preference", "head", "bias"]
+    source: Literal["preference", "head"]
     eps: float | None = None
 
     @property
@@ -68,29 +63,17 @@ class AppliedPrior:
         """
         if self.source == "head":
             return "in the head's file"
-        if self.source == "bias":
-            return "in the bias of its classifier"
         return f"of the preference, eps {self.eps:.3g}"
 
 
 @dataclass(frozen=True)
 class BuiltinHead:
-    """The classifier that a model has itself: its labels, and the log prior that is in its bias, by label."""
+    """The classifier that a model has itself: its labels."""
 
     labels: tuple[str, ...]
-    prior: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
         return "that it has itself"
-
-
-def _written_prior(model: Path) -> dict[str, float] | None:
-    """Returns the log prior that is in the bias of a model's classifier, as the report beside it says."""
-    try:
-        bias = load_json(model / REPORT)["options"]["class_bias"]
-        return {str(label): float(value) for label, value in bias.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 # -- the head --------------------------------------------------------------------------------------------------------
@@ -138,12 +121,12 @@ def _own_head(model: Path | Recipe, run: Run | None) -> BuiltinHead | None:
 
     if isinstance(model, Recipe):
         heads = named_heads(model.options.get("heads"), model.names, model.tasks)
-        labels, prior = merged_labels(model.base, model.tasks, heads), model.options.get("class_bias")
+        labels = merged_labels(model.base, model.tasks, heads)
     elif run is not None and checkpoint_number(model, run) is not None:
-        labels, prior = merged_labels(run.base, run.tasks, run.heads), None
+        labels = merged_labels(run.base, run.tasks, run.heads)
     else:
-        labels, prior = builtin_labels(model), _written_prior(model)
-    return None if labels is None else BuiltinHead(labels, prior)
+        labels = builtin_labels(model)
+    return None if labels is None else BuiltinHead(labels)
 
 
 def checkpoint_number(model: Path, run: Run) -> int | None:
@@ -156,17 +139,7 @@ def open_head(file: Path | BuiltinHead, prior: Prior = "auto") -> tuple[Head, Ap
     """Reads a head, with the bias that `prior` asks for; also says which prior that is."""
     from tunable_magmax.models.head import builtin_head, load_head
 
-    if isinstance(file, BuiltinHead):
-        inside, head = file.prior, builtin_head(file.labels)
-        if inside is not None and prior == "auto":
-            return head, AppliedPrior("bias")
-        if inside is not None:  # it is in the weights, so to leave it out is to take it off again
-            off = np.array([-inside.get(label, 0.0) for label in head.classes], np.float32)
-            other = prior.prior if isinstance(prior, Preference) else None
-            bias = off if other is None else off + other.bias(head.classes)
-            return replace(head, bias=bias), None if other is None else AppliedPrior("preference", other.eps)
-    else:
-        head = load_head(file)
+    head = builtin_head(file.labels) if isinstance(file, BuiltinHead) else load_head(file)
     if prior == "none":
         return head.with_bias(None), None
     if isinstance(prior, Preference) and prior.prior is not None:
@@ -244,27 +217,10 @@ def _benchmark_file(path: Path) -> Benchmark:
     return open_benchmark(BenchmarkOptions.read(section, path.parent))
 
 
-def open_evaluator(
-    checkpoint: Path,
-    data: Data,
-    head: Head,
-    run: Run | None,
-    reading: Reading,
-    progress: Progress | None = None,
-    models: BuiltinModels | None = None,
-) -> tuple[Evaluator, str]:
-    """Makes an evaluator with the checkpoint's encoder, or of `models`; also returns what to call its data."""
+def open_encoder(checkpoint: Path, head: Head, run: Run | None, device: str | None) -> Encoder:
+    """Loads the encoder that a head belongs to; what it lacks beside its weights comes from the run's base."""
     from tunable_magmax.models.builtin import load_builtin
     from tunable_magmax.models.encoder import load_encoder
 
-    labelled, origin = open_labelled(data, head, run, reading)
-    assets = None if run is None else run.base
-    encoder: Encoder
-    if models is not None:
-        encoder = models.encoder(reading.device)
-    elif head.builtin:
-        encoder = load_builtin(checkpoint, reading.device, assets=assets)
-    else:
-        encoder = load_encoder(checkpoint, reading.device, assets=assets)
-    options: dict[str, Any] = {"batch": reading.batch, "strict": reading.strict, "level": reading.level}
-    return Evaluator(encoder, head, labelled, progress=progress, **options), origin
+    load = load_builtin if head.builtin else load_encoder
+    return load(checkpoint, device, assets=None if run is None else run.base)

@@ -12,7 +12,7 @@ import numpy as np
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
-from tunable_magmax.evaluation.evaluator import label_samples
+from tunable_magmax.evaluation.labelled import label_samples
 from tunable_magmax.evaluation.run_models import MergeSpec
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference

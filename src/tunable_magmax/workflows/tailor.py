@@ -25,7 +25,8 @@ from tunable_magmax.engines.inputs import Inputs, named_heads
 from tunable_magmax.engines.log import finished_report
 from tunable_magmax.engines.settings import Resources
 from tunable_magmax.errors import InputError, closest, collected_warnings
-from tunable_magmax.evaluation.bench import Bench, BenchData, Ints, SiteFacts, choose_kept
+from tunable_magmax.evaluation.accuracy import Ints
+from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts, choose_kept
 from tunable_magmax.evaluation.choosing import (
     CANDIDATES,
     Choice,
@@ -469,8 +470,8 @@ def _likeliest(preference: Preference, classes: Sequence[str], count: int = 10) 
 def _plan(target: Site, preference: Preference, options: TailorOptions, clock: Clock) -> Plan:
     run = target.run
     try:
-        refuse_adapters(run)
-        refuse_too_large(run)
+        refuse_adapters(run.tasks)
+        refuse_too_large(run.base, run.tasks)
         with clock.phase("reading"):
             bench = Bench(
                 run,

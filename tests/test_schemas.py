@@ -83,12 +83,9 @@ def test_no_schema_is_left_over():
     assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(SCHEMAS)
 
 
-OLD = ROOT / "tests" / "golden" / "v0.1.0"
+GOLDEN = ROOT / "tests" / "golden"
 FILES = [
-    ("run-json", OLD / "run" / "run.json"),
-    ("preference", OLD / "preference.json"),
-    ("report", OLD / "merged" / "tmx-report.json"),
-    ("merge-recipe", OLD / "merged" / "tmx-config.yaml"),
+    ("preference", GOLDEN / "preference.json"),
     *(("experiment", path) for path in sorted((ROOT / "configs").rglob("*.yaml"))),
 ]
 

@@ -49,7 +49,6 @@ def test_tables_for_pandas(monkeypatch):
     assert merged_of(2).report.to_frame()["share"].tolist() == [0.5, 0.5]
     found = Accuracy.of([0, 1, 0], [0, 1, 1], ["cat", "dog"], {"pets": [0, 1]})
     assert found.to_frame().index.tolist() == ["all", "pets"]
-    assert found.to_frame(by="class")["samples"].to_dict() == {"cat": 1, "dog": 2}
     matrix = AccuracyMatrix(("birds", "cars"), ((0.9, 0.1), (0.6, 0.8)), base=(0.5, 0.4))
     assert matrix.to_frame().loc["after birds", "cars"] == 0.1
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
     import pandas
 
 
-def number(count: int, one: str, many: str | None = None) -> str:
+def plural(count: int, one: str, many: str | None = None) -> str:
     """Returns a number of things as text.
 
-    >>> number(1, "tensor"), number(1200, "tensor")
+    >>> plural(1, "tensor"), plural(1200, "tensor")
     ('1 tensor', '1,200 tensors')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
@@ -31,38 +30,6 @@ def shown_shares(labels: Sequence[str], shares: Sequence[float], limit: int = 5)
     largest = sorted(range(len(shares)), key=lambda k: (-shares[k], k))[:limit]
     more = f" and {len(shares) - limit:,} more" if len(shares) > limit else ""
     return ", ".join(f"{labels[k]} {shares[k]:.0%}" for k in sorted(largest)) + more
-
-
-_LEFT = re.compile(r"""(`[^`]*`|(?<![\w=])'[^']*'(?!\w)|"[^"]*")""")
-"""Commands, and names that a user gave."""
-_BOTH = re.compile(r"\b((\w+)(?:='\w+')?) \(--([\w-]+)(?: \w+)?\)")
-# Only options that are arguments of functions, too.
-_OPTION = re.compile(
-    r"(?<![\w-])--(alpha|budget|checkpoint|classes|data|device|equal|estimate|exclude|"
-    r"features|fresh|heads|inputs|labelled|labels|memory|method|names|out|overwrite|preference|prior|scale|seed|"
-    r"split|templates|text|threads|weights|workers)(?![\w-])(?: (auto|none|equal|[0-9.]*[0-9])\b)?"
-)
-
-
-def python_words(text: str) -> str:
-    """Returns a message that names options of the command line with the arguments of a function instead.
-
-    Commands in backticks and what is quoted stay as they are.
-
-    >>> python_words("give --inputs or --prior none; pass overwrite (--overwrite), or run `tmx prefer --labels FILE`")
-    "give inputs= or prior='none'; pass overwrite, or run `tmx prefer --labels FILE`"
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2] or ""
-        return f"{name}={repr(value) if value.isalpha() else value}"
-
-    def both(found: re.Match[str]) -> str:
-        return found[1] if found[2] == found[3].replace("-", "_") else found[0]
-
-    parts = _LEFT.split(text)  # every other one is left
-    parts[::2] = [_OPTION.sub(argument, _BOTH.sub(both, part)) for part in parts[::2]]
-    return "".join(parts)
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> str:

@@ -89,7 +89,7 @@ def test_what_cannot_be_samples_is_refused(text_run, given, says):
 
 def test_errors_name_arguments_not_options(text_run):
     run = tmx.open_run(text_run.path)
-    with pytest.raises(tmx.InputError, match="Give labels=, inputs= or labelled=, or weights=, alpha= or equal= if"):
+    with pytest.raises(tmx.InputError, match="what is known of the site"):
         run.prefer()
     with pytest.raises(
         tmx.InputError, match=r"no estimator is called 'prob' \(did you mean 'probe'\?\); known: auto, "

@@ -15,7 +15,7 @@ from tunable_magmax.cli.merge_options import Json, Loose, is_number, refuse_loos
 from tunable_magmax.cli.terminal import plain_warnings, progress_bars, screen_width, show, wrapped_table
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.compare import Comparison, Row
@@ -140,9 +140,9 @@ def read_scales(text: str) -> list[float | str]:
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
     """Yields the table, a line for each model, and who wins in words, for screens of 80 columns."""
-    yield f"{comparison.run} on {comparison.data}, {number(comparison.samples, 'sample')}"
+    yield f"{comparison.run} on {comparison.data}, {plural(comparison.samples, 'sample')}"
     if comparison.kept:
-        yield f"heads fitted to {number(comparison.kept, 'kept sample')}"
+        yield f"heads fitted to {plural(comparison.kept, 'kept sample')}"
     interval = f"{100 * comparison.level:g}% interval"
     rows = [["", "right", interval, "points", "against *"]]
     rows += [_cells(row, comparison.level) for row in comparison.rows]

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from tunable_magmax.cli.terminal import progress_bars, show
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 
 def convert(
@@ -68,9 +68,9 @@ def convert(
         show(json.dumps(done.to_dict(), indent=1) + "\n")
     elif not quiet:
         weights = sum(name.endswith(".safetensors") for name in done.files)  # not the index or the configuration
-        tied = f", {number(len(done.tied), 'tied name')} kept" if done.tied else ""
+        tied = f", {plural(len(done.tied), 'tied name')} kept" if done.tied else ""
         show(
-            f"{out}: {number(done.tensors, 'tensor')}, {number(done.elements, 'element')}, "
-            f"{show_size(done.bytes)}{tied}, in {number(weights, 'weight file')}\n"
+            f"{out}: {plural(done.tensors, 'tensor')}, {plural(done.elements, 'element')}, "
+            f"{show_size(done.bytes)}{tied}, in {plural(weights, 'weight file')}\n"
         )
         show("".join(f"note: {note}\n" for note in done.notes))

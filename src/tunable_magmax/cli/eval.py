@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.merge_options import What, read_what
 from tunable_magmax.cli.terminal import plain_warnings, progress_bars, screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share
@@ -219,7 +219,7 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool, explain
     if not explain:
         return
     notes = (
-        f"accuracy: the largest score among all {number(len(accuracy.classes), 'class', 'classes')} of the head"
+        f"accuracy: the largest score among all {plural(len(accuracy.classes), 'class', 'classes')} of the head"
         + ("; task known: among those of the sample's own task" if accuracy.known is not None else "")
         + f"; intervals: Wilson, {100 * accuracy.level:g}%"
     )
@@ -242,7 +242,7 @@ def matrix_lines(
     yield from wrapped_table(rows, 1 + len(extra), screen_width())
     metrics = matrix.metrics()
     if 0 < matrix.after < len(matrix.tasks):
-        yield f"after {matrix.after} of {number(len(matrix.tasks), 'task')}, so T = {matrix.after}"
+        yield f"after {matrix.after} of {plural(len(matrix.tasks), 'task')}, so T = {matrix.after}"
     width = max(len(metric.title) for metric in metrics)
     for metric in metrics:
         value = "not known" if metric.value is None else f"{metric.value:.1%}"
@@ -268,7 +268,7 @@ def _classes(accuracy: Accuracy, interval: str) -> Iterator[str]:
     yield from table([["class", *(["task"] if shown else []), "samples", "accuracy", interval], *rows])
     without = len(accuracy.classes) - len(rows)
     if without:
-        yield f"  and {number(without, 'class', 'classes')} of the head without samples"
+        yield f"  and {plural(without, 'class', 'classes')} of the head without samples"
 
 
 def _confusion(accuracy: Accuracy) -> Iterator[str]:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import progress_bars, show
 from tunable_magmax.errors import InputError
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.head import HeadSource
 
 _SOURCE = HeadSource()
@@ -58,5 +58,5 @@ def head(
         record = {"out": str(out), "classes": list(made.classes), "width": made.weight.shape[1]}
         show(json.dumps({**record, "logit_scale": made.logit_scale}, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        classes = number(len(made.classes), "class", "classes")
+        classes = plural(len(made.classes), "class", "classes")
         show(f"{out}: {classes}, rows of width {made.weight.shape[1]}, logit scale {made.logit_scale:g}\n")

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.merge_options import Json, Quiet
 from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show, tell
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_plan import InitOptions, RunPlan
 
@@ -85,14 +85,14 @@ def init(
 
 
 def _lines(made: RunPlan, dry_run: bool) -> Iterator[str]:
-    yield f"{made.path}: {'would be ' * dry_run}a run of {number(len(made.tasks), 'task')} on {made.base.words}"
+    yield f"{made.path}: {'would be ' * dry_run}a run of {plural(len(made.tasks), 'task')} on {made.base.words}"
     width = max(map(len, made.tasks))
     profiles = {profile.task: profile for _, profile in made.profiles}
     for name, found in made.tasks.items():
         data = ""
         if name in profiles:
             classes = sum(count > 0 for count in profiles[name].label_counts)
-            data = f"; {number(profiles[name].samples, 'sample')} of {number(classes, 'class', 'classes')}"
+            data = f"; {plural(profiles[name].samples, 'sample')} of {plural(classes, 'class', 'classes')}"
         elif name in made.data:
             data = f"; profile of {made.data[name].place}"
         yield f"  {name:<{width}}  {found.words}{data}"
@@ -102,7 +102,7 @@ def _lines(made: RunPlan, dry_run: bool) -> Iterator[str]:
     missing = made.without_profile
     yield "next:"
     if missing:
-        yield f"  tmx init {run} --data {shlex.quote(missing[0])}=DATA  # {number(len(missing), 'task')} to go"
+        yield f"  tmx init {run} --data {shlex.quote(missing[0])}=DATA  # {plural(len(missing), 'task')} to go"
         yield f"  tmx tailor {run} --weights {first}=1 -o site-model  # or by opinion, without data"
     else:
         yield f"  tmx tailor {run} --inputs SITE -o site-model  # SITE: unlabelled samples of the site"
@@ -112,7 +112,7 @@ def _kept(made: RunPlan) -> Iterator[str]:
     kept = [entry for name in made.data if (entry := made.kept.get(name)) is not None]
     if not kept:
         return
-    samples = f"{number(sum(entry.samples for entry in kept), 'sample')}, {show_size(sum(e.bytes for e in kept))}"
+    samples = f"{plural(sum(entry.samples for entry in kept), 'sample')}, {show_size(sum(e.bytes for e in kept))}"
     least, asked = min(entry.per_class for entry in kept), max(entry.asked for entry in kept)
     each = f"at most {least} of each class" + f" (no room for {asked})" * (least < asked)
     yield f"kept {samples}, {each}, in {made.path / 'kept'}: they stay in the run; --keep 0 keeps none"

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from tunable_magmax.cli.terminal import screen_width, show, table, wrapped_table
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.checkpoints.tensors import TensorInfo
@@ -70,13 +70,13 @@ def inspect(
 def _contents(inspection: Inspection, everything: bool) -> Iterator[str]:
     yield f"{inspection.path}: {inspection.format}"
     yield from table([[name, show_size(size)] for name, size in inspection.files.items()])
-    tensors, elements = number(len(inspection.tensors), "tensor"), number(inspection.elements, "element")
+    tensors, elements = plural(len(inspection.tensors), "tensor"), plural(inspection.elements, "element")
     yield f"{tensors}, {elements}, {show_size(inspection.bytes)}"
     kinds = [[code, f"{n:,}", f"{d:,}", show_size(b)] for code, (n, d, b) in inspection.dtypes().items()]
     if kinds:
         yield from table([["type", "tensors", "elements", "size"], *kinds])
     if inspection.aliases:
-        yield number(len(inspection.aliases), "tied name")
+        yield plural(len(inspection.aliases), "tied name")
         ties = [f"  {alias} is {kept}" for alias, kept in inspection.aliases.items()]
         yield some_of(ties, len(ties) if everything else FEW_TIES, joint="\n")
     if everything or len(inspection.tensors) <= FEW_TENSORS:
@@ -96,7 +96,7 @@ def _tensors(title: str, infos: Sequence[TensorInfo]) -> Iterator[str]:
 def _shown(value: Any) -> str:
     """Returns an option's value for people: six digits of a number, and how many entries a mapping has."""
     if isinstance(value, Mapping):
-        return number(len(value), "class", "classes")
+        return plural(len(value), "class", "classes")
     if isinstance(value, list | tuple):
         return ", ".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -106,12 +106,12 @@ def _merge(report: MergeReport, shares: bool) -> Iterator[str]:
     from tunable_magmax.workflows.inspect import layers
 
     yield ""
-    yield f"a merge of {number(report.tasks, 'task')} by {report.method}"
+    yield f"a merge of {plural(report.tasks, 'task')} by {report.method}"
     named = {} if report.names is None else {"names": ", ".join(report.columns)}
     facts = {
         **named,
-        "merged": f"{number(report.elements, 'element')} in {number(len(report.tensors), 'tensor')}",
-        "copied": f"{number(len(report.copied), 'tensor')} as they are",
+        "merged": f"{plural(report.elements, 'element')} in {plural(len(report.tensors), 'tensor')}",
+        "copied": f"{plural(len(report.copied), 'tensor')} as they are",
         "scale": f"{report.scale:g}{' (matched)' if report.options.get('scale') == 'matched' else ''}",
     }
     for name, value in report.options.items():

@@ -26,7 +26,7 @@ from tunable_magmax.cli.merge_options import (
 from tunable_magmax.cli.terminal import show, tell
 from tunable_magmax.errors import one_line, some_of
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -75,17 +75,17 @@ def _plan_lines(planned: MergePlan) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in planned.warnings)
     if planned.elements or planned.copied:
         some = some_of(planned.copied, limit=3)
-        yield f"method       {planned.method}, {number(planned.tasks, 'task')}"
+        yield f"method       {planned.method}, {plural(planned.tasks, 'task')}"
         yield (
-            f"merges       {planned.elements:,} elements in {number(len(planned.mergeable), 'tensor')}"
+            f"merges       {planned.elements:,} elements in {plural(len(planned.mergeable), 'tensor')}"
             " (fewer if no task changed some)"
         )
-        yield f"copies       {number(len(planned.copied), 'tensor')}{some and f': {some}'}"
+        yield f"copies       {plural(len(planned.copied), 'tensor')}{some and f': {some}'}"
         if planned.budget is not None:
             names = [f"{one_line(name)} " for name in planned.names or ()] or [""] * planned.tasks
             yield "budget       " + ", ".join(f"{name}{n:,}" for name, n in zip(names, planned.budget, strict=True))
-        yield f"reads        {show_size(planned.bytes_to_read)} in {number(planned.passes, 'pass', 'passes')}"
-        yield f"writes       {show_size(planned.bytes_to_write)} in {number(planned.shards, 'file')}"
+        yield f"reads        {show_size(planned.bytes_to_read)} in {plural(planned.passes, 'pass', 'passes')}"
+        yield f"writes       {show_size(planned.bytes_to_write)} in {plural(planned.shards, 'file')}"
         spilled = f", {show_size(planned.spilled)} on disk meanwhile" if planned.spilled else ""
         yield f"memory       {show_size(planned.peak_memory)} beyond the interpreter{spilled}"
     yield from (f"note: {note}" for note in planned.notes)

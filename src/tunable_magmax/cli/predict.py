@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show, table
 from tunable_magmax.errors import InputError, shortened, some_of
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.workflows.predict import Predictions
@@ -123,7 +123,7 @@ def summary_lines(found: Predictions, files: list[Path]) -> Iterator[str]:
     from tunable_magmax.workflows.classifier import printable
 
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
-    yield f"{number(len(found.predictions), 'input')} classified: {counts or 'no label'}"
+    yield f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}"
     yield from (printable(f"written to {file}") for file in files)
     yield from _prior_lines(found)
 

@@ -15,7 +15,7 @@ from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
 from tunable_magmax.cli.terminal import progress_bars, show, table, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
@@ -219,7 +219,7 @@ def _summary(result: Preferred) -> Iterator[str]:
     """Yields the lines for the terminal: how the weights were found, weights with intervals, and the budget."""
     preference = result.preference
     samples = preference.provenance.get("samples")
-    yield preference.method + (f", from {number(samples, 'sample')}" if isinstance(samples, int) else "")
+    yield preference.method + (f", from {plural(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference.method, preference.provenance))
     if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
         yield f"  {samples} are few: trust the intervals more than the weights"
@@ -249,7 +249,7 @@ def prior_line(prior: SitePrior) -> str:
 def _reasons(method: str, facts: Mapping[str, Any]) -> Iterator[str]:
     if method == "search":
         starts = ", ".join(f"{start['source']} {start['accuracy']:.1%}" for start in facts["starts"])
-        yield f"{facts['accuracy']:.1%} right in cross-validation after {number(facts['trials'], 'trial')}; {starts}"
+        yield f"{facts['accuracy']:.1%} right in cross-validation after {plural(facts['trials'], 'trial')}; {starts}"
 
 
 def _written(out: Path | None, plot: Path | None, preference: Preference) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tunable_magmax.cli.merge_options import Json
 from tunable_magmax.cli.terminal import show
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 
 def push(
@@ -46,7 +46,7 @@ def push(
     if as_json:
         show(json.dumps(pushed.to_dict(), indent=1) + "\n")
         return
-    size = f"{number(len(pushed.files), 'file')}, {show_size(sum(pushed.files.values()))}"
+    size = f"{plural(len(pushed.files), 'file')}, {show_size(sum(pushed.files.values()))}"
     if pushed.address is None:
         show("".join(f"{name}  {show_size(each)}\n" for name, each in pushed.files.items()))
         show(f"would go to {pushed.repo}, branch {pushed.revision}: {size}\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import plain_warnings, show, table, tell, training_bars
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.experiments.config import Experiment
@@ -97,7 +97,7 @@ def _tell_plan(experiment: Experiment, out: Path, work: Path, as_json: bool, her
     else:
         cells = [[row["setting"], row["kind"], f"{row['jobs']:,}", f"{row['missing']:,}"] for row in rows]
         total = sum(row["missing"] for row in rows)
-        lines = [f"{experiment.name}: {number(total, 'job')} to do"]
+        lines = [f"{experiment.name}: {plural(total, 'job')} to do"]
         lines += table([["setting", "kind", "jobs", "missing"], *cells])
         show("".join(f"{line}\n" for line in lines))
         show("".join(f"note: {text}\n" for text in supplies.notes))

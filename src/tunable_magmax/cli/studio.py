@@ -12,7 +12,7 @@ from tunable_magmax.cli.merge_options import Json, Loose, Quiet, refuse_loose
 from tunable_magmax.cli.terminal import progress_bars, show, tell
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 LARGE_ERROR = 0.05
 
@@ -120,7 +120,7 @@ def _export(studio: Studio, file: Path, points: int, quiet: bool, as_json: bool)
     if as_json:
         show(json.dumps({"file": str(file), "bytes": file.stat().st_size, **about}, indent=1) + "\n")
     elif not quiet:
-        size, count = show_size(file.stat().st_size), number(about["points"], "point")
+        size, count = show_size(file.stat().st_size), plural(about["points"], "point")
         show(f"{file}: {size}, {count}{_doubt(about['error'])}\n")
 
 

@@ -28,7 +28,7 @@ from tunable_magmax.cli.terminal import progress_bars, screen_width, show, table
 from tunable_magmax.errors import InputError, one_line, some_of
 from tunable_magmax.files import Progress, show_size
 from tunable_magmax.plots.figure import check_picture
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -213,7 +213,7 @@ def _points(route: Route, recipe: Recipe, options: dict[str, Any]) -> tuple[Poin
 
 def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | None) -> Iterator[str]:
     skipped = f", {len(made.skipped):,} of them made before" if made.skipped else ""
-    yield f"{out}: {number(len(made.points), 'point')}{skipped}; {made.elements:,} elements merged by {made.method}"
+    yield f"{out}: {plural(len(made.points), 'point')}{skipped}; {made.elements:,} elements merged by {made.method}"
     owned = made.points[0].counts is not None
     yield "share of elements by task" if owned else "weight by task"
     header = ["point", "scale", "length", *(["leftovers"] if made.points[0].leftovers is not None else [])]
@@ -234,7 +234,7 @@ def _summary(made: Sweep, out: Path, plot: Path | None, names: Sequence[str] | N
     yield from wrapped_table(rows, fixed=len(header), width=screen_width())
     yield f"length: of the merged vector before scaling; the last task's is {made.last_length:.4g}"
     if made.data is not None:
-        yield f"accuracy: on {made.data['name']}, {number(made.data['samples'], 'sample')}; its mix: tasks count"
+        yield f"accuracy: on {made.data['name']}, {plural(made.data['samples'], 'sample')}; its mix: tasks count"
         yield "  by the point's weights; tailored: with the head that tmx tailor would fit; sweep.csv has each task's"
     yield f"summary: {out / 'sweep.json'}"
     if plot is not None:
@@ -253,11 +253,11 @@ def _show_plan(planned: SweepPlan, as_json: bool, names: Sequence[str] | None) -
 
 def _plan_text(planned: SweepPlan, names: Sequence[str] | None) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in planned.warnings)
-    yield f"method       {planned.method}, {number(planned.tasks, 'task')}{f': {some_of(names)}' if names else ''}"
+    yield f"method       {planned.method}, {plural(planned.tasks, 'task')}{f': {some_of(names)}' if names else ''}"
     yield f"merges       {planned.elements:,} elements (fewer if no task changed some tensors)"
     yield f"points       {len(planned.points):,}, finished: {len(planned.finished):,}"
     if planned.files_each:
-        files = number(planned.files_each, "file")
+        files = plural(planned.files_each, "file")
         yield f"writes       {show_size(planned.bytes_to_write)}: {show_size(planned.bytes_each)} in {files} a point"
     else:
         yield "writes       reports only"

@@ -17,7 +17,7 @@ from tunable_magmax.cli.prefer import SIGNED, ReadingOptions, SourceOptions, rea
 from tunable_magmax.cli.terminal import progress_bars, show, tell, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
@@ -134,8 +134,8 @@ def _read_preference(file: Path, run: Run) -> Preference:
     preference = read_preference(file, Recipe(run.base, run.tasks, names=run.names), warn)
     if len(preference.weights) != len(run.tasks):
         raise InputError(
-            f"{file} has {number(len(preference.weights), 'weight')}, and {run.path} has "
-            f"{number(len(run.tasks), 'task')}: it is a preference of another run"
+            f"{file} has {plural(len(preference.weights), 'weight')}, and {run.path} has "
+            f"{plural(len(run.tasks), 'task')}: it is a preference of another run"
         )
     return preference
 

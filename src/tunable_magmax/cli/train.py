@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import plain_warnings, show, table, training_bars
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.training.config import TrainingPlan
@@ -84,9 +84,9 @@ def _planned(plan: TrainingPlan, place: Path) -> str:
     ]
     return "\n".join(
         [
-            f"{place}: {plan.model} through {number(len(plan.tasks), 'task')} of {plan.benchmark}",
+            f"{place}: {plan.model} through {plural(len(plan.tasks), 'task')} of {plan.benchmark}",
             *table(rows),
-            f"  {number(sum(task.steps for task in plan.tasks), 'step')} in all",
+            f"  {plural(sum(task.steps for task in plan.tasks), 'step')} in all",
             *(f"  {note}" for note in plan.notes),
             "",
         ]
@@ -94,7 +94,7 @@ def _planned(plan: TrainingPlan, place: Path) -> str:
 
 
 def _summary(run: TrainedRun) -> str:
-    tasks = number(len(run.tasks), "task")
+    tasks = plural(len(run.tasks), "task")
     lines = [
         f"{run.path}: {tasks} trained" if run.trained else f"{run.path}/ is complete: {tasks}; nothing was trained"
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tunable_magmax.cli.terminal import progress_bars, show, tell
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -70,7 +70,7 @@ def verify(
     if failed:
         inputs = ", or these are not its inputs in training order" if verification.rederived else ""
         details = f": {'; '.join(f'{check.what}: {check.detail}' for check in failed)}" if quiet else ""
-        count = f"{len(failed)} of {number(len(verification.checks), 'check')} failed"
+        count = f"{len(failed)} of {plural(len(verification.checks), 'check')} failed"
         tell(f"error: {path} is not what its report says{inputs}: {count}{details}\n")
     return 1 if failed else 0
 

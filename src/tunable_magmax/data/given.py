@@ -15,7 +15,7 @@ from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_
 from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
 from tunable_magmax.data.tables import LABEL_COLUMNS, TEXT_COLUMNS
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 Given: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
 """What a caller of the Python API may give for samples: a path, or the samples themselves."""
@@ -81,7 +81,7 @@ def given_labels(value: Given) -> Source:
         return path
     names = _label_names(_listed(value, "labels"))
     classes, labels = indexed(names)
-    origin = f"{number(len(names), 'label')} in memory"
+    origin = f"{plural(len(names), 'label')} in memory"
     return GivenSamples(origin, "text", len(names), _loader(names, "text"), classes, labels, items=tuple(names))
 
 
@@ -117,7 +117,7 @@ def given_samples(items: Sequence[Any], kind: Kind | None = None, labels: Sequen
         _check(item, kind, position)
     classes, indices = ((), None) if labels is None else indexed(_label_names(labels))
     labelled = "" if labels is None else "labelled "
-    origin = f"{number(len(items), f'{labelled}{kind}')} in memory"
+    origin = f"{plural(len(items), f'{labelled}{kind}')} in memory"
     return GivenSamples(origin, kind, len(items), _loader(items, kind), classes, indices, items=tuple(items))
 
 

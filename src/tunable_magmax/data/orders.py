@@ -15,7 +15,7 @@ from tunable_magmax.config import STRICT, Seed, Text
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import load_json
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
 FILE = "a JSON list of all class names or indices in their order, or such lists by name"
@@ -171,7 +171,7 @@ def sizes_sentence(sizes: Sequence[int]) -> str:
     '10 classes in 2 tasks of 5'
     """
     counts = Counter(sizes)
-    start = f"{sum(sizes)} classes in {number(len(sizes), 'task')}"
+    start = f"{sum(sizes)} classes in {plural(len(sizes), 'task')}"
     if len(counts) == 1:
         return f"{start} of {sizes[0]}"
     parts = [f"{count} of {size}" for size, count in counts.items()]

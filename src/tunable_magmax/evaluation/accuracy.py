@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.errors import InputError
-from tunable_magmax.showing import data_frame, number
+from tunable_magmax.showing import data_frame, plural
 
 if TYPE_CHECKING:
     import pandas
@@ -67,7 +67,7 @@ class Share:
         '75.0% of 4 samples right, 30.1 to 95.4%'
         """
         low, high = self.interval(level)
-        count = number(self.samples, "sample")
+        count = plural(self.samples, "sample")
         return f"{self.value:.1%} of {count} right, {100 * low:.1f} to {100 * high:.1f}%"
 
 

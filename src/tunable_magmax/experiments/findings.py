@@ -28,7 +28,7 @@ from tunable_magmax.experiments.rows import (
 )
 from tunable_magmax.experiments.table import Cell
 from tunable_magmax.experiments.tables import REFERENCES, RIVALS
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 
 def findings(results: Results) -> dict[str, list[str]]:
@@ -125,7 +125,7 @@ def _with_prior(by_row: Mapping[str, list[Measured]]) -> list[str]:
     for rival in RIVALS[recommended]:
         lead = paired(own, by_row.get(rival, ()))
         if lead is not None:
-            over = f", {number(lead.seeds, 'seed')}"
+            over = f", {plural(lead.seeds, 'seed')}"
             sentences.append(f"`{recommended}` minus `{rival}`: {_points(lead)}{over}: {lead.verdict}.")
     return sentences
 

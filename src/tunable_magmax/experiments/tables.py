@@ -36,7 +36,7 @@ from tunable_magmax.experiments.rows import (
     row_parts,
 )
 from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 REFERENCES = ("magmax@best", "magmax@0.5", "magmax@1")
 PARTIAL = "†"
@@ -113,7 +113,7 @@ def _accuracy_note(measured: Sequence[Measured]) -> str:
     seeds = {one.seed for one in measured}
     variants = Counter(mixture for mixture, _ in {(one.mixture, one.environment) for one in measured})
     fewest, most = min(variants.values()), max(variants.values())
-    each = number(most, "variant") if fewest == most else f"{fewest} to {most} variants"
+    each = plural(most, "variant") if fewest == most else f"{fewest} to {most} variants"
     over = f"±standard deviation (n − 1) over {len(seeds)} seeds"
     if len(seeds) == 1:
         over = "one seed, so no deviation is given"
@@ -261,7 +261,7 @@ def tailor_table(results: Results) -> Table:
         if not own or not any(leads):
             continue
         seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
-        marks = [f" ({number(lead.seeds, 'seed')})" if lead else "" for lead in leads]
+        marks = [f" ({plural(lead.seeds, 'seed')})" if lead else "" for lead in leads]
         cells = [replace(points(lead), suffix=mark) for lead, mark in zip(leads, marks, strict=True)]
         lines.append((Cell(text=setting), percent(averaged(own)), *cells))
     return Table(

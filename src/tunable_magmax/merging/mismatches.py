@@ -12,7 +12,7 @@ from typing import Literal
 
 from tunable_magmax.checkpoints.tensors import Renaming, Signature, find_renaming
 from tunable_magmax.errors import bulleted, closest, some_of
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 HINTS = 12
 """So many problems come with a hint: each takes a look at all names."""
@@ -66,8 +66,8 @@ class Prefixed:
     def describe(self, limit: int) -> str:
         """Returns the difference in words, with at most `limit` names of each side."""
         side, prefix = ("with", self.renaming.drop) if self.renaming.drop else ("without", self.renaming.add)
-        rest = [f"and {number(len(self.extra), 'more tensor')}: {some_of(self.extra, limit)}"] if self.extra else []
-        lacks = f"but not {number(len(self.missing), 'tensor')}: {some_of(self.missing, limit)}"
+        rest = [f"and {plural(len(self.extra), 'more tensor')}: {some_of(self.extra, limit)}"] if self.extra else []
+        lacks = f"but not {plural(len(self.missing), 'tensor')}: {some_of(self.missing, limit)}"
         rest += [lacks] if self.missing else []
         return f"the names are the base's {side} the prefix {prefix!r}" + (f" ({', '.join(rest)})" if rest else "")
 
@@ -186,7 +186,7 @@ def describe_mismatches(
     listed = [*groups.values(), *(names for each in prefixed.values() for names in (each.extra, each.missing))]
     if any(len(names) > SHOWN for names in listed):
         advice.append("--json lists all of them (`problems` of the error in Python).")
-    title = f"these checkpoints can't be merged, {number(count, 'problem')}:"
+    title = f"these checkpoints can't be merged, {plural(count, 'problem')}:"
     return "\n".join([title, bulleted(lines), *advice])
 
 

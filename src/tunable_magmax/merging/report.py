@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tunable_magmax.errors import InputError, bulleted, one_line
 from tunable_magmax.files import parse_json
 from tunable_magmax.merging.options import Options
-from tunable_magmax.showing import data_frame, number, shown_shares
+from tunable_magmax.showing import data_frame, plural, shown_shares
 
 if TYPE_CHECKING:
     import pandas
@@ -139,7 +139,7 @@ class MergeReport:
     def __repr__(self) -> str:
         what = f"{self.method}, {self.elements:,} elements of {len(self.tensors):,} tensors, scale {self.scale:g}"
         if self.counts is None or not self.elements:
-            return f"MergeReport({what}; {number(self.tasks, 'task')})"
+            return f"MergeReport({what}; {plural(self.tasks, 'task')})"
         return f"MergeReport({what}; {shown_shares(self.columns, [count / self.elements for count in self.counts])})"
 
     def to_frame(self) -> pandas.DataFrame:

@@ -22,7 +22,7 @@ from tunable_magmax.merging.reading import Sources, cast_copied
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import Limits, kernels_for
 from tunable_magmax.merging.stream import Merge
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 StateDict = Mapping[str, Tensor]
 Tasks = Sequence[StateDict | Module] | Mapping[str, StateDict | Module]
@@ -49,7 +49,7 @@ class Merged:
 
     def __repr__(self) -> str:
         about = repr(self.report).removeprefix("MergeReport(")
-        return f"Merged({number(len(self.state_dict), 'tensor')}; {about}"
+        return f"Merged({plural(len(self.state_dict), 'tensor')}; {about}"
 
     def to_model(self, module: Module | None = None) -> Module:
         """Returns a copy of `module`, by default of the base, with the merged values and their types.
@@ -295,7 +295,7 @@ class MergeSession:
             self._merge.survey()
 
     def __repr__(self) -> str:
-        return f"MergeSession({number(len(self._tasks), 'task')}, {self.elements:,} elements)"
+        return f"MergeSession({plural(len(self._tasks), 'task')}, {self.elements:,} elements)"
 
     def __enter__(self) -> MergeSession:
         return self

@@ -398,8 +398,8 @@ class Refill:
         lacking = sorted(name for name in report["missing_keys"] if name in values)
         if lacking:  # they would silently stay what the last checkpoint left there
             raise InputError(
-                f"the weights lack {len(lacking)} tensors of {encoder.path}, first {lacking[0]!r}: checkpoints that are "
-                "scored together must have one architecture"
+                f"the weights lack {len(lacking)} tensors of {encoder.path}, first {lacking[0]!r}: checkpoints that "
+                "are scored together must have one architecture"
             )
         self._places: list[tuple[Tensor, str]] = []
         for name, place in values.items():

@@ -19,7 +19,7 @@ from tunable_magmax.plots.figure import (
     task_colours,
 )
 from tunable_magmax.preference.preference import Preference
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.inspect import Layer, layers
 
 
@@ -152,7 +152,7 @@ def _title(preference: Preference) -> str:
     samples = preference.provenance.get("samples")
     parts = [preference.method]
     if isinstance(samples, int):
-        parts.append(number(samples, "sample"))
+        parts.append(plural(samples, "sample"))
     if preference.intervals is not None:
         parts.append("lines: 90% intervals")
     return plain(", ".join(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tunable_magmax.plots.figure import blank_figure, check_picture, plain, save_figure, short
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison
 
 FITTED, OLD, MINE = "#1d3557", "#9aa5b1", "#c1440e"
@@ -37,7 +37,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
     axes.grid(axis="x", color="#e3e3e3", linewidth=0.6, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    count = number(comparison.samples, "sample")
+    count = plural(comparison.samples, "sample")
     axes.set_xlabel(f"accuracy (%) on {count}, lines: {100 * comparison.level:g}% intervals", fontsize=9)
     axes.set_title(plain(f"{_tail(comparison.run)} on {_tail(comparison.data)}"), loc="left", fontsize=10)
     save_figure(figure, path)

@@ -16,7 +16,7 @@ from tunable_magmax.files import read_whole, write_atomic
 from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.estimate import JSON, Intervals, alpha_weights, checked_weights, normalised, task_count
 from tunable_magmax.preference.prior import HAND_EPS, LEAST_EPS, PriorSource, SitePrior
-from tunable_magmax.showing import data_frame, html_table, number, shown_shares
+from tunable_magmax.showing import data_frame, html_table, plural, shown_shares
 
 if TYPE_CHECKING:
     import pandas
@@ -114,7 +114,7 @@ class Preference:
         samples = self.provenance.get("samples")
         if not isinstance(samples, int):
             return self.method
-        return f"{self.method}, {number(samples, 'sample')}"
+        return f"{self.method}, {plural(samples, 'sample')}"
 
     def _repr_html_(self) -> str:
         """Returns the weights as a table for a notebook."""

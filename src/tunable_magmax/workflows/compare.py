@@ -30,7 +30,7 @@ from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import data_frame, number
+from tunable_magmax.showing import data_frame, plural
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_encoder, open_head, open_labelled
 from tunable_magmax.workflows.site_model import PREFERENCE, read_record
@@ -147,7 +147,7 @@ class Comparison:
         others = [row for row in self.rows if row is not mine]
         fewest = least_samples(len(others))
         if self.samples < fewest:
-            count = number(self.samples, "sample")
+            count = plural(self.samples, "sample")
             return [f"No verdict: {count} cannot tell any of these models apart; at least {fewest} are needed."]
         beaten = sum(row.verdict == "clearly worse" for row in others)
         lead = f"clearly better than {beaten} of the {len(others)} others"
@@ -194,7 +194,7 @@ def verdict(one: Row, tailored: Row) -> str:
     shares = f"{one.share.value:.1%} against {tailored.share.value:.1%}"
     if one.verdict != "cannot tell":
         return f"`{one.title}` is {one.verdict} than the tailored model: {shares}."
-    count = number(one.share.samples, "sample")
+    count = plural(one.share.samples, "sample")
     would = "" if one.needed is None else f"; about {one.needed:,} would, if the difference is real"
     return f"{count} cannot tell `{one.title}` from the tailored model ({shares}){would}."
 
@@ -260,7 +260,7 @@ def compare(
         fewest = least_samples((1 + rivals.old_heads) * len(specs))
         if len(samples) < fewest:
             warnings.warn(
-                f"{number(len(samples), 'sample')} cannot show any difference between so many models, however large "
+                f"{plural(len(samples), 'sample')} cannot show any difference between so many models, however large "
                 f"it is: give at least {fewest}, better some hundred",
                 stacklevel=2,
             )
@@ -435,7 +435,7 @@ def _right_as_written(folder: Path, data: BenchData, run: Run, classes: Sequence
     lacking = [name for name in classes if name not in head.classes]
     if lacking:
         raise InputError(
-            f"{folder} does not know {number(len(lacking), 'class', 'classes')} of {run.path}, first "
+            f"{folder} does not know {plural(len(lacking), 'class', 'classes')} of {run.path}, first "
             f"{some_of(lacking[:1], show=repr)}: it was made with another head; give that one as --head"
         )
     places = np.array([head.classes.index(name) for name in classes], dtype=np.int64)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.config import divide
@@ -21,7 +20,7 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
-from tunable_magmax.showing import number, python_words
+from tunable_magmax.showing import plural
 from tunable_magmax.workflows.compare import Comparison, Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
 from tunable_magmax.workflows.init import init_run
@@ -60,23 +59,6 @@ Weights: TypeAlias = Sequence[float] | Mapping[str, float]
 """A number for each task, in training order; or by name, 0 for tasks that are not named."""
 
 
-_Taken = ParamSpec("_Taken")
-_Made = TypeVar("_Made")
-
-
-def _in_python(method: Callable[_Taken, _Made]) -> Callable[_Taken, _Made]:
-    """Makes the errors of a method name its arguments, where those of the commands name options."""
-
-    @wraps(method)
-    def called(*arguments: _Taken.args, **options: _Taken.kwargs) -> _Made:
-        try:
-            return method(*arguments, **options)
-        except InputError as error:
-            raise InputError(python_words(str(error)), problems=error.problems) from error
-
-    return called
-
-
 def open_run(path: Place) -> Run:
     """Opens a run directory, as `tmx train`, `tmx demo` or a script left it, to do with it what the commands do.
 
@@ -103,7 +85,7 @@ class Run:
 
     def __repr__(self) -> str:
         count, profiled = len(self.tasks), len(self.profiles)
-        parts = [f"{number(count, 'task')}: {some_of(self.names)}"]
+        parts = [f"{plural(count, 'task')}: {some_of(self.names)}"]
         parts += [f"{len({*chain(*self.classes.values())})} classes"] if self.classes else []
         parts += ["profiles" if profiled == count else f"{profiled} of {count} profiles"]
         parts += [] if self.head is None else ["a head"]  # tasks may have classifiers of their own
@@ -158,7 +140,6 @@ class Run:
 
     # -- preferences -----------------------------------------------------------------------------------------------
 
-    @_in_python
     def prefer(
         self,
         *,
@@ -189,7 +170,7 @@ class Run:
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         found = prefer(self._run, sources, Estimation(**estimation), SiteReading(**reading), progress=progress)
         for text in found.warnings:
-            warnings.warn(python_words(text), stacklevel=3)
+            warnings.warn(text, stacklevel=3)
         return found.preference
 
     def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> SiteSources:
@@ -205,7 +186,6 @@ class Run:
     @overload
     def merge(self, preference: Chosen | None = None, *, out: Place, **options: Any) -> MergeReport: ...
 
-    @_in_python
     def merge(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> Any:
         """Merges the tasks as `tmx merge` does: into `out`, which gives the report; without `out` in memory.
 
@@ -236,7 +216,6 @@ class Run:
         if adapter is not None:
             raise InputError(f"{adapter} is a LoRA adapter, which cannot be merged in memory: {instead}")
 
-    @_in_python
     def session(self, **options: Any) -> MergeSession:
         """Opens a `MergeSession` on the run's checkpoints, to merge again and again in memory.
 
@@ -257,18 +236,15 @@ class Run:
         tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
-    @_in_python
     def plan(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> MergePlan:
         """Returns what `merge` would do, from headers alone; the options are those of `plan_merge`."""
         recipe = self._recipe(preference, options)
         return plan_merge(recipe.base, recipe.tasks, None if out is None else Path(out), **recipe.options)
 
-    @_in_python
     def sweep(self, points: Sequence[Point], out: Place, **options: Any) -> Sweep:
         """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
         return sweep_checkpoints(self.base, self.tasks, Path(out), points, **options)
 
-    @_in_python
     def tailor(
         self,
         out: Place,
@@ -315,12 +291,11 @@ class Run:
             progress=progress,
         )
         for text in made.warnings:
-            warnings.warn(python_words(text), stacklevel=3)
+            warnings.warn(text, stacklevel=3)
         return made
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
-    @_in_python
     def compare(
         self,
         preference: Chosen | None = None,
@@ -344,7 +319,6 @@ class Run:
             self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
         )
 
-    @_in_python
     def evaluate(
         self,
         model: Chosen | Merged,
@@ -387,7 +361,6 @@ class Run:
             progress=progress,
         )
 
-    @_in_python
     def evaluate_all(
         self,
         data: Any = None,
@@ -404,7 +377,6 @@ class Run:
             self.path, _data(data), reading=Reading(**divide("evaluate_all", reading, Reading)[0]), **options
         )
 
-    @_in_python
     def add_data(
         self,
         data: Mapping[str, Place],

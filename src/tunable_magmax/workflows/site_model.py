@@ -17,7 +17,7 @@ from tunable_magmax.engines.log import read_report
 from tunable_magmax.files import identities, read_json
 from tunable_magmax.preference.preference import FILE, Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.showing import number, shown_shares
+from tunable_magmax.showing import plural, shown_shares
 from tunable_magmax.workflows.site import SiteSources
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def summary_lines(record: TailorRecord) -> Iterator[str]:
     left = len(order) - len(shown_tasks)
     if left > 0:
         rest = max(0.0, 1 - sum(found.weights[name] for name in shown_tasks))
-        parts.append(f"{number(left, 'other')} {rest:.2f}")
+        parts.append(f"{plural(left, 'other')} {rest:.2f}")
     yield from _packed("mixture", parts)
-    source = "" if found.samples is None else f"from {number(found.samples, 'sample')} by {found.method}; "
+    source = "" if found.samples is None else f"from {plural(found.samples, 'sample')} by {found.method}; "
     error = "" if found.expected_error is None else f"expected error {found.expected_error:.2f}; "
     yield f"{'':10}{source}{error}{merge.effective_tasks:.1f} tasks matter"
     scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
@@ -178,7 +178,7 @@ def card_section(record: TailorRecord) -> str:
 def _card_lines(record: TailorRecord) -> Iterator[str]:
     found = record.mixture
     yield from ("## Tailored to a site", "")
-    samples = "" if found.samples is None else f" from {number(found.samples, 'sample')} of the site"
+    samples = "" if found.samples is None else f" from {plural(found.samples, 'sample')} of the site"
     error = "" if found.expected_error is None else f"; their expected error is {found.expected_error:.2f} (half-L1)"
     yield f"Weights by {found.method}{samples}{error}."
     yield from ("", "| task | weight | interval |", "| --- | ---: | --- |")
@@ -262,7 +262,7 @@ class Tailored:
 
     def __repr__(self) -> str:
         merge, again = self.record.merge, ", which was there already" if self.complete else ""
-        told = f"; {number(len(self.warnings), 'warning')}" if self.warnings else ""
+        told = f"; {plural(len(self.warnings), 'warning')}" if self.warnings else ""
         scale = merge.scale if isinstance(merge.scale, str) else f"{merge.scale:g}"
         return (
             f"Tailored({str(self.out)!r}{again}: {shown_shares(self.labels, self.preference.weights)};\n"

@@ -184,10 +184,9 @@ def check(rounds: int) -> None:
         here = [{name: tensor.cpu() for name, tensor in state.items()} for state in states]
         weights = [float(3 * t % 7) for t in range(tasks - 1)] + [1.0]
         cases: list[dict[str, object]] = [
-            {"weights": weights, "scope": scope, "compare": compare, "keep": keep, "scale": scale}
+            {"weights": weights, "scope": scope, "compare": compare, "scale": scale}
             for scope in ("model", "tensor")
             for compare in ("all", "active")
-            for keep in ("random", "magnitude")
             for scale in (0.5, "matched")
         ]
         cases += [{"method": method, "scale": scale} for method in tmx.METHODS for scale in (0.5, "matched")]

@@ -19,7 +19,6 @@ from tunable_magmax import MergeReport, Preference
 from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.cli.terminal import each_warning_once, plain_warnings, warn
-from tunable_magmax.engines import on_device
 from tunable_magmax.engines.inputs import is_legacy_torch
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
@@ -536,7 +535,7 @@ def test_a_dry_run_refuses_a_place_as_the_merge_does(tmx, sequence, tmp_path, pl
 
 
 def test_a_dry_run_for_a_gpu_says_whose_numbers_it_tells(tmx, sequence, tmp_path, monkeypatch):
-    monkeypatch.setattr(on_device, "open_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     command = ["merge", "--dry-run", *sequence.arguments, "-o", tmp_path / "out"]
     assert "note: " not in tmx(*command, "--device", "cpu").out
     result = tmx(*command, "--device", "cuda:1")

@@ -19,10 +19,11 @@ from sequences import LARGE, SMALL, TINY, TYPES, StateDict, digests, raw, save_s
 
 from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
+from tunable_magmax.engines.vectors import DeviceVectors, FileVectors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging import group_planes, state_dicts, stream
 from tunable_magmax.merging.kernels.native import MappedPlanes, NativeKernels
-from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.state_dicts import Merged, merge_state_dicts
 
 Models = tuple[StateDict, list[StateDict]]
@@ -256,7 +257,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch, kernels: object, models: Models,
 
 
 def compare_kernels(monkeypatch: pytest.MonkeyPatch, models: Models, cases: list[dict[str, Any]]) -> None:
-    portable, native = PortableKernels(torch.device("cpu")), NativeKernels()
+    portable, native = TorchKernels(torch.device("cpu")), NativeKernels()
     portable.chunk, native.chunk = 512, 192
     for options in cases:
         options = weighted(options, len(models[1]))
@@ -268,7 +269,7 @@ def compare_kernels(monkeypatch: pytest.MonkeyPatch, models: Models, cases: list
 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("tasks", [1, 5, 70])
-def test_native_and_portable_kernels(monkeypatch, tasks, types) -> None:
+def test_numba_and_torch_kernels(monkeypatch, tasks, types) -> None:
     if tasks == 70:  # slow: these cases in turn
         turn = list(TYPES).index(types)
         compare_kernels(monkeypatch, sequence(tasks, TINY, types, seed=tasks), FEWER[turn % 4 :: 4])
@@ -279,17 +280,18 @@ def test_native_and_portable_kernels(monkeypatch, tasks, types) -> None:
 @pytest.mark.stress
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("tasks", [2, 20, 64, 65, 70])
-def test_native_and_portable_kernels_in_all_cases(monkeypatch, tasks, types) -> None:
+def test_numba_and_torch_kernels_in_all_cases(monkeypatch, tasks, types) -> None:
     compare_kernels(monkeypatch, sequence(tasks, SMALL, types, seed=tasks), CASES)
 
 
 @pytest.mark.parametrize("options", [CASES[k] for k in (0, 2, 8, 10, 20, 24)], ids=label)
-def test_native_and_portable_kernels_on_large_tensors(models, files, tmp_path, monkeypatch, options) -> None:
+def test_numba_and_torch_kernels_on_large_tensors(models, files, tmp_path, monkeypatch, options) -> None:
     options = weighted(options, 5)
     merge_checkpoints(*files, tmp_path / "native", **options)
-    monkeypatch.setattr(local, "kernels_for", PortableKernels)
-    merge_checkpoints(*files, tmp_path / "portable", **options)
-    assert digests(tmp_path / "native") == digests(tmp_path / "portable")
+    monkeypatch.setattr(local, "kernels_for", TorchKernels)
+    monkeypatch.setattr(local, "FileVectors", lambda *given: DeviceVectors(FileVectors(*given)))
+    merge_checkpoints(*files, tmp_path / "torch", memory="60MB", **options)
+    assert digests(tmp_path / "native") == digests(tmp_path / "torch")
 
 
 @pytest.mark.parametrize("types", ["f32", "f32+f64"])

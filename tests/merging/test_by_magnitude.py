@@ -21,9 +21,9 @@ from tunable_magmax.merging.auction import Cut, Selection, SpareRows
 from tunable_magmax.merging.group_planes import BATCH, GroupPlanes
 from tunable_magmax.merging.kernels import Chunk, TensorPlace
 from tunable_magmax.merging.kernels.native import NativeKernels
-from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 
-KERNELS = {"native": NativeKernels(), "portable": PortableKernels(torch.device("cpu"))}
+KERNELS = {"native": NativeKernels(), "portable": TorchKernels(torch.device("cpu"))}
 SIZES = (1, 64, 700, 65, 5000)
 """Of the tensors, in slots and elements that are not next to each other."""
 GAP = 128
@@ -178,7 +178,7 @@ def test_histograms_are_few_however_many_ranges() -> None:
     assert max(asked) <= BATCH
 
 
-def test_native_and_portable_lists_hold_the_same() -> None:
+def test_numba_and_torch_lists_hold_the_same() -> None:
     tau = crowd(torch.Generator().manual_seed(5), torch.float32)
     found = {}
     for name in KERNELS:

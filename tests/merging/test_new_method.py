@@ -1,4 +1,4 @@
-"""A method is one class and one line in the table, on every device: the CPU's kernels, torch's, files and a GPU."""
+"""A method is one class and one line in the table, on every device: numba's kernels, torch's, and files."""
 
 from __future__ import annotations
 
@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import emulated
 import pytest
 import torch
-from device_cases import assert_same, sequence
-from emulated import EmulatedModule
-from emulated.merges import SHAPES, on
 from safetensors.torch import load_file, save_file
 
 import tunable_magmax as tmx
 from tunable_magmax.merging import state_dicts
-from tunable_magmax.merging.device import DeviceMerge
-from tunable_magmax.merging.kernels.cuda import kernel_source
-from tunable_magmax.merging.kernels.portable import PortableKernels
+from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 from tunable_magmax.merging.methods import METHODS, Method
-from tunable_magmax.merging.resident import ResidentMerge
+
+TYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
+
+
+def sequence(tasks: int) -> list[dict[str, torch.Tensor]]:
+    """Base and tasks of four types."""
+    generator = torch.Generator().manual_seed(tasks)
+    shapes = zip(TYPES.items(), [(40, 9), (65,), (1,), (2, 7, 3)], strict=True)
+    found = [{name: torch.randn(shape, generator=generator).to(dtype) for (name, dtype), shape in shapes}]
+    for _ in range(tasks):
+        steps = {name: 0.1 * torch.randn(old.shape, generator=generator) for name, old in found[-1].items()}
+        found.append({name: (old.double() + steps[name]).to(old.dtype) for name, old in found[-1].items()})
+    return found
+
+
+def assert_same(ours: tmx.Merged, theirs: tmx.Merged) -> None:
+    assert ours.report == theirs.report
+    for name, tensor in theirs.state_dict.items():
+        assert torch.equal(ours.state_dict[name], tensor)
 
 
 class Median(Method):
@@ -60,7 +72,7 @@ def by_hand(states: list[dict[str, torch.Tensor]], method: str) -> dict[str, tor
 
 @pytest.mark.parametrize("method", ["median", "middle"])
 def test_in_memory_and_on_files(method: str, tmp_path: Path) -> None:
-    states = sequence(SHAPES, 5)
+    states = sequence(5)
     merged = tmx.merge_state_dicts(states[0], states[1:], method=method, scale=0.5)
     wanted = by_hand(states, method)
     assert all(torch.equal(merged.state_dict[name], wanted[name]) for name in wanted)
@@ -75,24 +87,13 @@ def test_in_memory_and_on_files(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_on_torch_operations_and_in_a_session(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    base, *tasks = sequence(SHAPES, 4)
+    base, *tasks = sequence(4)
     wanted = tmx.merge_state_dicts(base, tasks, **options)
     with tmx.MergeSession(base, tasks) as session:
         session.merge()
         assert_same(session.merge(**options), wanted)
-    monkeypatch.setattr(state_dicts, "kernels_for", PortableKernels)
+    monkeypatch.setattr(state_dicts, "kernels_for", TorchKernels)
     assert_same(tmx.merge_state_dicts(base, tasks, **options), wanted)
-
-
-@pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
-def test_on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    module = EmulatedModule(emulated.compiled(kernel_source(), tmp_path_factory.mktemp("kernels")))
-    base, *tasks = sequence(SHAPES, 4)
-    for options in CASES:
-        wanted = tmx.merge_state_dicts(base, tasks, **options)
-        for engine in (ResidentMerge, DeviceMerge):
-            with on(module, engine=engine):
-                assert_same(tmx.merge_state_dicts(base, tasks, **options), wanted, options)
 
 
 def test_a_method_without_a_formula_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,17 +30,19 @@ from tunable_magmax.engines.outputs import (
     write_weights,
 )
 from tunable_magmax.engines.settings import OutputSettings, Resources
-from tunable_magmax.engines.vectors import FileVectors
+from tunable_magmax.engines.vectors import DeviceVectors, FileVectors
 from tunable_magmax.errors import InputError, StorageError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.names import in_order, named_tasks
 from tunable_magmax.merging.options import Options
+from tunable_magmax.merging.reading import Vectors
 from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import (
     Limits,
     factor_room,
     kernels_for,
+    open_device,
     plan_memory,
     read_threads,
 )
@@ -51,7 +53,7 @@ COMPLETE = "{out} is complete, made from the same inputs with the same options; 
 
 
 class Engine(Protocol):
-    """Merges files: in this process, on a GPU or on a cluster."""
+    """Merges files: in this process or on a cluster."""
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> int:
         """Raises an error if the resources do not suffice; returns the bytes needed on disk beside the weights."""
@@ -214,18 +216,20 @@ def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> 
 
 @dataclass(frozen=True, slots=True)
 class ThisProcess:
-    """The engine that merges in this process on the CPU."""
+    """The engine that merges in this process, on the CPU or on a GPU."""
 
     threads: int | None
+    device: torch.device
 
     def check(self, inputs: Inputs, options: Options, memory: int) -> int:
-        kernels = kernels_for(torch.device("cpu"))
+        kernels = kernels_for(self.device)
         plan = plan_memory(inputs.layout, options, kernels, self.threads, memory)
         return plan.planes if plan.spill else 0
 
     def merge(self, job: Job) -> MergeReport:
-        resources, spill = Resources(memory=job.memory, threads=self.threads), job.output.scratch("planes")
-        with merge_of(job.inputs, job.options, resources, spill, job.progress) as merge:
+        resources = Resources(device=str(self.device), memory=job.memory, threads=self.threads)
+        spill = job.output.scratch("planes")
+        with torch.no_grad(), merge_of(job.inputs, job.options, resources, spill, job.progress) as merge:
             merge.survey()
             merge.decide()
             return write_weights(merge, job)
@@ -242,12 +246,8 @@ def _engine(resources: Resources) -> Iterator[Engine]:
         each = None if threads is None else read_threads(threads)
         with join_cluster(resources.ray_address, resources.workers, each) as cluster:
             yield cluster
-    elif resources.on_cpu:
-        yield ThisProcess(threads)
     else:
-        from tunable_magmax.engines.on_device import OnDevice, open_device
-
-        yield OnDevice(open_device(str(resources.device)), threads)
+        yield ThisProcess(threads, open_device(resources.device))
 
 
 def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, out: Path) -> dict[str, Any]:
@@ -294,12 +294,14 @@ def resumable(output: Output) -> Iterator[None]:
 def merge_of(
     inputs: Inputs, options: Options, resources: Resources, spill: Path | None, progress: Progress | None
 ) -> Merge:
-    """Returns the merge of opened checkpoints on this machine's CPU; `spill` is where planes go that need disk."""
-    memory = resources.memory_bytes
-    vectors = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
+    """Returns the merge of opened checkpoints on this machine; `spill` is where planes go that need disk."""
+    memory, device = resources.memory_bytes, open_device(resources.device)
+    vectors: Vectors = FileVectors(inputs.checkpoints, factor_room(inputs.layout, memory))
+    if device.type != "cpu":
+        vectors = DeviceVectors(vectors)
     return Merge(
         inputs.sources(vectors),
         options,
-        kernels_for(torch.device("cpu")),
+        kernels_for(device),
         Limits(resources.threads, memory, spill, progress),
     )

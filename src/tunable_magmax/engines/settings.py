@@ -13,6 +13,7 @@ from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
 from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.resources import open_device
 
 ENGINES = ("local", "ray")
 DEFAULT_MEMORY = 1 << 30
@@ -51,13 +52,10 @@ class Resources:
             )
         _check_engine(self.engine, workers=self.workers, ray_address=self.ray_address)
         check_workers(self.workers)
-        if not self.on_cpu:
-            from tunable_magmax.engines.on_device import open_device
-
-            open_device(str(self.device))
+        open_device(self.device)
 
     def check_method(self, name: str) -> None:
-        """Raises an `InputError` for a method that does not run on this engine or device.
+        """Raises an `InputError` for a method that does not run on this engine.
 
         >>> Resources(engine="ray").check_method("tsv")
         Traceback (most recent call last):
@@ -70,11 +68,6 @@ class Resources:
             raise InputError(
                 f"method {name!r} merges matrices whole, and workers of engine 'ray' have parts of them: "
                 "use engine 'local'"
-            )
-        if not self.on_cpu:
-            raise InputError(
-                f"method {name!r} merges matrices whole, which device {self.device!r} does not do for files: leave the "
-                "device out to merge on the CPU, or load the checkpoints to the GPU and call merge_state_dicts"
             )
 
 

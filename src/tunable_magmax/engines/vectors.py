@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +21,8 @@ from tunable_magmax.checkpoints.lora.adapter import Adapter, LowRank
 from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.layout import Layout, Mergeable
-from tunable_magmax.merging.reading import widen
+from tunable_magmax.merging.reading import Vectors, widen
+from tunable_magmax.merging.resources import loops_compile
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -106,6 +106,28 @@ class FileVectors:
         if buffer is None or buffer.numel() < size:
             self._local.buffer = buffer = torch.empty(size, dtype=torch.uint8)
         assert isinstance(buffer, Tensor)
+        return buffer[:size]
+
+
+class DeviceVectors:
+    """`Vectors` on a GPU: what other vectors read on the host, copied through page-locked memory."""
+
+    borrows = True
+
+    def __init__(self, vectors: Vectors) -> None:
+        self._vectors = vectors
+        self._local = threading.local()
+
+    def read(self, source: int, tensor: Mergeable, start: int, stop: int, scratch: Tensor) -> Tensor:
+        host = self._host("task" if source else "base", scratch.nbytes).view(scratch.dtype)
+        return scratch.copy_(self._vectors.read(source, tensor, start, stop, host))
+
+    def _host(self, name: str, size: int) -> Tensor:
+        """Returns this thread's buffer; that of the base is its own, from which values of adapters are made."""
+        held = self._local.__dict__
+        if name not in held or held[name].numel() < size:
+            held[name] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        buffer: Tensor = held[name]
         return buffer[:size]
 
 
@@ -319,7 +341,7 @@ def _add_scaled(sums: Floats, scaling: float, out: NDArray[Any], first: int, str
 
 
 PORTABLE = Loops(_accumulate, _add_scaled)
-"""On numpy, for machines without numba."""
+"""On numpy, where numba may not compile."""
 
 
 def _accumulate_by_four(left: Floats, rank: int, right: Floats, column: int, sums: Floats) -> None:
@@ -353,8 +375,8 @@ def _add_scaled_one_by_one(sums: Floats, scaling: float, out: NDArray[Any], firs
 
 @cache
 def fastest_loops() -> Loops:
-    """Returns loops compiled without fast-math or fused operations, or the portable ones where numba is missing."""
-    if find_spec("numba") is None:
+    """Returns loops compiled without fast-math or fused operations, or numpy's where numba may not compile."""
+    if not loops_compile():
         return PORTABLE
     from tunable_magmax.merging.kernels.loops import compiled
 

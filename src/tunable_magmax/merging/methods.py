@@ -58,10 +58,6 @@ class Method:
     cuts_by_magnitude: bool = False
     """Whether elements are chosen by magnitude over all of the model or a tensor, which takes further walks."""
 
-    foreseeable: bool = False
-    """Whether a GPU may begin with the decision before it is known which tensors are merged: an auction can be called
-    off. The marks are lost with it."""
-
     own_planes: ClassVar[bool] = False
     """Whether the method needs planes that no other merge uses, because it writes over marked candidates."""
 
@@ -108,10 +104,7 @@ class Method:
         return range(self.tasks)
 
     def combine(self, kernels: VectorKernels, chunk: Any, tensor: int, planes: Any, out: Any) -> Counts:
-        """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner.
-
-        On a GPU, a chunk is a table of many tensors: hand `chunk`, `planes` and `out` to the kernels and look at none.
-        """
+        """Writes the merged task vector of a chunk to `out`; returns elements per task where each has an owner."""
         return kernels.apply(chunk, self.vector, out)
 
     def vector(self, vectors: Sequence[Tensor]) -> Tensor:
@@ -151,7 +144,6 @@ class TunableMagmax(Method):
         wanted = [reusable or n > 0 for n in options.budget or self._proportions]
         self.rows = [sum(wanted[:t]) if wanted[t] else -1 for t in range(tasks)]
         self.cuts_by_magnitude = options.keep == "magnitude"
-        self.foreseeable = not reusable and not self.cuts_by_magnitude
         self.spare = SpareRows.after(sum(wanted), reusable or self.cuts_by_magnitude, tasks if reusable else 0)
         self._active: list[bool] | None = None
         self._owners: Owners | None = None

@@ -18,6 +18,7 @@ from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.singular import kept_bytes, working_bytes
+from tunable_magmax.showing import number
 
 SMALLEST_CHUNK = 1 << 12
 GOOD_CHUNK = 1 << 17
@@ -71,19 +72,38 @@ class MemoryPlan:
         return self.workspace + (self.mapped or self.planes) + self.stash
 
 
+def open_device(name: str | None) -> torch.device:
+    """Returns the device of this name, such as "cuda" or "cuda:1"; None is the CPU.
+
+    >>> open_device("tpu")
+    Traceback (most recent call last):
+    tunable_magmax.errors.InputError: device is 'tpu', expected 'cpu', 'cuda' or 'cuda:1'
+    """
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:1'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device is {name!r}, but torch finds {number(torch.cuda.device_count(), 'GPU')} here")
+    return device
+
+
+def loops_compile() -> bool:
+    """Returns whether numba may compile; with NUMBA_DISABLE_JIT it can't run the loops of this package."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+
+
 def kernels_for(device: torch.device) -> Kernels:
     """Returns the fastest kernels for tensors on `device`."""
-    # Without its compiler, numba can't run the loops.
-    compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
-    if (
-        device.type == "cpu" and compiles
-    ):  # imported when needed: numba takes long to import, and a machine with a GPU may lack it
-        from tunable_magmax.merging.kernels.native import NativeKernels
+    if device.type == "cpu" and loops_compile():
+        from tunable_magmax.merging.kernels.native import NativeKernels  # slow to import
 
         return NativeKernels()
-    from tunable_magmax.merging.kernels.portable import PortableKernels
+    from tunable_magmax.merging.kernels.torch_ops import TorchKernels
 
-    return PortableKernels(device)
+    return TorchKernels(device)
 
 
 def plan_memory(
@@ -114,7 +134,7 @@ def _plan_for(
     planes = method.plane_rows * kernels.plane_bytes(slots)
     stash = layout.elements * width if options.scale is None else 0
     ahead = AHEAD * threads
-    pool = ahead if borrows and kernels.threads else threads
+    pool = ahead if borrows else threads
     # A list as long as that takes less than a byte for each element, and then at most the merge's share below.
     room = max(LEAST_ROOM, layout.elements // 64)
     selections = threads if options.scope == "tensor" else 1

@@ -176,15 +176,6 @@ def merge_in_memory(
 ) -> Merge:
     """Returns the merge of dicts of tensors, on the device where the base lies."""
     device = next((tensor.device for tensor in base.values()), torch.device("cpu"))
-    if device.type == "cuda" and not METHODS[options.method].whole:
-        from tunable_magmax.merging.kernels.launch import available
-
-        if available() is None:
-            from tunable_magmax.merging.kernels.cuda import kernels_on
-            from tunable_magmax.merging.resident import ResidentChunks, ResidentMerge
-
-            sources = Sources(layout, ResidentChunks(layout, [base, *tasks], device), labels)
-            return ResidentMerge(sources, options, kernels_on(device), method=method)
     sources = Sources(layout, MemoryVectors(layout, base, tasks, device), labels)
     return Merge(sources, options, kernels_for(device), Limits(threads=threads), method)
 
@@ -289,7 +280,6 @@ class MergeSession:
         layout, labels = _layout_of([start, *ends], options)
         method = METHODS[options.method](options, len(ends), reusable=True)
         self._merge = merge_in_memory(layout, start, ends, options, labels, threads, method)
-        self._solver: Merge | None = None
         self._marked: list[tuple[bool, ...]] = []
         with torch.no_grad():
             self._merge.survey()
@@ -306,9 +296,6 @@ class MergeSession:
     def close(self) -> None:
         """Frees the vectors and planes."""
         self._merge.__exit__()
-        if self._solver is not None:
-            self._solver.__exit__()
-            self._solver = None
 
     @property
     def elements(self) -> int:
@@ -328,24 +315,13 @@ class MergeSession:
             base = self._base if self._module is None else self._module
             merged = merge_state_dicts(base, self._tasks, threads=self._threads, **self._patterns, **given)
             return replace(merged, report=replace(merged.report, names=self._names))
-        merge = self._merge_for(options, method)
+        merge = self._merge
         merge.restart(options, method, mark=self._needs_marks(method))
         merge.decide()
         values = merge.values()
         report = merge.report()
         report = replace(report, warnings=(*unused_options(options), *report.warnings), names=self._names)
         return Merged(assemble(self._base, merge.layout, values, options), report, self._module)
-
-    def _merge_for(self, options: Options, method: Method) -> Merge:
-        """Returns the merge that a method is done by: matrices are merged whole by torch operations on any device."""
-        if not method.whole or self._merge.solves:
-            return self._merge
-        if self._solver is None:
-            layout, labels = self._merge.layout, self._merge.labels
-            matched = replace(options, scale=None)  # so that there is room for the merged vector
-            self._solver = merge_in_memory(layout, self._base, self._tasks, matched, labels, self._threads, method)
-            self._solver.survey()
-        return self._solver
 
     def _needs_marks(self, method: Method) -> bool:
         """Whether candidates must be marked again, because other tasks are compared than last time."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from tunable_magmax.checkpoints.tensors import torch_dtype
 from tunable_magmax.errors import ExactnessError
 from tunable_magmax.merging.auction import LocalAuctioneer
-from tunable_magmax.merging.kernels import SLOTS, Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
+from tunable_magmax.merging.kernels import Chunk, Counts, Kernels, Planes, TensorPlace, TensorRange, split_ranges
 from tunable_magmax.merging.layout import Mergeable
 from tunable_magmax.merging.methods import METHODS, Method
 from tunable_magmax.merging.options import Options
@@ -62,12 +62,6 @@ class Findings:
 
 class Merge:
     """One merge: `survey`, `decide`, then `values` or `render`; `report` at the end. A context manager."""
-
-    alignment = SLOTS
-    """Each tensor's slots in the planes begin at a multiple of this."""
-
-    solves = True
-    """Whether it can merge matrices whole."""
 
     def __init__(
         self,
@@ -186,7 +180,7 @@ class Merge:
         everything, slot = [], 0
         for k, tensor in enumerate(self.layout.mergeable):
             everything.append(TensorPlace(k, slot, tensor.element, tensor.size))
-            slot += -(-tensor.size // self.alignment) * self.alignment
+            slot += padded(tensor.size)
         return everything
 
     def _take(self) -> None:
@@ -388,7 +382,7 @@ class Merge:
             tau, counts = self._combine(bounds, chunk)
             if self.options.scale is not None:
                 square = self.kernels.square(tau)
-        direct = out.dtype == base.dtype
+        direct = (out.dtype, out.device) == (base.dtype, base.device)
         target = out if direct else self._buffers.own("out", base.numel(), base.dtype)
         finite = self.kernels.step(base, tau, self.scale, target)
         if not direct:

@@ -1,7 +1,6 @@
 """The few operations that every merge is made of, behind one interface: `Kernels`.
 
-`native` runs on compiled loops (numba, CPU), `portable` on torch operations (any device), `cuda` on NVIDIA GPUs. All
-give the same bits.
+`native` runs on compiled loops (numba, CPU), `torch_ops` on torch operations, on any device. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 Plane = Any
 """A slice of one row of `Planes`: a bit set over element slots, in the kernels' own form."""
 Counts: TypeAlias = NDArray[np.int64] | None
-"""Elements that each task gave; None where elements have no owners, or where a GPU adds the counts up by itself."""
+"""Elements that each task gave; None where elements have no owners."""
 Formula = Callable[[Sequence[Tensor]], Tensor]
 """Makes one task vector of several, element by element."""
 
@@ -129,10 +128,7 @@ class Listed:
 
 
 class VectorKernels(Protocol):
-    """The operations that make merged vectors.
-
-    On a CPU they work on a `Chunk` and write to a tensor; on a GPU on a table of many tensors at once (`cuda`).
-    """
+    """The operations that make merged vectors."""
 
     def apply(self, chunk: Any, formula: Formula, out: Any) -> Counts:
         """Writes what a formula makes of all task vectors, by torch operations: for methods without a kernel."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,9 @@ from tunable_magmax.merging.kernels import (
     loops,
     value_loops,
 )
+from tunable_magmax.merging.kernels.mapped_rows import MappedRows
 
 Words = NDArray[np.uint64]
-WINDOW = 1 << 16
-"""Pages of a mapped file come and go in aligned windows of this many bytes."""
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _CODES: dict[bool, tuple[Any, Any]] = {False: (np.int32, np.float32(1)), True: (np.int64, np.float64(1))}
 """By whether magnitudes are compared as float64: the type of their codes, and a 1 of the type of the magnitudes."""
@@ -47,35 +43,18 @@ class MemoryPlanes(Planes):
 
 
 class MappedPlanes(MemoryPlanes):
-    """Planes in a file, for models whose planes do not fit; pages are let go as soon as a slice has been worked on."""
+    """Planes in a file, whose pages are let go as soon as a slice has been worked on."""
 
     def __init__(self, rows: int, slots: int, path: Path) -> None:
-        self._path = path
-        self._row_bytes = -(-slots // 8 // WINDOW) * WINDOW
-        size = rows * self._row_bytes
-        with open(path, "w+b") as file:
-            # Claim the space now: a full disk must be an error here, not a SIGBUS in the middle of a loop.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                for start in range(0, size, 1 << 24):
-                    file.write(bytes(min(1 << 24, size - start)))
-                file.flush()
-            self._map = mmap.mmap(file.fileno(), size)
-        self.words = np.frombuffer(self._map, np.uint64).reshape(rows, -1)
+        self._file = MappedRows(rows, slots // 8, path)
+        self.words = self._file.rows(np.uint64)
 
     def release(self, slots: tuple[int, int], *rows: int) -> None:
-        # Whole windows: a fault brings in all pages of one. Dropping what a neighbour uses costs a fault, never data.
-        first, last = slots[0] // 8 // WINDOW * WINDOW, -(-slots[1] // 8 // WINDOW) * WINDOW
-        for row in rows:
-            if row >= 0:
-                self._map.madvise(mmap.MADV_DONTNEED, row * self._row_bytes + first, last - first)
+        self._file.release(slots[0] // 8, -(-slots[1] // 8), *rows)
 
     def close(self) -> None:
         self.words = np.zeros((0, 0), np.uint64)
-        with suppress(BufferError):  # the traceback of an error may still hold a view; the map goes with it
-            self._map.close()
-        self._path.unlink(missing_ok=True)
+        self._file.close()
 
 
 def _addresses(tasks: Sequence[Tensor]) -> Words:

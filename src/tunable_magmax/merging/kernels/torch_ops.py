@@ -1,4 +1,4 @@
-"""The primitives on torch operations, for any device. Planes are boolean tensors."""
+"""The operations on torch, for tensors on any device. Planes are boolean tensors there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tunable_magmax.lottery import GOLDEN, MIX_A, MIX_B
 from tunable_magmax.merging.kernels import Candidates, Chunk, Counts, Formula, Listed, Planes, Runs
+from tunable_magmax.merging.kernels.mapped_rows import MappedRows
 
 _TOP_BIT = -(1 << 63)
 
@@ -47,8 +48,23 @@ class TensorPlanes(Planes):
         return self.bits[row, start:stop]
 
 
-class PortableKernels:
-    """`Kernels` on torch operations."""
+class MappedTensorPlanes(TensorPlanes):
+    """Planes as booleans in a file."""
+
+    def __init__(self, rows: int, slots: int, path: Path) -> None:
+        self._file = MappedRows(rows, slots, path)
+        self.bits = torch.from_numpy(self._file.rows(np.uint8)).view(torch.bool)
+
+    def release(self, slots: tuple[int, int], *rows: int) -> None:
+        self._file.release(*slots, *rows)
+
+    def close(self) -> None:
+        self.bits = torch.zeros((0, 0), dtype=torch.bool)
+        self._file.close()
+
+
+class TorchKernels:
+    """`Kernels` for the device where the tensors are."""
 
     threads = False
 
@@ -60,7 +76,9 @@ class PortableKernels:
         return slots
 
     def planes(self, rows: int, slots: int, spill: Path | None) -> Planes:
-        return TensorPlanes(rows, slots, self.device)
+        if spill is None:
+            return TensorPlanes(rows, slots, self.device)
+        return MappedTensorPlanes(rows, slots, spill)
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype, device=self.device)
@@ -144,13 +162,14 @@ class PortableKernels:
         return None
 
     def gather(self, chunk: Chunk, rows: Sequence[int], planes: Planes, out: Tensor) -> Counts:
-        counts = np.zeros(len(rows), np.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
         for t, (values, row) in enumerate(zip(chunk.tasks, rows, strict=True)):
             if row >= 0:
                 owned = planes.part(row, *chunk.slots)
                 torch.where(owned, values - chunk.base, out, out=out)
-                counts[t] = int(owned.sum())
-        return counts
+                counts[t] = owned.sum()
+        planes.release(chunk.slots, *rows)
+        return counts.cpu().numpy()
 
     def single(self, chunk: Chunk, task: int, out: Tensor) -> Counts:
         torch.sub(chunk.tasks[task], chunk.base, out=out)
@@ -205,6 +224,7 @@ class PortableKernels:
             agreed += torch.where(sides, ballot, 0.0)
             votes += sides.double() * share
         out.copy_(agreed / votes.masked_fill(votes == 0, 1.0))
+        planes.release(chunk.slots, *rows)
 
     def step(self, base: Tensor, tau: Tensor, scale: float, out: Tensor) -> bool:
         factor = torch.tensor(scale, dtype=base.dtype, device=self.device)

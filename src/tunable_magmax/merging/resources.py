@@ -18,7 +18,7 @@ from tunable_magmax.merging.layout import Layout
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.merging.options import Options
 from tunable_magmax.merging.singular import kept_bytes, working_bytes
-from tunable_magmax.showing import number
+from tunable_magmax.showing import plural
 
 SMALLEST_CHUNK = 1 << 12
 GOOD_CHUNK = 1 << 17
@@ -86,7 +86,7 @@ def open_device(name: str | None) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise InputError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:1'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device is {name!r}, but torch finds {number(torch.cuda.device_count(), 'GPU')} here")
+        raise InputError(f"device is {name!r}, but torch finds {plural(torch.cuda.device_count(), 'GPU')} here")
     return device
 
 

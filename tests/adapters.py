@@ -54,7 +54,7 @@ def save_adapter(
 
 
 def product(pair: Factors, scaling: float, dtype: type = np.float32, transposed: bool = False) -> Tensor:
-    """scaling * B @ A by the letter of docs/lora.md: one rank after the other in float64, then one rounding."""
+    """scaling * B @ A by the letter of docs/merge.md: one rank after the other in float64, then one rounding."""
     a, b = (factor.double().numpy() for factor in pair)
     rank, inner = a.shape[0], a.shape[1:]
     a, b = a.reshape(rank, -1), b.reshape(-1, rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tunable_magmax.experiments.table import Cell
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-DOCS = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("results", "results-merges"))
+DOCS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 def lines(text: str, head: str) -> list[list[str]]:
@@ -35,18 +34,6 @@ def measured() -> dict[str, dict[str, list[Measured]]]:
 def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) -> None:
     again = write_summary(RESULTS, tmp_path / "summary.json")
     assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
-
-
-def test_readmes_table_is_the_records(measured: dict[str, dict[str, list[Measured]]]) -> None:
-    summary = json.loads((RESULTS / "summary.json").read_text())
-    recommended = summary["recommended"]
-    expected = []
-    for setting, rows in measured.items():
-        shares = [f"{100 * summary[setting][row]['mean']:.1f}%" for row in ("magmax@best", recommended)]
-        leads = [paired(rows[recommended], rows.get(row, ())) for row in ("magmax@best+prior:auto", "joint")]
-        cells = ["–" if lead is None else Cell(100 * lead.mean, signed=True).shown for lead in leads]
-        expected.append([setting, *shares, *cells])
-    assert lines((ROOT / "README.md").read_text(encoding="utf-8"), "setting") == expected
 
 
 def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str, dict[str, list[Measured]]]) -> None:
@@ -69,21 +56,13 @@ def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Me
     assert set(heads) == {" | ".join(setting.split("/")[1] for setting in measured)}
 
 
-def test_the_docs_example_prints_what_it_says(
+def test_the_docs_examples_print_what_they_say(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    [code] = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
-    exec(code, {})
-    assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
-
-
-def test_the_preference_vectors_of_the_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
-    [code] = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    exec(code, {})
-    assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
+    for code in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
+        exec(code, {})
+        assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The numbers in docs/results-head.md are those of the records in results-development/."""
+"""The numbers in docs/results.md are those of the records in results-development/."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def environments(setting: str, row: str) -> dict[str, list[dict]]:
 
 
 def tables() -> list[tuple[list[str], list[list[str]]]]:
-    text = (ROOT / "docs" / "results-head.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = text.partition("## The fitted head")[2].partition("## The prior and the merge")[0]
     bodies = re.findall(r"^\| (.*) \|\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     split = [
         (head.split(" | "), [line.strip("|\n ").split(" | ") for line in body.splitlines()]) for head, body in bodies
@@ -72,3 +73,18 @@ def test_expected_accuracies_are_those_of_the_records():
         held = sum(low <= share <= high for (_, low, high), share in zip(told, shares, strict=True))
         expected = [f"{mean(off):+.1f}", f"{mean(map(abs, off)):.1f}", f"{held} of {len(off)}"]
         assert [difference, size, inside] == expected, setting
+
+
+def test_readmes_table_is_that_of_the_records():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [body] = re.findall(r"^\| setting \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    order = ["last checkpoint, its own head", "Tunable MAGMAX, old head", "base, fitted", "logistic", "**tailored**"]
+    for line in body.splitlines():
+        name, *cells = [cell.strip(" *") for cell in line.strip("|").split(" | ")]
+        setting = name.split("/")[1]
+        for row, cell in zip([*order, "joint training, fitted"], cells, strict=True):
+            found = environments(setting, ROWS[row]).get("D", [])
+            assert cell == (f"{mean(100 * e['right'] / e['samples'] for e in found):.1f}" if found else "–"), (
+                name,
+                row,
+            )

@@ -286,7 +286,7 @@ def test_what_is_to_run_from_nothing_lacks_nothing(tmx, tmp_path, path):
     planned = tmx("reproduce", path, "-o", tmp_path / "results", "--work", tmp_path / "work", "--dry-run", "--json")
     found = json.loads(planned.out)
     assert (planned.code, found["problems"], found["notes"]) == (0, [], [])
-    for page in ("README.md", "docs/reproducibility.md", "docs/experiments.md"):
+    for page in ("docs/training.md", "docs/results.md"):
         assert f"tmx reproduce glyphs/{path.stem} -o " in (CONFIGS.parent / page).read_text()
 
 

@@ -1,15 +1,13 @@
-"""What the page can do: measure, upload, write a model and take it home; each answer has the documented keys."""
+"""What the page can do: measure, upload, write a model and take it home."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import shlex
 import shutil
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -25,22 +23,9 @@ from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.scoring import Reading
 from tunable_magmax.workflows.site_model import read_record
 
-PROTOCOL = Path(__file__).parents[2] / "docs/studio-protocol.md"
 
-
-def documented(heading: str, block: int = 0) -> dict:
-    """The JSON of a section of the protocol."""
-    section = PROTOCOL.read_text().split(f"# {heading}\n", 1)[1]
-    return json.loads(re.findall(r"```json\n(.*?)```", section, re.S)[block])
-
-
-def test_the_state_has_the_documented_keys(page):
-    state, example = page.get("/api/state"), documented("State")
-    assert state.keys() == example.keys()
-    for key in ("run", "profiles", "prior", "scale", "start", "lines", "limits"):
-        assert state[key].keys() == example[key].keys()
-    for key in ("methods", "data", "presets"):
-        assert state[key][0].keys() == example[key][0].keys()
+def test_the_state_names_tasks_data_and_presets(page):
+    state = page.get("/api/state")
     assert state["run"]["tasks"] == ["first", "second"]
     assert state["data"] == [
         {
@@ -55,12 +40,8 @@ def test_the_state_has_the_documented_keys(page):
     assert [preset["id"] for preset in state["presets"]] == ["equal", "only-0", "only-1"]
 
 
-def test_a_measured_point_has_the_documented_keys_and_another_prior_or_mix_costs_no_forward_pass(page):
+def test_another_prior_or_mix_costs_no_forward_pass(page):
     point = page.measure(weights=[3, 1], scale=1.0)
-    example = documented("A measured point")
-    assert point.keys() == example.keys()
-    assert point["lines"][0].keys() == example["lines"][0].keys()
-    assert point["sentence"].endswith(".")
     before = page.studio.measuring.bench.embedded
     plain = page.measure(weights=[3, 1], scale=1.0, prior=False)
     other = page.measure(weights=[3, 1], scale=1.0, mix=[1, 3])
@@ -287,8 +268,6 @@ def test_a_preference_is_saved_with_its_scale(page):
 
 def test_details_count_every_element(page):
     details = page.post("/api/details", {"weights": [3, 1]})
-    assert details.keys() == documented("Details").keys()
-    assert details["layers"][0].keys() == documented("Details")["layers"][0].keys()
     assert sum(details["counts"]) == details["elements"] == sum(layer["elements"] for layer in details["layers"])
 
 
@@ -324,7 +303,6 @@ def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
     name = page.upload({**files, "mine/red/copy.png": copy})
     page.post(f"/api/uploads/{name}/estimate", {"labels": True}, 202)
     facts = page.wait("samples", upload=name)
-    assert facts.keys() == documented("Events", 0).keys()
     assert (facts["samples"], facts["copies"], facts["labelled"], facts["preset"]) == (9, 1, 9, "labels")
     state = page.get("/api/state")
     assert [data["id"] for data in state["data"]] == ["given", "site"]
@@ -338,7 +316,6 @@ def test_samples_are_estimated_shown_and_measured_on(page, image_run, tmp_path):
     assert point["overall"]["samples"] == 9
     assert "--preference" in page.post("/api/command", {"preset": "labels"})["tailor"]
     shown = page.get("/api/samples?count=100")
-    assert shown["samples"][0].keys() == documented("Samples")["samples"][0].keys()
     assert shown["total"] == shown["shown"] == 9
     assert all(row["picture"].startswith("data:image/png;base64,") for row in shown["samples"])
     right = [row["predicted"] == row["label"] for row in shown["samples"]]

@@ -1,6 +1,6 @@
 """What becomes of the heads of merged models: a classifier over all labels, and layers made of the tasks' own.
 
-Tensors of heads are made of the tasks' own, because the base has none to measure a step from (docs/heads.md).
+Tensors of heads are made of the tasks' own, because the base has none to measure a step from (docs/merge.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matches models of transformers that differ in their heads: a bare base, tasks with classifiers of their own.
 
 Names are matched as transformers does it: a model with a head keeps the bare model under a prefix. The rules for the
-heads themselves are in docs/heads.md.
+heads themselves are in docs/merge.md.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Merging:
         str | None,
         Parameter(
             help="Stack the tasks' own classifiers over all labels (stack), take one (last, or a task's name), or "
-            "leave them out (drop). Default: stack, unless the base has the same head (docs/heads.md)."
+            "leave them out (drop). Default: stack, unless the base has the same head (docs/merge.md)."
         ),
     ] = None
 
@@ -140,7 +140,7 @@ class Where:
 
     engine: Annotated[
         Literal["local", "ray"],
-        Parameter(help="Merge on this machine, or by workers of a Ray cluster (docs/cluster.md)."),
+        Parameter(help="Merge on this machine, or by workers of a Ray cluster (docs/scale.md)."),
     ] = "local"
     device: Annotated[str | None, Parameter(help="Merge on a GPU: cuda or cuda:1. Default: the CPU.")] = None
     workers: Annotated[

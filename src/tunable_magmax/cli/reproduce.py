@@ -38,7 +38,7 @@ def reproduce(
     tmx reproduce mini-clip/cifar100-20 --set run.model=DIR --set run.benchmark.data=DIR
     tmx reproduce paper/cifar100-20 --dry-run
 
-    Started again, it goes on. docs/experiments.md describes the file.
+    Started again, it goes on. docs/training.md describes the file.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def reproduce(
     device
         Default: the GPU if there is one.
     engine
-        ray: seeds are done side by side on a Ray cluster, each with a GPU if it has any: docs/cluster.md.
+        ray: seeds are done side by side on a Ray cluster, each with a GPU if it has any: docs/scale.md.
     ray_address
         HOST:PORT of the cluster's head. Default: a cluster on this machine.
     dry_run

@@ -44,7 +44,7 @@ class TailorOptions:
     estimator: Literal["auto", "label", "probe", "ot", "cosine", "mmd"] = "auto"
     """How weights are estimated from samples, as tmx prefer --method."""
     heads: str | None = None
-    """Of classifiers that the tasks have themselves: stack, last, drop or a task's name (docs/heads.md)."""
+    """Of classifiers that the tasks have themselves: stack, last, drop or a task's name (docs/merge.md)."""
     seed: int = 0
     """The seed of everything that is drawn: folds, and the keys of the merge."""
 

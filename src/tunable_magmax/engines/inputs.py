@@ -167,7 +167,7 @@ class Inputs:
                     f"{self.labels[k]} is an adapter of few modules: it leaves {left / elements:.0%} of the merged "
                     "elements as they are, and what it gives of those is the base's value, at the cost of other tasks' "
                     "steps; name its modules with --include, give it less weight, or merge adapters of the same "
-                    "modules with each other (docs/lora.md)"
+                    "modules with each other (docs/merge.md)"
                 )
 
     def _touched(self, source: int) -> set[str]:

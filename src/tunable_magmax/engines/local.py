@@ -100,7 +100,7 @@ def merge_checkpoints(
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    A task may be a directory with a LoRA adapter (docs/lora.md), or have a classifier of its own (docs/heads.md):
+    A task may be a directory with a LoRA adapter (docs/merge.md), or have a classifier of its own (docs/merge.md):
     `heads` is then "stack", "last", "drop" or a task's name, and `fitted_head` takes the place of its tensors.
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of

@@ -1,4 +1,4 @@
-"""The YAML of a merge, of the shape that users of mergekit know, and what their keys mean here (docs/mergekit.md)."""
+"""The YAML of a merge, of the shape that users of mergekit know, and what their keys mean here (docs/merge.md)."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Run:
 
     @property
     def heads(self) -> str | None:
-        """What becomes of classifiers that the tasks have themselves; None: the usual (docs/heads.md)."""
+        """What becomes of classifiers that the tasks have themselves; None: the usual (docs/merge.md)."""
         return self._heads
 
     def with_heads(self, heads: str | None) -> Run:

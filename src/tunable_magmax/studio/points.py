@@ -58,7 +58,7 @@ def usual_presets(run: Run) -> list[Preset]:
 
 @dataclass(frozen=True)
 class PointRequest:
-    """What the page asks about: see docs/studio-protocol.md, "A point"."""
+    """What the page asks about."""
 
     __pydantic_config__ = STRICT
     weights: tuple[float, ...] | None = None

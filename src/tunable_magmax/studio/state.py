@@ -1,4 +1,4 @@
-"""The state that the page shows first: see docs/studio-protocol.md, "State"."""
+"""The state that the page shows first."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class TailorOptions:
     """How a model is tailored.
 
     `method`: "auto" tries several. `scale`: None tries several, or is the preference's. `head`: "auto" fits one and
-    keeps the old one where that is as good. `heads`: what becomes of classifiers that the tasks have (docs/heads.md).
+    keeps the old one where that is as good. `heads`: what becomes of classifiers that the tasks have (docs/merge.md).
     `output`: settings of `merge_checkpoints`.
     """
 

@@ -148,7 +148,7 @@ studio.shown = () => {
     from: found.from, ...fixed };
 };
 
-/** The setting as a request, as docs/studio-protocol.md has it. */
+/** The setting as a request, for the server. */
 studio.request = () => {
   const { now } = studio.state;
   return { weights: now.weights, preset: now.preset, scale: now.scale, prior: now.prior, method: now.method,

@@ -16,17 +16,17 @@ from tunable_magmax.cli.app import COMMANDS, app
 OPTIONS = {
     "tailor": "RUN_DIR --out -o --weights --alpha --equal --labels --inputs --labelled "
     "--preference --method --scale --head --estimator --heads --seed --max-samples --split --text-column "
-    "--label-column --device --memory --shard-size --threads --overwrite --fresh --digest-inputs --base-name --dry-run "
+    "--label-column --device --memory --shard-size --threads --overwrite --dry-run "
     "--quiet -q --json",
     "init": "RUN_DIR --base --task --data --eval-data --head --overwrite --dry-run --quiet -q --json --keep "
     "--text-column --label-column --split --classes --rows --seed --device --force",
     "merge": "SOURCE --out -o --base --task --weights --budget --preference --method --scale --scope --compare --keep "
-    "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite --fresh --digest-inputs "
-    "--base-name --engine --workers --ray-address --dry-run --quiet -q --json",
+    "--density --seed --dtype --include --exclude --memory --shard-size --threads --overwrite "
+    "--engine --workers --ray-address --dry-run --quiet -q --json",
     "plan": "SOURCE --out -o --base --task --weights --memory --shard-size --json",
     "sweep": "SOURCE --out -o --from --to --steps --grid --preference --base --task --method --scale --scope --compare "
     "--keep --density --seed --dtype --include --exclude --reports-only --memory --shard-size --threads --overwrite "
-    "--fresh --digest-inputs --base-name --plot --dry-run --quiet -q --json --data --head --limit --device",
+    "--plot --dry-run --quiet -q --json --data --head --limit --device",
     "prefer": "RUN_DIR --out -o --plot --quiet -q --json --weights --alpha --equal --labels --inputs "
     "--labelled --method --raw --prior --trials --patience --search-scale --seed "
     "--max-samples --split --text-column --label-column --device",
@@ -46,7 +46,7 @@ OPTIONS = {
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",
     "verify": "PATH --base --task --memory --threads --quiet -q --json",
-    "convert": "SOURCE --out -o --shard-size --strip-prefix --overwrite --fresh --quiet -q --json",
+    "convert": "SOURCE --out -o --shard-size --strip-prefix --overwrite --quiet -q --json",
     "push": "MODEL REPO --private --revision --dry-run --json",
     "demo": "--out -o --seed --json",
 }

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 import tunable_magmax
 from tunable_magmax import MergeReport, Preference
 from tunable_magmax.checkpoints.descriptors import PositionedFile
-from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.cli.terminal import each_warning_once, plain_warnings, warn
 from tunable_magmax.engines.inputs import is_legacy_torch
 from tunable_magmax.engines.local import merge_checkpoints
@@ -258,11 +257,6 @@ def test_shards(tmx, sequence, tmp_path):
     assert (tmp_path / "out" / "model.safetensors.index.json").exists()
 
 
-def test_digests_of_the_inputs(tmx, sequence, tmp_path):
-    result = tmx("merge", *sequence.arguments, "--digest-inputs", "--json", "-o", tmp_path / "out")
-    assert len(json.loads(result.out)["inputs"]) == 4
-
-
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
@@ -305,8 +299,6 @@ def test_a_finished_merge_is_not_made_again(tmx, sequence, tmp_path, name):
     complete = f"{out} is complete, made from the same inputs with the same options; overwrite (--overwrite) makes it"
     assert again.err.startswith(f"note: {complete} again\n")
     assert out.stat().st_mtime_ns == written
-    planned = tmx(*command, "--dry-run")
-    assert (planned.code, complete in planned.out) == (0, True)
     weights = out if out.is_file() else out / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
@@ -316,7 +308,6 @@ def test_a_finished_merge_is_not_made_again(tmx, sequence, tmp_path, name):
         (out / "README.md").unlink()
         assert_refused(tmx(*command), "already exists")
         assert tmx(*command, "--overwrite").code == 0
-    assert_refused(tmx(*command, "--digest-inputs"), "already exists")
     os.utime(sequence.tasks[0])
     assert_refused(tmx(*command), "already exists")
 
@@ -543,26 +534,6 @@ def test_a_dry_run_for_a_gpu_says_whose_numbers_it_tells(tmx, sequence, tmp_path
     assert "note: bytes to read and memory are those of a merge on this machine's CPU; device 'cuda:1'" in result.out
 
 
-@pytest.mark.parametrize("name", ["out", "out.safetensors"])
-def test_a_plan_tells_unfinished_work_of_another_merge(tmx, sequence, tmp_path, monkeypatch, name):
-    """What the merge itself would say, and nothing where it would go on."""
-    out = tmp_path / name
-    stopped = ["merge", *sequence.arguments, "--weights", "3,1,1", "--base-name", "org/base", "-o", out]
-    with monkeypatch.context() as patch:
-        patch.setattr(Output, "commit", lambda self: (_ for _ in ()).throw(OSError("stopped")))
-        assert tmx(*stopped).code == 1
-    left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    other = [*stopped, "--seed", "7"]
-    for command, code in ((stopped, 0), (other, 2), ([*other, "--fresh"], 0)):
-        assert tmx(*command, "--dry-run").code == code
-    told = tmx(*other, "--dry-run").err.removeprefix("problem: ")
-    assert f"{out}.partial holds unfinished work of another merge; different are seed" in told
-    assert told.strip() in tmx(*other).err
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == left
-    (tmp_path / f"mine-{name}.partial").write_text("of somebody else")
-    assert "is a file, but the work" in tmx(*stopped[:-1], tmp_path / f"mine-{name}", "--dry-run").err
-
-
 @pytest.mark.parametrize("in_folder", [False, True])
 def test_a_plan_says_that_old_torch_files_are_loaded_whole(tmx, sequence, tmp_path, in_folder):
     path = tmp_path / ("old" if in_folder else "old model.pt")
@@ -702,22 +673,3 @@ def test_one_text_from_two_places_is_one_warning(capsys):
         warnings.warn("twice", stacklevel=1)
         warn("another")
     assert capsys.readouterr().err == "warning: twice\nwarning: another\n"
-
-
-def test_tasks_in_a_doubtful_order_are_noted(tmx, sequence, tmp_path):
-    tasks = sequence.state_dicts[1:]
-    far = {name: tensor + 3 if tensor.is_floating_point() else tensor for name, tensor in tasks[0].items()}
-    save_file(far, sequence.tasks[0])
-    told = "is far nearer to the base than task 1 (0."
-    end = " of its distance, by a sample): are the tasks in the order of training?\n"
-    out = ("-o", tmp_path / "out", "--overwrite")
-    result = tmx("merge", *sequence.arguments, *out)
-    assert result.code == 0
-    (note,) = [line for line in result.err.splitlines(keepends=True) if told in line]
-    assert note.startswith("note: task 2 ")
-    assert note.endswith(end)
-    assert any(told in text for text in json.loads(tmx("merge", *sequence.arguments, *out, "--json").out)["warnings"])
-    for options in (["--method", "average", "--scale", "1"], ["--scale", "0.5"]):  # where the order does not matter
-        assert told not in tmx("merge", *sequence.arguments, *options, *out).err
-    save_file(tasks[0], sequence.tasks[0])
-    assert "nearer" not in tmx("merge", *sequence.arguments, *out).err

@@ -219,7 +219,7 @@ def test_another_sweep_is_refused(tmx, sequence, tmp_path):
     out = tmp_path / "out"
     assert tmx("sweep", *sequence.arguments, *LINE, "-o", out).code == 0
     assert_refused(tmx("sweep", *sequence.arguments, *LINE, "--steps", 3, "-o", out), "another sweep", "--overwrite")
-    assert_refused(tmx("sweep", *sequence.arguments, *LINE, "--fresh", "--seed", 1, "-o", out), "different: seed")
+    assert_refused(tmx("sweep", *sequence.arguments, *LINE, "--seed", 1, "-o", out), "different: seed")
     assert tmx("sweep", *sequence.arguments, "--grid", 1, "--overwrite", "-o", out).code == 0
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["0-0-1", "0-1-0", "1-0-0"]
 

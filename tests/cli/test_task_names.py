@@ -56,7 +56,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path, monkeypatch):
     assert names == ("a=b", "kit=chen", "x=y")
 
 
-@pytest.mark.parametrize("words", [["--weights", "dogs=2,cats=1/3"], ["--method", "ties", "--base-name", "org/model"]])
+@pytest.mark.parametrize("words", [["--weights", "dogs=2,cats=1/3"], ["--method", "ties"]])
 def test_a_saved_configuration_runs_again_as_it_is(tmx, sequence, tmp_path, words):
     first = tmx("merge", *named(sequence, "cats=", "dogs=", "birds="), *words, "--seed", 3, "-o", tmp_path / "first")
     assert first.code == 0, first.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Callable
@@ -91,13 +90,11 @@ def test_written_to_through_a_page_that_was_dirty_before(tmp_path: Path) -> None
 
 
 def test_replaced_by_another_file(tmp_path: Path) -> None:
-    """The open file is the old one: so are the values, and the digests."""
+    """The open file is the old one, and so are the values."""
     (tmp_path / "plain").mkdir()
     plain, place = Place(tmp_path / "plain"), Place(tmp_path)
-    old = hashlib.sha256(place.victim.read_bytes()).hexdigest()
-    report = place.merge("survey", lambda: place.other.replace(place.victim), digest_inputs=True)
-    assert report.inputs["task 2: two"] == old
-    plain.merge("", lambda: None, digest_inputs=True)
+    place.merge("survey", lambda: place.other.replace(place.victim))
+    plain.merge("", lambda: None)
     assert digests(place.out) == digests(plain.out)
 
 

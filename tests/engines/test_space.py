@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 from sequences import digests, save_sequence, sequence
 
-from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.vectors import FileVectors
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError
 from tunable_magmax.merging import stream
 from tunable_magmax.workflows import plan
 from tunable_magmax.workflows.plan import plan_merge
@@ -96,30 +95,6 @@ def test_planes_on_disk_need_room_too(files, tmp_path, monkeypatch, disk) -> Non
     assert size
     disk(weights(tmp_path / "plain") + size)
     merge_checkpoints(*files, tmp_path / "out", **OPTIONS)
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_what_an_interrupted_run_has_written_counts_as_there(files, tmp_path, monkeypatch, disk, fresh) -> None:
-    plain, out = tmp_path / "plain", tmp_path / "work" / "out"
-    merge_checkpoints(*files, plain, **OPTIONS)
-    finish = Output.write_shard
-
-    def stop_at_the_third(self, shard, chunks):
-        if "00003" in shard.name:
-            raise OSError("the machine was switched off")
-        return finish(self, shard, chunks)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Output, "write_shard", stop_at_the_third)
-        with pytest.raises(StorageError, match="switched off"):
-            merge_checkpoints(*files, out, **OPTIONS)
-    done = weights(tmp_path / "work" / "out.partial" / "output")
-    assert 0 < done < weights(plain)
-    disk(weights(plain) - done - 1)
-    refused(files, out, monkeypatch, fresh=fresh)
-    disk(weights(plain) - done)
-    merge_checkpoints(*files, out, fresh=fresh, **OPTIONS)
-    assert digests(out) == digests(plain)
 
 
 def test_wherever_the_merge_would_be_done(files, tmp_path, monkeypatch, disk) -> None:

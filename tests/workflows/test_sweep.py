@@ -79,7 +79,7 @@ def test_a_point_is_what_a_merge_makes(files, tmp_path, options) -> None:
 
 
 def test_shards(files, tmp_path) -> None:
-    assert_same(files, tmp_path, POINTS[:2], shard_size=SHARD, digest_inputs=True, base_model="org/name", threads=1)
+    assert_same(files, tmp_path, POINTS[:2], shard_size=SHARD, threads=1)
     assert len(list((tmp_path / "sweep" / "step-00").glob("model-*.safetensors"))) > 2
 
 
@@ -254,9 +254,8 @@ def test_another_sweep_is_replaced_only_when_asked(files, tmp_path, monkeypatch)
     sweep_checkpoints(base, tasks, out, POINTS)
     (out / "mine").mkdir()
     before = made(out)
-    for options in ({}, {"fresh": True}):
-        with pytest.raises(InputError, match=r"holds another sweep \(different: seed, points\)"):
-            sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1, **options)
+    with pytest.raises(InputError, match=r"holds another sweep \(different: seed, points\)"):
+        sweep_checkpoints(base, tasks, out, POINTS[:3], seed=1)
     assert made(out) == before
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
@@ -269,20 +268,6 @@ def test_another_sweep_is_replaced_only_when_asked(files, tmp_path, monkeypatch)
     (out / "mine").rmdir()
     sweep_checkpoints(base, tasks, tmp_path / "whole", POINTS[:3], seed=1)
     assert made(out) == made(tmp_path / "whole")
-
-
-def test_fresh_discards_unfinished_work_and_makes_points_again(files, tmp_path, monkeypatch) -> None:
-    base, tasks = files
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        with pytest.raises(Stopped):
-            sweep_checkpoints(base, tasks, out, POINTS)
-    with pytest.raises(InputError, match=r"unfinished work of another sweep \(different: seed\).*--fresh"):
-        sweep_checkpoints(base, tasks, out, POINTS, seed=1)
-    assert sweep_checkpoints(base, tasks, out, POINTS, seed=1, fresh=True).skipped == ()
-    assert sweep_checkpoints(base, tasks, out, POINTS, seed=1, fresh=True).skipped == ()
-    assert len(sweep_checkpoints(base, tasks, out, POINTS, seed=1).skipped) == 4
 
 
 def test_what_others_have_written_is_not_replaced(files, tmp_path) -> None:

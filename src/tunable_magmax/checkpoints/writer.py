@@ -72,9 +72,7 @@ class Output:
     ['merged', 'model.safetensors', 'report.json']
     """
 
-    def __init__(
-        self, out: str | Path, fingerprint: object = None, *, overwrite: bool = False, fresh: bool = False
-    ) -> None:
+    def __init__(self, out: str | Path, *, overwrite: bool = False) -> None:
         self.out = _absolute(Path(out))
         self.partial = _partial(self.out)
         self.folder = self.partial / "output"
@@ -127,24 +125,6 @@ class Output:
             finally:
                 lock.release()
         return True
-
-    @staticmethod
-    def check_unfinished(out: str | Path, fingerprint: object, fresh: bool = False) -> None:
-        """Does nothing; goes with its last caller, like the three below and the options without an effect."""
-
-    @staticmethod
-    def has_unfinished(out: str | Path) -> bool:
-        return _partial(_absolute(Path(out))).exists()
-
-    @staticmethod
-    def unfinished_bytes(out: str | Path) -> int:
-        return 0
-
-    def finished(self, shard: Shard) -> str | None:
-        return None
-
-    def discard(self) -> None:
-        self._remove()
 
     def write_shard(self, shard: Shard, chunks: Iterable[memoryview | bytes]) -> str:
         """Writes a shard from its data in order, in chunks of any size, and returns the sha256 of the file.

@@ -22,14 +22,12 @@ def convert(
     shard_size: str = "5GB",
     strip_prefix: str = "",
     overwrite: bool = False,
-    fresh: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Write a checkpoint as safetensors: from torch files, or into other shards.
 
-    Torch files are opened weights-only: no code of theirs is run. Values and types stay as they are. An interrupted
-    conversion goes on when the same command is run again.
+    Torch files are opened weights-only: no code of theirs is run. Values and types stay as they are.
 
     Parameters
     ----------
@@ -43,8 +41,6 @@ def convert(
         Take this off the names that begin with it, such as model. where a model with a head meets a bare one.
     overwrite
         Replace an existing output.
-    fresh
-        Discard unfinished work of an earlier call.
     quiet
         No progress bar, no summary.
     as_json
@@ -61,7 +57,6 @@ def convert(
             shard_size=shard_size,
             strip_prefix=strip_prefix,
             overwrite=overwrite,
-            fresh=fresh,
             progress=progress,
         )
     if as_json:

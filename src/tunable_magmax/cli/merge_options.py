@@ -126,11 +126,6 @@ class How:
     shard_size: Annotated[str, Parameter(help="Write no file of an output directory larger than this.")] = "5GB"
     threads: Annotated[int | None, Parameter(help="Use this many threads. Default: all cores.")] = None
     overwrite: Annotated[bool, Parameter(help="Replace an existing output.")] = False
-    fresh: Annotated[bool, Parameter(help="Discard unfinished work of an earlier call.")] = False
-    digest_inputs: Annotated[bool, Parameter(help="Put the SHA-256 of the inputs into the report.")] = False
-    base_name: Annotated[
-        str | None, Parameter(help="Call the base by this name in the model card, such as org/name.")
-    ] = None
 
 
 @Parameter(name="*", group="Output and resources")
@@ -178,9 +173,7 @@ def read_what(source: Path | None, what: What) -> Recipe:
 
 def settings_of(how: How) -> dict[str, Any]:
     """Returns the arguments of `merge_checkpoints` that the options are."""
-    settings = asdict(how)
-    settings["base_model"] = settings.pop("base_name")
-    return settings
+    return asdict(how)
 
 
 def numbers(text: str | None, option: str) -> list[str] | dict[str, str] | None:

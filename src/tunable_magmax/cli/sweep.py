@@ -71,7 +71,6 @@ class Writing(How):
         str | None, Parameter(help="Refuse a sweep that needs more, such as 4GiB. Default: what is free.")
     ] = None
     overwrite: Annotated[bool, Parameter(help="Replace another sweep in OUT.")] = False
-    fresh: Annotated[bool, Parameter(help="Make finished points again; discard unfinished work.")] = False
     reports_only: Annotated[bool, Parameter(help="Write only reports, OUT/NAME.report.json, and no weights.")] = False
 
 

@@ -26,7 +26,6 @@ from tunable_magmax.engines.ray_session import ray_session
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.engines.worker import Assignment, Share, Slice, Step, divide
 from tunable_magmax.engines.workers import Call, RayWorkers, Room, find_room
-from tunable_magmax.errors import ClusterError
 from tunable_magmax.merging.auction import (
     Auctioneer,
     Group,
@@ -286,13 +285,8 @@ class Cluster:
         """Merges and writes the weights; the job's memory bounds each worker."""
         shares = divide(job.inputs.layout, job.options.out_dtype, self.room.workers)
         room = replace(self.room, workers=len(shares))
-        try:
-            with RayWorkers(self.ray, room, job.progress) as workers:
-                return merge_by(workers, shares, job, room.cpus)
-        except ClusterError as error:
-            raise ClusterError(
-                f"{error}. Finished shards are kept in {job.output.partial}: run the same command again to continue"
-            ) from None
+        with RayWorkers(self.ray, room, job.progress) as workers:
+            return merge_by(workers, shares, job, room.cpus)
 
 
 @contextmanager

@@ -38,10 +38,14 @@ class Inputs:
         self.labels = ["base", *(f"task {t}" for t in range(1, len(tasks) + 1))]
         self.paths = [Path(base), *map(Path, tasks)]
         self._options = options
-        self._digests: dict[str, str] | None = None
         self.heads: Heads | None = None
         try:
             self.checkpoints = [self._stack.enter_context(checkpoint) for checkpoint in self._open_all()]
+            self.sizes = {
+                label: sum(file.stat().st_size for file in checkpoint.files)
+                for label, checkpoint in zip(self.labels, self.checkpoints, strict=True)
+            }
+            """Bytes of the weight files, by role."""
             self.heads = match_heads(self.checkpoints, options.heads, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
@@ -207,18 +211,8 @@ class Inputs:
                 )
 
     def identity(self) -> list[Any]:
-        """Returns paths, sizes and times of the files, by which interrupted work is recognised."""
+        """Returns paths, sizes and times of the files, by which a finished merge is recognised."""
         return identities(file for checkpoint in self.checkpoints for file in checkpoint.files)
-
-    def digests(self) -> dict[str, str]:
-        """Returns the SHA-256 of every input file, by role and name; the files are read once."""
-        if self._digests is None:
-            self._digests = {
-                f"{label}: {file.name}": digest
-                for label, checkpoint in zip(self.labels, self.checkpoints, strict=True)
-                for file, digest in checkpoint.digests().items()
-            }
-        return self._digests
 
     def refuse_changed(self) -> None:
         """Raises an `InputError` if an input was changed since it was opened; for after the last read."""

@@ -1,4 +1,4 @@
-"""File-to-file merges: streamed under a memory bound, resumable, committed atomically."""
+"""File-to-file merges: streamed under a memory bound, committed atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.log import Log, finished_report
-from tunable_magmax.engines.order import doubtful_order
 from tunable_magmax.engines.outputs import (
     Job,
     check_space,
@@ -31,7 +30,7 @@ from tunable_magmax.engines.outputs import (
 )
 from tunable_magmax.engines.settings import OutputSettings, Resources
 from tunable_magmax.engines.vectors import DeviceVectors, FileVectors
-from tunable_magmax.errors import InputError, StorageError
+from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
 from tunable_magmax.merging.methods import read_options
 from tunable_magmax.merging.names import in_order, named_tasks
@@ -86,9 +85,6 @@ def merge_checkpoints(
     shard_size: int | str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
-    fresh: bool = False,
-    digest_inputs: bool = False,
-    base_model: str | None = None,
     names: Sequence[str] | None = None,
     engine: str = "local",
     workers: int | None = None,
@@ -103,8 +99,8 @@ def merge_checkpoints(
     A task may be a directory with a LoRA adapter (docs/merge.md), or have a classifier of its own (docs/merge.md):
     `heads` is then "stack", "last", "drop" or a task's name, and `fitted_head` takes the place of its tensors.
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
-    all; an interrupted merge continues from `<out>.partial` when called again. The other options are those of
-    `merge_state_dicts`, and the result is the same to the bit (for `tsv`, within a tolerance). `names` are what report,
+    all; an interrupted merge begins anew. The other options are those of `merge_state_dicts`, and the result is the
+    same to the bit (for `tsv`, within a tolerance). `names` are what report,
     configuration and model card call the tasks; `tasks` may also be a dict by name. Tasks with names may have `weights`
     and `budget` by name, where a task that is not named gets 0.
     `device="cuda"` merges on a GPU. With `engine="ray"`, `workers` share the work, at `ray_address` or here; `memory`
@@ -143,7 +139,7 @@ def merge_checkpoints(
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)
     resources.check_method(method)
-    settings = OutputSettings(shard_size, overwrite, fresh, digest_inputs, base_model, names, additions)
+    settings = OutputSettings(shard_size, overwrite, names, additions)
     target, started = Path(out), time.time()
     settings.task_names(len(tasks))
     bound, shard = resources.memory_bytes, settings.shard_bytes(target)
@@ -157,20 +153,20 @@ def merge_checkpoints(
             check_companions(inputs)
         fingerprint = fingerprint_of(inputs, options, settings, target)
         known_by = finished_by(fingerprint, inputs, settings)
-        if not Output.has_unfinished(target):
-            if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
-                if notify is not None:
-                    notify(COMPLETE.format(out=out))
-                return finished
-            Output.check(target, overwrite)
-        # Checked here, so that too few resources do not cost the finished shards of an earlier run.
+        if Output.recover(target) and notify is not None:
+            notify(f"an earlier merge into {out} was interrupted: its unfinished work was removed, and it begins anew")
+        if additions is None and not overwrite and (finished := finished_report(target, known_by)) is not None:
+            if notify is not None:
+                notify(COMPLETE.format(out=out))
+            return finished
+        Output.check(target, overwrite)
         spilled = runs_on.check(inputs, options, bound)
         shards = expected_shards(inputs.layout, options.out_dtype, shard)
         check_space(target, sum(file.size for file in shards) + spilled)
         if notify is not None:
-            for note in filter(None, [*inputs.notes(), doubtful_order(inputs, options)]):
+            for note in inputs.notes():
                 notify(note)
-        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
+        with Output(target, overwrite=overwrite) as output:
             job = Job(inputs, options, output, shard, bound, progress)
             log = Log(log_file, target, started, known_by)
             report = write_output(job, settings, lambda: runs_on.merge(job), log)
@@ -188,27 +184,21 @@ def check_companions(inputs: Inputs) -> None:
 def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeReport], log: Log) -> MergeReport:
     """Has `merge` write the weights, writes the other files of the output, and commits it; returns the full report."""
     inputs, output = job.inputs, job.output
-    with resumable(output):
-        try:
-            if job.shard_size is None:
-                output.check_sidecar("report.json")
-            report = completed(merge(), inputs, settings)
-            inputs.refuse_changed()
-            report = write_sidecars(report, inputs, output, settings.base_model, settings.additions)
-        except InputError:
-            output.discard()
-            raise
-        # Before the commit: a sweep must recognise every point that is there.
-        log.write(inputs, report, output.folder)
-        output.commit()
+    if job.shard_size is None:
+        output.check_sidecar("report.json")
+    report = completed(merge(), inputs, settings)
+    inputs.refuse_changed()
+    report = write_sidecars(report, inputs, output, settings.additions)
+    # Before the commit: a sweep must recognise every point that is there.
+    log.write(inputs, report, output.folder)
+    output.commit()
     return report
 
 
 def completed(report: MergeReport, inputs: Inputs, settings: OutputSettings) -> MergeReport:
-    """Returns a report with what is known of its inputs: digests if asked for, names, adapters, commits on the hub."""
-    digests = inputs.digests() if settings.digest_inputs else {}
+    """Returns a report with what is known of its inputs: sizes, names, adapters, commits on the hub."""
     names, adapters = settings.task_names(report.tasks), inputs.described()
-    report = replace(report, inputs=digests, names=names, adapters=adapters, hub=inputs.pins())
+    report = replace(report, inputs=inputs.sizes, names=names, adapters=adapters, hub=inputs.pins())
     if inputs.heads is None:
         return report
     return replace(report, heads=inputs.heads.describe())
@@ -251,13 +241,12 @@ def _engine(resources: Resources) -> Iterator[Engine]:
 
 
 def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, out: Path) -> dict[str, Any]:
-    """Returns what an interrupted merge is recognised by, as JSON."""
+    """Returns what a finished merge is recognised by, as JSON."""
     names = settings.task_names(len(inputs.paths) - 1)
     return {
         "version": __version__,
         **{name: _plain(getattr(options, name)) for name in Options.__slots__},
         "shard_size": settings.shard_bytes(out) or 0,
-        "base_model": settings.base_model,
         **({} if names is None else {"names": list(names)}),
         **({} if inputs.heads is None else {"heads_of": inputs.heads.identity()}),
         "inputs": inputs.identity(),
@@ -265,30 +254,16 @@ def fingerprint_of(inputs: Inputs, options: Options, settings: OutputSettings, o
 
 
 def finished_by(fingerprint: Mapping[str, Any], inputs: Inputs, settings: OutputSettings) -> Mapping[str, Any]:
-    """Returns what a finished merge is recognised by: also the files that go along, and whether inputs are digested."""
+    """Returns what a finished merge is recognised by: also the files that go along."""
     if settings.additions is not None:
         return settings.additions.fingerprint
     files = identities(path for _, path, _ in output_companions(inputs))
-    whole = json.dumps([fingerprint, files, settings.digest_inputs])
+    whole = json.dumps([fingerprint, files])
     return {"merge": hashlib.sha256(whole.encode()).hexdigest()}
 
 
 def _plain(value: Any) -> Any:
     return [str(part) for part in value] if isinstance(value, tuple) else str(value)
-
-
-@contextmanager
-def resumable(output: Output) -> Iterator[None]:
-    """Turns failures to read or write into a `StorageError` that says where the finished work is kept."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, StorageError) and str(output.partial) in str(error):
-            raise
-        raise StorageError(
-            f"{error}. Finished shards are kept in {output.partial}: put that right and run the same command again "
-            "to continue"
-        ) from error
 
 
 def merge_of(

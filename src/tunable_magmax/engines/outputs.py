@@ -57,13 +57,13 @@ class Job:
 
 
 def check_space(out: Path, needed: int) -> None:
-    """Raises an `InputError` if so many bytes do not fit, less what an interrupted run has left beside `out`.
+    """Raises an `InputError` if so many bytes do not fit beside `out`.
 
     >>> check_space(Path("merged"), 1 << 80)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tunable_magmax.errors.InputError: ... would be written, but only ... are free at ...
     """
-    if problem := space_problem(out.absolute().parent, needed - Output.unfinished_bytes(out)):
+    if problem := space_problem(out.absolute().parent, needed):
         raise InputError(problem)
 
 
@@ -121,22 +121,14 @@ Write = Callable[[Sequence[Shard]], Mapping[str, str]]
 
 
 def write_weights(merge: Merge, job: Job, write: Write | None = None) -> MergeReport:
-    """Writes the weights of a decided merge, less shards finished earlier.
-
-    `write` writes the others, by default here and one after the other.
-    """
-    layout, output = merge.layout, job.output
-    shards = plan_shards(merged_tensors(merge), job.shard_size, aliases=layout.ties)
-    written = {shard.name: done for shard in shards if (done := output.finished(shard)) is not None}
-    names = {info.name for shard in shards if shard.name in written for info in shard.tensors}
-    merge.measure([s for s in merge.places if layout.mergeable[s.tensor].name in names])
-    missing = [shard for shard in shards if shard.name not in written]
+    """Writes the weights of a decided merge; `write` writes its shards, by default here and one after the other."""
+    output = job.output
+    shards = plan_shards(merged_tensors(merge), job.shard_size, aliases=merge.layout.ties)
     if write is not None:
-        written |= write(missing)
+        written = write(shards)
+        files = {shard.name: written[shard.name] for shard in shards}
     else:
-        for shard in missing:
-            written[shard.name] = output.write_shard(shard, shard_data(merge, job.inputs, shard))
-    files = {shard.name: written[shard.name] for shard in shards}
+        files = {shard.name: output.write_shard(shard, shard_data(merge, job.inputs, shard)) for shard in shards}
     if len(shards) > 1:
         files[INDEX] = output.write_file(INDEX, index_json(shards))
     return replace(merge.report(), files=files)
@@ -219,11 +211,7 @@ def _copied(base: Checkpoint, info: TensorInfo, begin: int) -> Iterator[memoryvi
 
 
 def write_sidecars(
-    report: MergeReport,
-    inputs: Inputs,
-    output: Output,
-    base_model: str | None = None,
-    additions: Additions | None = None,
+    report: MergeReport, inputs: Inputs, output: Output, additions: Additions | None = None
 ) -> MergeReport:
     """Writes the report, and in a directory also the base's own files, the configuration, additions and a card."""
     if output.out.name.endswith(".safetensors"):
@@ -238,7 +226,7 @@ def write_sidecars(
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"
             report = replace(report, warnings=(*report.warnings, text))
         digests[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
-    name = base_model or base_name(inputs.paths[0])
+    name = base_name(inputs.paths[0])
     config = effective_config(report, name)
     note = "# Models are named here, not located: the log beside this directory says where they were.\n"
     located = len(report.hub) == report.tasks + 1

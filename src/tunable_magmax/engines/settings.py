@@ -77,9 +77,6 @@ class OutputSettings:
 
     shard_size: int | str | None = None
     overwrite: bool = False
-    fresh: bool = False
-    digest_inputs: bool = False
-    base_model: str | None = None
     names: Sequence[str] | None = None
     additions: Additions | None = None
 
@@ -87,8 +84,8 @@ class OutputSettings:
     def take(cls, options: dict[str, Any]) -> OutputSettings:
         """Moves the settings of an output out of other keyword arguments.
 
-        >>> options = {"fresh": True, "seed": 7}
-        >>> OutputSettings.take(options).fresh, options
+        >>> options = {"overwrite": True, "seed": 7}
+        >>> OutputSettings.take(options).overwrite, options
         (True, {'seed': 7})
         """
         return cls(**{name: options.pop(name) for name in cls.__slots__ if name in options})

@@ -125,8 +125,8 @@ class MergeReport:
     warnings: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file written."""
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each input file, if asked for."""
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the weight files of base and tasks, by role: "base", "task 1"."""
     names: tuple[str, ...] | None = None
     """What the tasks are called, if somebody said so."""
     adapters: Mapping[str, str] = field(default_factory=dict)

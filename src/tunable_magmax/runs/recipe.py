@@ -24,8 +24,6 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
     """The names of the tasks, if they have any."""
-    base_name: str | None = None
-    """What the model card calls the base, where a saved configuration says it."""
     notes: tuple[str, ...] = ()
     """What a user should know of how a configuration was read."""
 

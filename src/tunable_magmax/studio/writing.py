@@ -29,7 +29,7 @@ from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples", "points.jsonl")
-SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "base_model": None, "overwrite": False}
+SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "overwrite": False}
 """As `tmx tailor` has them, so that the shown command finds the model complete."""
 MARK = "studio.json"
 """A file in the directory of unfinished work, which says that a studio writes there and the next one may remove it."""

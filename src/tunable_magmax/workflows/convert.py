@@ -24,8 +24,7 @@ from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.engines.outputs import check_space
 from tunable_magmax.engines.settings import OutputSettings
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.files import Progress, identities
-from tunable_magmax.version import __version__
+from tunable_magmax.files import Progress
 
 _BLOCK = 1 << 20
 
@@ -56,14 +55,13 @@ def convert_checkpoint(
     shard_size: int | str | None = None,
     strip_prefix: str = "",
     overwrite: bool = False,
-    fresh: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
     """Writes a checkpoint as safetensors: a directory, or one file if `out` ends in `.safetensors`.
 
     Values and types stay as they are; tied tensors are written once. From directory to directory, configuration and
-    tokenizer files are copied. The output appears whole or not at all; interrupted work continues from `<out>.partial`.
-    `strip_prefix` is taken off the names that begin with it: so a model with a head gets the names of the bare one.
+    tokenizer files are copied. The output appears whole or not at all. `strip_prefix` is taken off the names that begin
+    with it: so a model with a head gets the names of the bare one.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file
@@ -93,23 +91,13 @@ def convert_checkpoint(
             key=lambda info: (-BITS[info.dtype], info.name),
         )
         shards = plan_shards(tensors, limit, aliases=tied)
-        fingerprint = {
-            "version": __version__,
-            "convert": identities(checkpoint.files),
-            "shard_size": limit or 0,
-            "strip_prefix": strip_prefix,
-        }
         companions = [] if single else list(companion_files(source))
         for name, path in companions:
             check_companion(name, path)
         check_space(target, sum(shard.size for shard in shards))
-        with Output(target, fingerprint, overwrite=overwrite, fresh=fresh) as output:
-            try:
-                files = _write(checkpoint, stored, output, shards, progress)
-                checkpoint.refuse_changed()
-            except InputError:
-                output.discard()
-                raise
+        with Output(target, overwrite=overwrite) as output:
+            files = _write(checkpoint, stored, output, shards, progress)
+            checkpoint.refuse_changed()
             files |= {name: output.copy_file(name, path) for name, path in companions}
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
@@ -156,7 +144,7 @@ def _write(
 
     files: dict[str, str] = {}
     for shard in shards:
-        files[shard.name] = output.finished(shard) or output.write_shard(shard, data(shard))
+        files[shard.name] = output.write_shard(shard, data(shard))
         written += shard.data_size
     if len(shards) > 1:
         files[INDEX] = output.write_file(INDEX, index_json(shards))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunable_magmax.config import read_yaml
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
@@ -48,7 +47,6 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
         notify(text)
 
     arguments = {**recipe.options, "names": recipe.names, **settings}
-    arguments["base_model"] = settings.get("base_model") or recipe.base_name
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
     incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
     lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
@@ -135,7 +133,6 @@ def _is_saved(source: Path) -> bool:
 
 def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
     """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
-    from tunable_magmax.checkpoints.hub import hub_name
     from tunable_magmax.workflows.merge_records import logged_inputs
 
     recipe = read_recipe(source)
@@ -155,10 +152,7 @@ def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) 
     if len(inputs.tasks) != len(recipe.tasks) or (inputs.names is not None and inputs.names != recipe.names):
         wanted = ", ".join(recipe.names or [f"task {t}" for t in range(1, len(recipe.tasks) + 1)])
         raise InputError(f"{source} is a merge of {wanted}: give one --task for each, in this order")
-    base_name = read_yaml(source, "a saved configuration", "base_model")["base_model"]
-    on_hub = hub_name(base_name)
-    base_name = base_name if on_hub is None else on_hub.repo  # without the commit
-    return replace(recipe, base=inputs.base, tasks=inputs.tasks, base_name=base_name)
+    return replace(recipe, base=inputs.base, tasks=inputs.tasks)
 
 
 def read_preference(source: Preference | Path, recipe: Recipe, warn: Notify) -> Preference:

@@ -277,8 +277,7 @@ class _Opened:
     def fingerprint(self, point: Point) -> dict[str, Any]:
         """Returns what a finished point is recognised by, as JSON."""
         options = _at_point(self.options, point)
-        merge = fingerprint_of(self.inputs, options, self.settings, self.folder / point.name)
-        return {**merge, "digest_inputs": self.settings.digest_inputs}
+        return fingerprint_of(self.inputs, options, self.settings, self.folder / point.name)
 
 
 @contextmanager
@@ -314,7 +313,7 @@ def _opened(
             if old != new:
                 different |= dict.fromkeys(key for key in {**old, **new} if old.get(key) != new.get(key))
             # The log is written before the commit: an older output may still be there.
-            elif report is not None and dict(report.files) == files and not settings.fresh:
+            elif report is not None and dict(report.files) == files:
                 finished[point.name] = report
         _refuse_other(folder, [*different, *(["points"] if replaced else [])], settings)
         refuse_link(folder / LOG)
@@ -324,8 +323,6 @@ def _opened(
             if point.name not in finished and not reports_only:
                 target, replaces = folder / point.name, settings.overwrite or point.name in recorded
                 Output.check(target, replaces)
-                merge = fingerprint_of(inputs, _at_point(options, point), settings, target)
-                Output.check_unfinished(target, merge, settings.fresh or settings.overwrite)
         yield replace(opened, finished=finished)
 
 
@@ -356,12 +353,14 @@ def _read_options(tasks: int, points: Sequence[Point], arguments: Mapping[str, A
 def _refuse_other(folder: Path, different: Sequence[str], settings: OutputSettings) -> None:
     """Raises an `InputError` if the folder holds points of another sweep that may not be replaced."""
     complete = (folder / SUMMARY).exists()
-    if not different or settings.overwrite or (settings.fresh and not complete):
+    if not different or settings.overwrite:
         return
     what = "another sweep" if complete else "unfinished work of another sweep"
-    instead = "pass overwrite (--overwrite) to replace it" if complete else "discard it with fresh (--fresh)"
     words = ", ".join(key.replace("_", " ") for key in different)
-    raise InputError(f"{folder} holds {what} (different: {words}): choose another output, or {instead}")
+    raise InputError(
+        f"{folder} holds {what} (different: {words}): choose another output, or pass overwrite (--overwrite) to "
+        "replace it"
+    )
 
 
 def _recorded(folder: Path) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
@@ -428,9 +427,8 @@ def _write_point(merge: Merge, opened: _Opened, point: Point) -> MergeReport:
         write_atomic(report_only, report.to_json().encode())
         log.write(inputs, report)
         return report
-    fingerprint = fingerprint_of(inputs, merge.options, settings, target)
     # It was checked that what is there may be replaced.
-    with Output(target, fingerprint, overwrite=True, fresh=settings.fresh or settings.overwrite) as output:
+    with Output(target, overwrite=True) as output:
         job = Job(inputs, merge.options, output, settings.shard_bytes(target), 0, None)
         report = write_output(job, settings, lambda: write_weights(merge, job), log)
     report_only.unlink(missing_ok=True)

@@ -152,7 +152,7 @@ def tailor(
         additions = Additions(lambda folder, report: _files(record, plan, found, report), known_by)
         recipe = Recipe(run.base, run.tasks, plan.options(run, options), run.names)
         with clock.phase("merging"):
-            settings = {**options.output, "additions": additions, "progress": progress, "fresh": True}
+            settings = {**options.output, "additions": additions, "progress": progress}
             result = merge_recipe(recipe, place, notify or (lambda note: None), **settings)
     return Tailored(
         place, record, found, run.labels, result.report, texts, (*result.notes, *result.lacking), clock.seconds
@@ -211,7 +211,7 @@ def check_sources(sources: SiteSources, preference: Preference | None) -> None:
 
 def options_of(options: TailorOptions, reading: SiteReading, preference: Preference | None) -> dict[str, Any]:
     """Returns the options that a tailored model depends on."""
-    output = {name: value for name, value in options.output.items() if name in ("shard_size", "base_model")}
+    output = {name: value for name, value in options.output.items() if name == "shard_size"}
     own = {**asdict(options), **asdict(reading), "output": output}
     return own | ({} if preference is None else {"preference": preference.to_json()})
 

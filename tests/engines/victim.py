@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
 import resource
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from tunable_magmax.cli.app import main
-from tunable_magmax.engines import local
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import TmxError
-from tunable_magmax.merging import stream
 
 STEPS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "write", "posix_fallocate")
 
@@ -52,22 +46,8 @@ class Steps:
 
 def work(order: dict[str, Any]) -> dict[str, Any]:
     """In the child: do it and say how it went."""
-    if order.get("spill"):
-        plan = stream.plan_memory
-        stream.plan_memory = lambda *given, **named: replace(plan(*given, **named), mapped=1)
-    if order.get("fills_later"):  # there was room when the merge looked
-        local.check_space = lambda out, needed: None
     if order.get("largest_file") is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
-    if "command" in order:
-        output, errors = io.StringIO(), io.StringIO()
-        with redirect_stdout(output), redirect_stderr(errors):
-            try:
-                main(order["command"])
-                code = 0
-            except SystemExit as leaving:
-                code = leaving.code
-        return {"code": code, "errors": errors.getvalue()}
     steps = Steps(order.get("deadly"), order.get("pause", 0))
     try:
         merge_checkpoints(order["base"], order["tasks"], order["out"], **order["options"])

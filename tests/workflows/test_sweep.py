@@ -17,7 +17,6 @@ from sequences import SMALL, TYPES, digests, save_sequence, sequence
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
-from tunable_magmax.engines import local
 from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
@@ -219,22 +218,6 @@ def test_a_point_that_lost_a_file_is_made_again(files, tmp_path) -> None:
     (tmp_path / "out" / "step-02" / "tokenizer.json").unlink()
     assert "step-02" not in sweep_checkpoints(base, tasks, tmp_path / "out", POINTS).skipped
     assert made(tmp_path / "out") == wanted
-
-
-def test_shards_of_a_point_are_not_written_twice(files, tmp_path, monkeypatch) -> None:
-    base, tasks = files
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "write_sidecars", lambda *given: (_ for _ in ()).throw(Stopped))
-        with pytest.raises(Stopped):
-            sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, shard_size=SHARD)
-    with monkeypatch.context() as patch:
-        plain, written = engine.Output.write_shard, []
-        patch.setattr(engine.Output, "write_shard", lambda *a: (written.append(a[0].out.name), plain(*a))[1])
-        sweep_checkpoints(base, tasks, tmp_path / "out", POINTS, shard_size=SHARD)
-    assert "step-00" not in written
-    assert "step-01" in written
-    sweep_checkpoints(base, tasks, tmp_path / "whole", POINTS, shard_size=SHARD)
-    assert made(tmp_path / "out") == made(tmp_path / "whole")
 
 
 def test_changed_inputs_are_another_sweep(tmp_path) -> None:

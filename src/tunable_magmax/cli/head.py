@@ -56,7 +56,7 @@ def head(
     save_head(made, out)
     if as_json:
         record = {"out": str(out), "classes": list(made.classes), "width": made.weight.shape[1]}
-        show(json.dumps({**record, "logit_scale": made.logit_scale}, indent=1, ensure_ascii=False) + "\n")
+        show(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
         classes = plural(len(made.classes), "class", "classes")
-        show(f"{out}: {classes}, rows of width {made.weight.shape[1]}, logit scale {made.logit_scale:g}\n")
+        show(f"{out}: {classes}, rows of width {made.weight.shape[1]}\n")

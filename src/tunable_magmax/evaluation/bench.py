@@ -23,7 +23,8 @@ from tunable_magmax.evaluation.labelled import Labelled
 from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
 from tunable_magmax.files import Progress
 from tunable_magmax.models.builtin import INPUT, BuiltinEncoder
-from tunable_magmax.models.fitting import FittedHead, FoldedRows, Linear, Rows, View, fit_head
+from tunable_magmax.models.fitting import FittedHead, FoldedRows, Rows, View, fit_head
+from tunable_magmax.models.head import Linear
 from tunable_magmax.runs.run import Run
 
 if TYPE_CHECKING:
@@ -259,9 +260,7 @@ class Bench:
     def old_head(self, spec: MergeSpec) -> Linear:
         """Returns the head that a model has without fitting, as a matrix over its features."""
         if self.frozen is not None:
-            weight = self.frozen.logit_scale * self.frozen.weight.astype(np.float64)
-            bias = np.zeros(len(weight)) if self.frozen.bias is None else self.frozen.bias.astype(np.float64)
-            return Linear(weight, bias)
+            return Linear(self.frozen.weight.astype(np.float64), self.frozen.bias.astype(np.float64))
         with self._lock:
             if spec not in self._old:
                 self._fill(spec)
@@ -481,7 +480,7 @@ def measure_model(
         Refill(encoder, state)(state)
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
-        logits = encoder.head.logits(features) + (0.0 if head.bias is None else head.bias)
+        logits = encoder.head.logits(features) + head.bias
     else:
         logits = head.logits(features)
     accuracy = labelled.readable(prepared.positions).accuracy(logits, head.classes, level)

@@ -27,7 +27,7 @@ from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.environments import Environment
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.fitting import Linear
+from tunable_magmax.models.head import Linear
 from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference

@@ -19,8 +19,8 @@ from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.model_config import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import EMBEDDING_BATCH, Encoder, make_encoder, probe_batch, read_config
-from tunable_magmax.models.fitting import Linear, View
-from tunable_magmax.models.head import Head
+from tunable_magmax.models.fitting import View
+from tunable_magmax.models.head import Head, Linear
 from tunable_magmax.models.pretrained import find_homes, first_line, from_state, quiet
 from tunable_magmax.models.state import read_state
 

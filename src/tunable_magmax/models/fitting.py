@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import Discriminant, class_totals, stratified_folds
+from tunable_magmax.models.head import Linear
 
 Ints = NDArray[np.int64]
 FOLDS = 5
@@ -67,19 +68,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """A matrix [classes, dim] and a bias [classes]: what a head is in the end."""
-
-    weight: Floats
-    bias: Floats
-
-    def logits(self, features: Floats) -> Floats:
-        """Returns logits [n, classes] of features [n, dim]."""
-        scores: Floats = features @ self.weight.T + self.bias
-        return scores
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tunable_magmax.data.arrays import unit_rows
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.data_sets import imported
 from tunable_magmax.errors import InputError
@@ -61,7 +61,7 @@ def make_head(config: TrainConfig, encoder: Encoder, benchmark: Benchmark, decod
     else:
         head = (text_head if source == "text" else name_head)(encoder, classes, templates)
     if options.logit_scale is not None:
-        head = replace(head, logit_scale=options.logit_scale)
+        head = Head.of(unit_rows(head.weight), classes, options.logit_scale, head.bias)
     require_match(encoder, head)
     return head
 

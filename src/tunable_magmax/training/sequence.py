@@ -163,7 +163,7 @@ class _FrozenHead(_Sequence):
         super().__init__(config, run, benchmark, base, test)
         self.encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
         self.parameters = [parameter for _, parameter in trainable(self.encoder, config.train.freeze)]
-        self.weight = head.logit_scale * torch.from_numpy(head.weight).to(base.device)
+        self.weight = torch.from_numpy(head.weight).to(base.device)
         self.matrix = _matrix(run, benchmark)
         if config.matrix:
             self.head, self.labelled = head, label_benchmark(benchmark, head.classes)

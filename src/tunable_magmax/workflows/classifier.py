@@ -19,7 +19,8 @@ from tunable_magmax.runs.run import is_run
 from tunable_magmax.workflows.scoring import BuiltinHead, find_head, open_encoder, open_head
 
 if TYPE_CHECKING:
-    from tunable_magmax.models.head import Classifier
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Head
 
 CLASSIFYING_BATCH = 64
 
@@ -80,23 +81,26 @@ class LoadedClassifier:
     [Prediction('cat', 0.931)]
     """
 
-    def __init__(self, classifier: Classifier, head_file: Path | BuiltinHead, has_prior: bool) -> None:
-        self._classifier, self.head_file, self.has_prior = classifier, head_file, has_prior
+    def __init__(self, encoder: Encoder, head: Head, head_file: Path | BuiltinHead, has_prior: bool) -> None:
+        from tunable_magmax.models.head import require_match
+
+        require_match(encoder, head)
+        self._encoder, self._head, self.head_file, self.has_prior = encoder, head, head_file, has_prior
 
     def __repr__(self) -> str:
         prior = "with a site prior" if self.has_prior else "without a site prior"
         classes = f"{len(self.classes)} classes of {self.kind}s: {some_of(self.classes, show=repr)}"
-        return f"LoadedClassifier({str(self._classifier.encoder.path)!r}: {classes}; {prior})"
+        return f"LoadedClassifier({str(self._encoder.path)!r}: {classes}; {prior})"
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the columns of `probabilities`."""
-        return self._classifier.classes
+        return self._head.classes
 
     @property
     def kind(self) -> Kind:
         """Whether the model takes images or texts."""
-        return "image" if self._classifier.encoder.image_processor is not None else "text"
+        return "image" if self._encoder.image_processor is not None else "text"
 
     def probabilities(self, inputs: Any, batch: int = CLASSIFYING_BATCH) -> NDArray[np.float32]:
         """Returns class probabilities [n, classes]; an input that cannot be read is an `InputError`."""
@@ -145,7 +149,7 @@ class LoadedClassifier:
         """Yields positions, inputs and probabilities of readable samples."""
         if samples.kind != self.kind:
             takes, holds = (f"{kind}s" for kind in (self.kind, samples.kind))
-            raise InputError(f"{samples.origin} holds {holds}, but {self._classifier.encoder.path} classifies {takes}")
+            raise InputError(f"{samples.origin} holds {holds}, but {self._encoder.path} classifies {takes}")
         if batch < 1:
             raise InputError(f"the batch is {batch}, expected at least 1")
         for positions, inputs in samples.batches(range(len(samples)), batch, failed):
@@ -157,7 +161,7 @@ class LoadedClassifier:
             raise InputError(f"{samples.origin}: cannot be read: {names}; take them out, or repair them")
 
     def _shares(self, inputs: list[Any], batch: int) -> NDArray[np.float32]:
-        return self._classifier.head.probabilities(self._classifier.encoder.embed(inputs, batch))
+        return self._head.probabilities(self._encoder.embed(inputs, batch))
 
     def _samples(self, inputs: Any) -> Samples:
         """Returns whatever a caller gave as samples of the model's kind."""
@@ -185,7 +189,6 @@ def load_classifier(
     [Prediction('cat', 0.931)]
     """
     from tunable_magmax.models.builtin import BuiltinEncoder
-    from tunable_magmax.models.head import Classifier
 
     model = located(path)
     if not model.exists():
@@ -202,4 +205,4 @@ def load_classifier(
     used, applied = open_head(head_file, prior)
     encoder = open_encoder(model, used, owner, device)
     head_used = encoder.head if isinstance(encoder, BuiltinEncoder) else used
-    return LoadedClassifier(Classifier(encoder, head_used), head_file, applied is not None)
+    return LoadedClassifier(encoder, head_used, head_file, applied is not None)

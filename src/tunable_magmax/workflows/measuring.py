@@ -24,8 +24,8 @@ from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import MixedShare, sample_weights
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.files import Progress
-from tunable_magmax.models.fitting import FittedHead, Linear
-from tunable_magmax.models.head import builtin_head
+from tunable_magmax.models.fitting import FittedHead
+from tunable_magmax.models.head import Linear, builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled

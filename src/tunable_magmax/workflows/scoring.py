@@ -144,7 +144,7 @@ def open_head(file: Path | BuiltinHead, prior: Prior = "auto") -> tuple[Head, Ap
         return head.with_bias(None), None
     if isinstance(prior, Preference) and prior.prior is not None:
         return head.with_bias(prior.prior.bias(head.classes)), AppliedPrior("preference", prior.prior.eps)
-    return head, None if head.bias is None else AppliedPrior("head")
+    return head, AppliedPrior("head") if head.bias.any() else None
 
 
 def preferred_prior(preference: str | Path | None, asked: Literal["auto", "none"]) -> Prior:

@@ -255,9 +255,7 @@ def test_a_head_with_a_bias_is_used_with_it(tmx, image_run, site, tmp_path):
     model = shutil.copytree(image_run.path / "first", tmp_path / "model")
     for name in ("config.json", "preprocessor_config.json"):
         shutil.copy(image_run.path / "base" / name, model / name)
-    save_head(
-        Head.of(head.weight, head.classes, head.logit_scale, np.array([100, 0, 0, 0])), model / "head.safetensors"
-    )
+    save_head(Head.of(head.weight, head.classes, 1.0, np.array([100, 0, 0, 0])), model / "head.safetensors")
     found = told(tmx, model, "--data", site)
     assert found["prior"] == {"source": "head", "eps": None}
     assert found["accuracy"]["right"] == COUNTS["red"]  # everything is taken for red

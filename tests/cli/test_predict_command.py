@@ -100,9 +100,7 @@ def test_without_a_head_it_advises_options_that_it_has(tmx, image_run, photos, t
 def test_texts_with_a_prior(tmx, text_run, tmp_path):
     model = shutil.copytree(text_run.path / "base", tmp_path / "model")
     head = load_head(text_run.path / "head.safetensors")
-    save_head(
-        Head.of(head.weight, head.classes, head.logit_scale, np.array([0, 0, 100, 0])), model / "head.safetensors"
-    )
+    save_head(Head.of(head.weight, head.classes, 1.0, np.array([0, 0, 100, 0])), model / "head.safetensors")
     result = tmx("predict", model, "--text", "hello", "--text", "my  good card " * 9, *CPU)
     assert result.code == 0, result.err
     lines = result.out.splitlines()

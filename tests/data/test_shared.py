@@ -39,12 +39,12 @@ def test_the_small_clip_and_its_head_are_better_than_chance():
     pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
     from tunable_magmax.models.encoder import load_encoder
-    from tunable_magmax.models.head import Classifier, load_head
+    from tunable_magmax.models.head import load_head
 
     model = SHARED / "models" / "mini-clip"
-    classifier = Classifier(load_encoder(model, "cpu"), load_head(model / "cifar100_head.safetensors"))
+    encoder, head = load_encoder(model, "cpu"), load_head(model / "cifar100_head.safetensors")
     samples = open_samples(SHARED / "data" / "cifar100", split="test")
     chosen = list(range(80))
-    predicted = classifier.probabilities(list(samples.load(chosen))).argmax(axis=1)
+    predicted = head.probabilities(encoder.embed(list(samples.load(chosen)))).argmax(axis=1)
     # 15.7% of all test images; eight or more of 80 by luck alone has a chance below 1e-5.
     assert (predicted == np.array([samples.labels[k] for k in chosen])).sum() >= 8

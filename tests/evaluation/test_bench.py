@@ -23,7 +23,8 @@ from tunable_magmax.evaluation.choosing import draw_mixtures, title_of
 from tunable_magmax.evaluation.run_models import BASE, MergeSpec, RunModels
 from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.fitting import FittedHead, Linear
+from tunable_magmax.models.fitting import FittedHead
+from tunable_magmax.models.head import Linear
 from tunable_magmax.runs.run import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend

@@ -24,7 +24,7 @@ from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import measure_model
 from tunable_magmax.evaluation.labelled import known_labels, label_samples
 from tunable_magmax.models.encoder import full_float32, load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head
+from tunable_magmax.models.head import Head, load_head
 from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
@@ -41,14 +41,14 @@ def site(image_run, tmp_path):
 
 def plain(run, checkpoint, data):
     """The accuracy by the parts that others test: classifier, samples, counting."""
-    classifier = Classifier(load_encoder(checkpoint, "cpu", assets=run / "base"), load_head(run / "head.safetensors"))
+    encoder, head = load_encoder(checkpoint, "cpu", assets=run / "base"), load_head(run / "head.safetensors")
     samples = open_samples(data)
-    labels = [classifier.classes.index(samples.classes[label]) for label in samples.labels]
-    scores = classifier.probabilities(list(samples.load(range(len(samples)))))
-    tasks = {name: [classifier.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
+    labels = [head.classes.index(samples.classes[label]) for label in samples.labels]
+    scores = head.probabilities(encoder.embed(list(samples.load(range(len(samples))))))
+    tasks = {name: [head.classes.index(c) for c in names] for name, names in labelled_run.TASKS.items()}
     owners = [next(t for t, group in enumerate(tasks.values()) if label in group) for label in labels]
     known = [max(list(tasks.values())[t], key=lambda k, row=row: row[k]) for t, row in zip(owners, scores, strict=True)]
-    return Accuracy.of(scores.argmax(axis=1), labels, classifier.classes, tasks, known=known)
+    return Accuracy.of(scores.argmax(axis=1), labels, head.classes, tasks, known=known)
 
 
 def merged(run, folder, **options):
@@ -117,7 +117,7 @@ def test_every_family_of_encoders(kind, site, tmp_path):
     labelled = label_samples(open_samples(site), head.classes)
     images = list(open_samples(site).load(range(14)))
     for folder in (other, first):
-        expected = Classifier(load_encoder(folder, "cpu"), head).probabilities(images).argmax(axis=1)
+        expected = head.probabilities(load_encoder(folder, "cpu").embed(images)).argmax(axis=1)
         found = measure_model(encoder, head, labelled, read_state(folder)[0]).accuracy
         assert found == Accuracy.of(expected, labelled.targets, head.classes)
 

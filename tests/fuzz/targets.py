@@ -219,7 +219,7 @@ TARGETS = {
     "preference": Target("preference.json", _json, _preference),
     "profile": Target("profile.safetensors", _holding("tunable_magmax_profile"), _profile),
     "run": Target("run.json", _json, _run),
-    "head": Target("head.safetensors", _holding("classes", "logit_scale"), _head),
+    "head": Target("head.safetensors", _holding("classes"), _head),
     "report": Target("merged.report.json", _json, _report),
     "recipe": Target("recipe.yml", _yaml, _recipe),
     "tailored": Target("site/tmx-tailor.json", _json, _tailored),

@@ -11,7 +11,7 @@ from models import tiny
 from safetensors.torch import load_file, save_file
 
 from tunable_magmax.models.builtin import INPUT, TOKEN, BuiltinEncoder, load_builtin
-from tunable_magmax.models.fitting import Linear
+from tunable_magmax.models.head import Linear
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend

@@ -18,7 +18,6 @@ from models import tiny
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import Refill, load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head
 from tunable_magmax.models.state import checkpoint_digest, read_state
 
 IMAGES = [
@@ -166,42 +165,6 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"pip install \"tunable-magmax\[train\]\""):
         load_encoder(tmp_path)
-
-
-def test_a_head_scores_by_cosine(tmp_path):
-    path = tmp_path / "head.safetensors"
-    metadata = {"classes": '["a", "b"]', "logit_scale": "2.0"}
-    save_file({"weight": torch.eye(2), "mean": torch.zeros(2)}, path, metadata)
-    head = load_head(path)
-    assert (head.classes, head.logit_scale) == (("a", "b"), 2.0)
-    shares = head.probabilities(np.array([[3.0, 4.0]]))  # cosines 0.6 and 0.8
-    assert shares[0, 1] == pytest.approx(1 / (1 + np.exp(2 * (0.6 - 0.8))))
-    with pytest.raises(InputError, match="the head has width 2 and the encoder 3"):
-        head.probabilities(np.ones((1, 3)))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "says"),
-    [
-        ({"other": torch.eye(2)}, {"classes": '["a", "b"]'}, "expected a matrix 'weight'"),
-        ({"weight": torch.eye(2)}, None, "the metadata must hold 'classes'"),
-        ({"weight": torch.eye(2)}, {"classes": '["a", "a"]'}, "class names must differ; named twice: 'a'"),
-        ({"weight": torch.eye(2)}, {"classes": '["a"]'}, r"a head of 1 classes needs .* found \(2, 2\)"),
-        ({"weight": torch.eye(2)}, {"classes": '"ab"'}, "'classes', a JSON list of class names"),
-        ({"weight": torch.eye(2)}, {"classes": '["a", "b"]', "logit_scale": "0"}, "expected a positive number"),
-        ({"weight": torch.eye(2) * torch.nan}, {"classes": '["a", "b"]'}, "NaN"),
-    ],
-)
-def test_bad_heads(tmp_path, tensors, metadata, says):
-    save_file(tensors, tmp_path / "head.safetensors", metadata)
-    with pytest.raises(InputError, match=says):
-        load_head(tmp_path / "head.safetensors")
-
-
-def test_an_encoder_and_a_head_of_another_width_are_no_classifier(tmp_path):
-    encoder = load_encoder(tiny.save(tiny.build("vit"), tmp_path / "vit"), "cpu")
-    with pytest.raises(InputError, match="do not belong together"):
-        Classifier(encoder, Head(np.eye(3, dtype=np.float32), ("a", "b", "c"), 1.0, "d"))
 
 
 @pytest.mark.parametrize("kind", ["vit", "vit-classifier", "clip", "bert", "bert-masked", "bert-old"])

@@ -7,7 +7,8 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.discriminant import Discriminant, class_totals
-from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Linear, Rows, View, fit_head, site_weights
+from tunable_magmax.models.fitting import LEAST_GAIN, FittedHead, Rows, View, fit_head, site_weights
+from tunable_magmax.models.head import Linear
 
 CLASSES = 4
 

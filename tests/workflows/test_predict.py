@@ -18,7 +18,7 @@ import tunable_magmax
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
-from tunable_magmax.models.head import Classifier, Head, load_head, save_head
+from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.workflows.classifier import Prediction, load_classifier
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.predict import Predicting, Predictions, predict
@@ -43,13 +43,13 @@ def site_model(run, folder):
     shutil.copytree(run.path / "base", folder)
     shutil.copy(run.path / "first" / "model.safetensors", folder)
     head = load_head(run.path / "head.safetensors")
-    save_head(Head.of(head.weight, head.classes, head.logit_scale, BIAS), folder / "head.safetensors")
+    save_head(Head.of(head.weight, head.classes, 1.0, BIAS), folder / "head.safetensors")
     return folder
 
 
 def expected(model, inputs, bias=True):
     head = load_head(model / "head.safetensors")
-    return Classifier(load_encoder(model, "cpu"), head if bias else head.with_bias(None)).probabilities(inputs)
+    return (head if bias else head.with_bias(None)).probabilities(load_encoder(model, "cpu").embed(inputs))
 
 
 def test_images_and_their_paths(image_run, model, tmp_path):

@@ -480,10 +480,8 @@ def measure_model(
         Refill(encoder, state)(state)
     features = embed_prepared(encoder, prepared, batch, progress=progress)
     if isinstance(encoder, BuiltinEncoder):
-        logits = encoder.head.logits(features) + head.bias
-    else:
-        logits = head.logits(features)
-    accuracy = labelled.readable(prepared.positions).accuracy(logits, head.classes, level)
+        head = encoder.head.with_bias(encoder.head.bias + head.bias)
+    accuracy = labelled.readable(prepared.positions).accuracy(head.logits(features), head.classes, level)
     return Measured(accuracy, prepared.failed)
 
 

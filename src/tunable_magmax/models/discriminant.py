@@ -139,7 +139,7 @@ class Discriminant:
         weight: Floats = scaled @ self.axes.T
         return weight, offset - weight @ self.centre
 
-    def with_anchors(self, anchors: Floats) -> Discriminant:
+    def with_anchors(self, anchors: NDArray[Any]) -> Discriminant:
         """Returns the same with means for classes without rows: those that `anchors` [classes, width] suggest.
 
         Anchors are directions, such as an old head's rows; their length is that which fits the other classes best.

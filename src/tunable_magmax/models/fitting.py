@@ -189,7 +189,7 @@ class FoldedRows:
         """Rows that judge: their class has other rows, in other folds."""
         self._views: dict[str, _ViewFits] = {}
 
-    def fits(self, view: View, anchors: Floats | None) -> _ViewFits:
+    def fits(self, view: View, anchors: NDArray[Any] | None) -> _ViewFits:
         """Returns the discriminants of a view. `anchors`: directions of classes without rows."""
         if view.name not in self._views:
             rows = self.rows

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
-import threading
-import zipfile
-from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,45 +15,10 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from stored import holds, of_all_types, read
 
-from tunable_magmax.checkpoints import descriptors
-from tunable_magmax.checkpoints.source import Checkpoint, open_checkpoint
-from tunable_magmax.checkpoints.tensors import BITS, torch_dtype
+from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """Row-major bytes, as numpy sees them."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.clone(memory_format=torch.contiguous_format).view(whole).numpy().tobytes("C")
-
-
-def read(checkpoint: Checkpoint, name: str) -> bytes:
-    data = bytearray(checkpoint.tensors[name].nbytes)
-    checkpoint.read_into(name, 0, memoryview(data))
-    return bytes(data)
-
-
-def holds(path: Path, expected: dict[str, torch.Tensor]) -> None:
-    with open_checkpoint(path) as checkpoint:
-        assert set(checkpoint.tensors) == set(expected)
-        for name, tensor in expected.items():
-            info = checkpoint.tensors[name]
-            assert (info.name, info.shape, torch_dtype(info.dtype)) == (name, tuple(tensor.shape), tensor.dtype)
-            assert read(checkpoint, name) == raw(tensor)
-
-
-def of_all_types() -> dict[str, torch.Tensor]:
-    """One tensor per type, with bytes that are valid in all of them, and shapes that are easy to get wrong."""
-    tensors = {}
-    for code in BITS:
-        dtype = torch_dtype(code)
-        if dtype is not None:
-            data = torch.arange(6 * dtype.itemsize, dtype=torch.uint8)
-            data = data % 2 if dtype == torch.bool else data
-            tensors[f"layer.{code}"] = data.view(dtype).reshape(2, 3)
-    tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4), "größe 😀": torch.ones(1, 1, 3)}
-    return tensors
 
 
 def header(entries: object, data: bytes = b"", *, length: int | None = None) -> bytes:
@@ -109,14 +70,11 @@ def test_buffers_of_any_type_are_filled(tmp_path: Path) -> None:
     assert target.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize(("offset", "size"), [(-1, 1), (0, 25), (24, 1)])
-def test_bytes_that_a_tensor_has_not(tmp_path: Path, offset: int, size: int) -> None:
+@pytest.mark.parametrize(("name", "offset", "size"), [("w", -1, 1), ("w", 0, 25), ("w", 24, 1), ("wx", 0, 1)])
+def test_bytes_that_a_checkpoint_has_not(tmp_path: Path, name: str, offset: int, size: int) -> None:
     save_file({"w": torch.arange(6.0)}, tmp_path / "x.safetensors")
-    with open_checkpoint(tmp_path / "x.safetensors") as checkpoint:
-        with pytest.raises(InputError, match="of tensor 'w' were asked for, but it has 24"):
-            checkpoint.read_into("w", offset, memoryview(bytearray(size)))
-        with pytest.raises(InputError, match=r"no tensor 'wx' \(did you mean 'w'\?\)|no tensor 'wx'"):
-            checkpoint.read_into("wx", 0, memoryview(bytearray(1)))
+    with open_checkpoint(tmp_path / "x.safetensors") as checkpoint, pytest.raises(InputError, match=f"'{name}'"):
+        checkpoint.read_into(name, offset, memoryview(bytearray(size)))
 
 
 def test_tied_names_of_save_model_are_aliases(tmp_path: Path) -> None:
@@ -212,65 +170,48 @@ def test_a_mutated_file_opens_or_is_refused(tmp_path: Path, cuts: list[tuple[int
         assert total == len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
-# Files that change, and many of them
+# Files that change
 
 
-def test_file_cut_short_or_replaced_while_open(tmp_path: Path) -> None:
+def test_a_file_that_is_changed_replaced_or_removed_while_open(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"w": torch.arange(6.0)}, path)
     with open_checkpoint(path) as checkpoint:
-        os.truncate(path, path.stat().st_size - 4)
-        with pytest.raises(StorageError, match=r"x\.safetensors: ends at byte .* cut short meanwhile"):
+        content = path.read_bytes()
+        changes = [lambda: os.truncate(path, len(content) - 4), lambda: path.write_bytes(content)]
+        changes += [lambda: (path.unlink(), path.write_bytes(content))]
+        for change in changes:
+            change()
+            for use in (lambda: read(checkpoint, "w"), checkpoint.refuse_changed, checkpoint.digests):
+                with pytest.raises(InputError, match=r"x\.safetensors: was changed"):
+                    use()
+        path.unlink()
+        with pytest.raises(StorageError, match=r"x\.safetensors"):
             read(checkpoint, "w")
-        checkpoint.read_into("w", 0, memoryview(bytearray(20)))
-    with pytest.raises(ValueError, match="checkpoint is closed"):
-        checkpoint.read_into("w", 0, memoryview(bytearray(20)))
 
 
-def descriptor_count() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def test_what_a_backup_does_to_a_file_is_no_change(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"w": torch.arange(6.0)}, path)
+    with open_checkpoint(path) as checkpoint:
+        before = path.stat()
+        path.chmod(before.st_mode)
+        os.utime(path, ns=(before.st_atime_ns + 10**9, before.st_mtime_ns))
+        os.link(path, tmp_path / "backup")
+        if hasattr(os, "setxattr"):
+            with suppress(OSError):  # some file systems have no attributes
+                os.setxattr(path, "user.backup", b"done")
+        assert path.stat().st_ctime_ns > before.st_ctime_ns
+        checkpoint.refuse_changed()
+        assert read(checkpoint, "w")
 
 
-def test_few_descriptors_for_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "LIMIT", 3)
-    before = descriptor_count()
-    for number in range(20):
-        save_file({"w": torch.full((1000,), float(number))}, tmp_path / f"{number}.safetensors")
-    checkpoints = [open_checkpoint(tmp_path / f"{number}.safetensors") for number in range(20)]
-    wrong: list[object] = []
-
-    def work(step: int) -> None:
-        for turn in range(40):
-            number = (turn * step) % 20
-            if read(checkpoints[number], "w") != raw(torch.full((1000,), float(number))):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(step,)) for step in (1, 3, 7, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert descriptor_count() <= before + 3 + len(threads)
-    for checkpoint in checkpoints:
-        checkpoint.close()
-        checkpoint.close()
-    assert descriptor_count() <= before
-
-
-def test_file_replaced_before_it_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "LIMIT", 1)
-    for name in "ab":
-        save_file({"w": torch.arange(6.0)}, tmp_path / name)
-    with open_checkpoint(tmp_path / "a") as a, open_checkpoint(tmp_path / "b") as b:
-        assert read(b, "w") == raw(torch.arange(6.0))  # puts a's descriptor out
-        save_file({"w": torch.arange(6.0) + 1}, tmp_path / "new")
-        (tmp_path / "new").replace(tmp_path / "a")
-        with pytest.raises(InputError, match="a: was changed after it was opened"):
-            read(a, "w")
-        (tmp_path / "a").unlink()
-        with pytest.raises(StorageError, match="a: cannot be opened again"):
-            read(a, "w")
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    save_file({"w": torch.arange(6.0)}, tmp_path / "x.safetensors")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with open_checkpoint(tmp_path / "x.safetensors") as checkpoint:
+        read(checkpoint, "w")
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,226 +222,8 @@ def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with open_checkpoint(tmp_path / "x.safetensors") as checkpoint:
         monkeypatch.setattr(os, "preadv", fail)
-        with pytest.raises(StorageError, match=r"x\.safetensors: reading failed at byte .*Input/output error"):
+        with pytest.raises(StorageError, match=r"x\.safetensors: .*Input/output error"):
             read(checkpoint, "w")
-        monkeypatch.undo()
-        assert read(checkpoint, "w") == raw(torch.arange(6.0))
-
-
-# Torch files
-
-NEWER = {torch.uint16, torch.uint32, torch.uint64} | {t for c in BITS if c.startswith("F8") and (t := torch_dtype(c))}
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_torch_file_of_all_types(tmp_path: Path, legacy: bool) -> None:
-    expected = of_all_types()
-    if legacy:  # torch cannot load its newer types from its older format
-        expected = {name: value for name, value in expected.items() if value.dtype not in NEWER}
-    torch.save(expected, tmp_path / "x.pt", _use_new_zipfile_serialization=not legacy)
-    holds(tmp_path / "x.pt", expected)
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict"])
-def test_where_a_state_dict_is_found(tmp_path: Path, wrapper: str | None, legacy: bool) -> None:
-    state = torch.nn.Linear(3, 2).state_dict()
-    content = state if wrapper is None else {"epoch": 3, wrapper: state, "optimizer": {"state": {}}}
-    torch.save(content, tmp_path / "x", _use_new_zipfile_serialization=not legacy)
-    holds(tmp_path / "x", dict(state))
-
-
-def test_parameters_and_views_come_out_row_major(tmp_path: Path) -> None:
-    whole = torch.arange(24.0).reshape(4, 6)
-    expected = {
-        "transposed": whole.t(),
-        "parameter": torch.nn.Parameter(whole[1:3]),
-        "rows": whole[::2],
-        "columns": whole[:, 1:4],
-        "expanded": torch.arange(3, dtype=torch.int16)[:, None].expand(3, 4),
-        "permuted": torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4).permute(2, 0, 1),
-        "conjugate": torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64).conj(),
-        "bfloat16": whole.bfloat16().t(),
-        "float8": whole.to(torch.float8_e4m3fn).t(),
-    }
-    torch.save(expected, tmp_path / "x.pt")
-    holds(tmp_path / "x.pt", {name: value.detach().resolve_conj() for name, value in expected.items()})
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 95), st.integers(0, 96), st.integers(1, 7))
-def test_any_piece_of_a_view(tmp_path: Path, offset: int, size: int, block: int) -> None:
-    path = tmp_path / "x.pt"
-    if not path.exists():
-        torch.save({"w": torch.arange(24.0).reshape(2, 3, 4).permute(1, 2, 0)}, path)
-    expected = raw(torch.arange(24.0).reshape(2, 3, 4).permute(1, 2, 0))[offset : offset + size]
-    with pytest.MonkeyPatch.context() as patch, open_checkpoint(path) as checkpoint:
-        patch.setattr("tunable_magmax.checkpoints.torch_file._GATHER", block)
-        data = bytearray(len(expected))
-        checkpoint.read_into("w", offset, memoryview(data))
-        assert bytes(data) == expected
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_tied_tensors_keep_the_first_name(tmp_path: Path, legacy: bool) -> None:
-    w = torch.arange(6.0).reshape(2, 3)
-    state = {
-        "z.first": w,
-        "a.same": w,
-        "other shape": w.view(3, 2),
-        "other stride": w.t(),
-        "other offset": w[1:],
-        "equal values": w.clone(),
-        "empty": w[:0],
-        "also empty": w[:0],
-    }
-    torch.save(state, tmp_path / "x.pt", _use_new_zipfile_serialization=not legacy)
-    with open_checkpoint(tmp_path / "x.pt") as checkpoint:
-        assert checkpoint.aliases == {"a.same": "z.first"}
-        assert list(checkpoint.tensors) == [name for name in state if name != "a.same"]
-        assert all(read(checkpoint, name) == raw(state[name]) for name in checkpoint.tensors)
-
-
-def test_compressed_archive(tmp_path: Path) -> None:
-    torch.save({"w": torch.arange(1000.0)}, tmp_path / "plain.pt")
-    with (
-        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
-        zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as z,
-    ):
-        for item in plain.namelist():
-            z.writestr(item, plain.read(item))
-    holds(tmp_path / "x.pt", {"w": torch.arange(1000.0)})
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by /proc")
-@pytest.mark.parametrize("view", ["contiguous", "sliced"])
-def test_memory_stays_bounded(tmp_path: Path, view: str) -> None:
-    w = torch.zeros(16, 1 << 20)
-    torch.save({"w": w if view == "contiguous" else w[:, :-1]}, tmp_path / "x.pt")
-    data = bytearray(1 << 22)
-
-    def resident() -> int:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("RssFile:")[1].split()[0]) // 1024
-
-    with open_checkpoint(tmp_path / "x.pt") as checkpoint:
-        before, highest = resident(), 0
-        for offset in range(0, checkpoint.tensors["w"].nbytes - len(data), len(data)):
-            checkpoint.read_into("w", offset, memoryview(data))
-            highest = max(highest, resident())
-    assert highest - before < 8, "MiB of mapped file, of 64"
-
-
-class Evil:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("how", ["zip", "legacy", "pickle 2", "pickle 4", "pickle 0", "as .safetensors"])
-def test_code_is_refused_and_never_run(tmp_path: Path, how: str) -> None:
-    path, target = tmp_path / ("x.safetensors" if how == "as .safetensors" else "x.pt"), tmp_path / "evil was here"
-    content = {"w": torch.ones(2), "evil": Evil(target)}
-    if how.startswith("pickle"):
-        path.write_bytes(pickle.dumps({"evil": Evil(target)}, protocol=int(how[-1])))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=how != "legacy")
-    with pytest.raises(InputError) as caught:
-        open_checkpoint(path)
-    assert not target.exists()
-    message = str(caught.value)
-    assert str(path) in message
-    assert "weights_only" not in message
-    assert "safe_globals" not in message
-    told = {
-        "pickle 0": "neither a safetensors nor a torch file",
-        "as .safetensors": "is a torch file in spite of its name",
-    }
-    assert told.get(how, "nothing was run") in message
-
-
-def test_object_that_would_run_code_is_named(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2), "evil": Evil(tmp_path / "no")}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=r"holds the Python object posix.mkdir, which runs code when it is loaded"):
-        open_checkpoint(tmp_path / "x.pt")
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "a tensor": (torch.ones(2), "holds a Tensor, expected tensors by name"),
-    "a list": ([torch.ones(2)], "holds a list, expected tensors by name"),
-    "nothing": ({}, "found nothing: save"),
-    "no tensors": ({"epoch": 3, "weights": {"w": torch.ones(1)}}, "found 'epoch', 'weights': save"),
-    "nested twice": ({"model": {"state_dict": {"w": torch.ones(1)}}}, "found 'model': save"),
-    "two wrappers": (
-        {"model": {"w": torch.ones(1)}, "state_dict": {"w": torch.ones(1)}},
-        "holds tensors under 'state_dict' and under 'model'",
-    ),
-    "wrapper and tensors": (
-        {"model": {"w": torch.ones(1)}, "best": torch.ones(1)},
-        r"holds tensors under 'model' and at top level \('best'\)",
-    ),
-    "other values": (
-        OrderedDict(w=torch.ones(1), epoch=3, name="x", nothing=None),
-        r"cannot use 'epoch' \(a int, not a tensor\), 'name' \(a str, not a tensor\), 'nothing' \(a NoneType",
-    ),
-    "number as name": ({0: torch.ones(1)}, r"cannot use 0 \(its name is a int, not a text\)"),
-    "sparse": ({"w": torch.eye(3).to_sparse()}, r"cannot use 'w' \(a sparse tensor\)"),
-    "complex128": (
-        {"w": torch.ones(2, dtype=torch.complex128)},
-        r"'w' \(dtype torch.complex128, which safetensors has not",
-    ),
-    "meta": ({"w": torch.ones(2, device="meta")}, r"cannot use 'w' \(a (tensor without data|\w+, not a tensor)"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_torch_files_that_are_refused(tmp_path: Path, case: str) -> None:
-    content, message = REFUSED[case]
-    torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=message):
-        open_checkpoint(tmp_path / "x.pt")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_quantised_tensor_is_refused(tmp_path: Path) -> None:
-    torch.save({"q": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=r"cannot use 'q' \(a quantised tensor\)"):
-        open_checkpoint(tmp_path / "x.pt")
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
-def test_torch_file_cut_short(tmp_path: Path, legacy: bool, share: float) -> None:
-    path = tmp_path / "x.bin"
-    torch.save({"w": torch.ones(1000), "v": torch.ones(10)}, path, _use_new_zipfile_serialization=not legacy)
-    os.truncate(path, int(path.stat().st_size * share))
-    with pytest.raises(InputError, match=r"x\.bin: .*(damaged|cut short)"):
-        open_checkpoint(path)
-
-
-def test_torch_file_cut_short_while_open(tmp_path: Path) -> None:
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.ones(100_000)}, path)
-    with open_checkpoint(path) as checkpoint:
-        os.truncate(path, 4096)
-        with pytest.raises(StorageError, match="cut short meanwhile"):
-            read(checkpoint, "w")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_mutated_torch_file_opens_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.ones(4), "v": torch.ones(2, 2)}, path)
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.integers(0, 400))] = data.draw(st.integers(0, 255))
-    path.write_bytes(content)
-    with suppress(InputError), open_checkpoint(path) as checkpoint:
-        for name in checkpoint.tensors:
-            read(checkpoint, name)
 
 
 # Directories
@@ -623,19 +346,23 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "pipe")
 
 
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"w": torch.ones(1)}, path)
     path.chmod(0)
-    if os.access(path, os.R_OK):  # root reads everything
-        from tunable_magmax.checkpoints import descriptors as module
-
-        def refuse(*_: object, **__: object) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr(module, "open", refuse, raising=False)
-    with pytest.raises(InputError, match=r"x\.safetensors cannot be read \(Permission denied\): check its permissions"):
+    if os.access(path, os.R_OK):
+        pytest.skip("root reads everything")
+    with pytest.raises(InputError, match=r"x\.safetensors cannot be read"):
         open_checkpoint(path)
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_no_torch_file(tmp_path: Path) -> None:
+    for size in range(400):
+        save_file({"w": torch.zeros(1)}, tmp_path / "x", metadata={"padding": "x" * size})
+        if (tmp_path / "x").read_bytes()[:1] == b"\x80":
+            holds(tmp_path / "x", {"w": torch.zeros(1)})
+            return
+    raise AssertionError("no header of such a length was made")
 
 
 def test_opening_safetensors_needs_no_torch(tmp_path: Path) -> None:

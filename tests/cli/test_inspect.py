@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.cli.terminal import wrapped_table
 from tunable_magmax.merging.report import MergeReport, TensorReport
 from tunable_magmax.plots.bars import save_picture

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,55 +100,3 @@ def test_a_side_file_that_cannot_be_read_is_found_before_the_merge(tmp_path, mon
 
 def unreadable(path: Path) -> None:
     raise PermissionError(13, "Permission denied", str(path))
-
-
-# -- torch files ------------------------------------------------------------------------------------------------------
-
-
-def packed(source: Path, target: Path) -> Path:
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
-        for item in old.infolist():
-            new.writestr(item.filename, old.read(item))
-    return target
-
-
-def test_a_compressed_file_that_would_take_much_more_memory(tmp_path) -> None:
-    torch.save({"w": torch.zeros(10_000_000)}, tmp_path / "plain.pt")
-    with pytest.raises(InputError, match=r"compressed and would take 38\.\d MiB of memory for a file of"):
-        open_checkpoint(packed(tmp_path / "plain.pt", tmp_path / "packed.pt"))
-
-
-def test_a_compressed_file_is_announced(tmp_path) -> None:
-    save_file({"w": torch.zeros(1000)}, tmp_path / "base")
-    torch.save({"w": torch.randn(1000)}, tmp_path / "plain.pt")
-    task = packed(tmp_path / "plain.pt", tmp_path / "packed.pt")
-    notes: list[str] = []
-    merge_checkpoints(tmp_path / "base", [task], tmp_path / "out", notify=notes.append)
-    assert "task 1 is a compressed archive, so it is loaded whole" in notes[0]
-
-
-class Asks:
-    """Becomes a call of something that torch's loader allows."""
-
-    def __init__(self, *call: Any) -> None:
-        self.call = call
-
-    def __reduce__(self):
-        return self.call[0], self.call[1:]
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("call", [(bytearray, 2**31), (torch.FloatTensor, 2**20)])
-def test_memory_without_data(tmp_path, call, zipped) -> None:
-    path = tmp_path / "x.pt"
-    torch.save({"w": torch.zeros(4), "v": Asks(*call)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(InputError, match=r"asks for memory that no data in it fills|has no data for 'v'"):
-        open_checkpoint(path)
-
-
-def test_an_expanded_tensor_is_converted_only_if_there_is_room(tmp_path, monkeypatch) -> None:
-    torch.save({"w": torch.zeros(1).expand(10**9, 10**6)}, tmp_path / "x.pt")
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**12, used=0, total=10**12))
-    with pytest.raises(InputError, match=r"would be written, but only 931\.3 GiB are free"):
-        convert_checkpoint(tmp_path / "x.pt", tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import LARGE, SMALL, digests, save_sequence, sequence
 
-from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import StorageError

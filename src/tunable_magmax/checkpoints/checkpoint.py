@@ -16,13 +16,14 @@ class Opened(ABC):
     """An opened model: a checkpoint, or an adapter on a base. Use it as a context manager or call `close`.
 
     `tensors` are in file order; `aliases` maps the other names of tied tensors to the name kept in `tensors`;
-    `files` are all files that the values depend on.
+    `files` are all files that the values depend on; `in_memory` bytes of them are loaded when it is opened.
     """
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     aliases: Mapping[str, str]
     files: tuple[Path, ...]
+    in_memory: int = 0
 
     @abstractmethod
     def stored_bytes(self, name: str) -> int:
@@ -36,9 +37,8 @@ class Opened(ABC):
     def digests(self) -> dict[Path, str]:
         """Returns the SHA-256 of each of the `files` as it was read here, even if it has been replaced since."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Closes all files. Reading afterwards is an error; closing twice is not."""
+    def close(self) -> None:  # noqa: B027 - files are opened for each read
+        """Frees what was loaded. Nothing may be read afterwards."""
 
     def __enter__(self) -> Self:
         return self

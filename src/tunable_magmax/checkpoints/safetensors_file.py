@@ -1,8 +1,4 @@
-"""Opens one safetensors file: its header is checked completely, its data is read by position.
-
-Nothing is mapped into memory: mapped pages would count as memory of the process, and reading a mapped file that was cut
-short kills the process instead of raising an error.
-"""
+"""Opens one safetensors file: its header is checked completely, its data is read by position."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.tensors import BITS, FORMAT_KEY, LONGEST_NAME, MOST_DIMENSIONS, TensorInfo
 from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import parse_json
@@ -36,11 +32,7 @@ class SafetensorsFile(Checkpoint):
             entries = [_entry(name, value) for name, value in header.items()]
             ordered = _in_file_order(entries, self._file.size - self._data_start)
         except _DamagedError as error:
-            self._file.close()
             raise InputError(f"{path}: {error}") from None
-        except BaseException:
-            self._file.close()
-            raise
         self._begins = {info.name: begin for info, begin, _ in ordered}
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType({info.name: info for info, _, _ in ordered})
         # What `safetensors.torch.save_model` writes for tied tensors: the dropped name, pointing to the one kept.
@@ -62,9 +54,6 @@ class SafetensorsFile(Checkpoint):
 
     def digests(self) -> dict[Path, str]:
         return {self.path: self._file.sha256()}
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _DamagedError(Exception):

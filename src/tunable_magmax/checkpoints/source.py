@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
 from tunable_magmax.checkpoints.shards import INDEX
 from tunable_magmax.checkpoints.tensors import TensorInfo
@@ -62,11 +62,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def open_file(path: Path) -> Checkpoint:
     """Opens a checkpoint in one file."""
     file = PositionedFile(path)
-    try:
-        head = bytearray(min(64, file.size))
-        file.read_into(0, memoryview(head))
-    finally:
-        file.close()
+    head = bytearray(min(64, file.size))
+    file.read_into(0, memoryview(head))
     if not head:
         raise InputError(f"{path} is empty (0 bytes): download or save it again")
     if head[8:9] == b"{" and head[4:8] == bytes(4):
@@ -129,6 +126,7 @@ class _Directory(Checkpoint):
     def __init__(self, path: Path, parts: Sequence[Checkpoint]) -> None:
         self.path = path
         self.files = tuple(file for part in parts for file in part.files)
+        self.in_memory = sum(part.in_memory for part in parts)
         self._parts = parts
         self._holder = {name: part for part in parts for name in part.tensors}
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -166,27 +164,22 @@ def _open_shards(path: Path, index: Path) -> list[Checkpoint]:
         )
     parts: dict[str, Checkpoint] = {}
     problems: list[str] = []
-    try:
-        for name in names:
-            if not (path / name).exists():
-                problems.append(f"shard {name} is missing")
-                continue
-            try:
-                parts[name] = open_file(path / name)
-            except InputError as error:
-                problems.append(str(error))
-        placed: dict[str, list[str]] = {}
-        for tensor, shard in weight_map.items():
-            placed.setdefault(shard, []).append(tensor)
-        for name, part in parts.items():
-            problems += _disagreements(name, part, weight_map, placed[name])
-        if problems:
-            shown = some_of(problems, 20, joint="; ")
-            raise InputError(f"{index} and its shards do not fit: {shown}. Get the missing or right files again")
-    except BaseException:
-        for part in parts.values():
-            part.close()
-        raise
+    for name in names:
+        if not (path / name).exists():
+            problems.append(f"shard {name} is missing")
+            continue
+        try:
+            parts[name] = open_file(path / name)
+        except InputError as error:
+            problems.append(str(error))
+    placed: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        placed.setdefault(shard, []).append(tensor)
+    for name, part in parts.items():
+        problems += _disagreements(name, part, weight_map, placed[name])
+    if problems:
+        shown = some_of(problems, 20, joint="; ")
+        raise InputError(f"{index} and its shards do not fit: {shown}. Get the missing or right files again")
     return list(parts.values())
 
 

@@ -1,32 +1,27 @@
-"""One file written by `torch.save`: only tensors are loaded from it, never code.
+"""Opens one file written by `torch.save`. Only tensors are loaded from it, never code.
 
-The file is mapped by torch, which costs no memory until pages are touched. Where the operating system tells at which
-bytes of the file a tensor lies, they are read by position and the mapping stays untouched: touching it after the file
-was cut short would kill the process.
+torch's restricted unpickler makes the tensors on the device `meta`, without values, and says at which byte of the file
+each storage begins; values are then read by position. Transposed and sliced tensors are loaded whole, and so are files
+in torch's old format (no zip archive), and all files where torch does not say where values are (before 2.11).
 """
 
 from __future__ import annotations
 
-import itertools
-import os
+import io
 import pickle
 import re
-import sys
 import warnings
 import zipfile
-import zlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.descriptors import PositionedFile
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.tensors import LONGEST_NAME, MOST_DIMENSIONS, TensorInfo, dtype_code
 from tunable_magmax.errors import InputError, shortened, some_of
-from tunable_magmax.files import show_size
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +29,15 @@ if TYPE_CHECKING:
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training scripts keep the state dict beside an optimizer, an epoch and the like."""
 
-_GATHER = 1 << 18  # elements of a non-contiguous tensor gathered at once
-_PIECE = 1 << 20  # bytes read for them at once
-_MOST_PACKED = 16  # times that a compressed file may grow in memory
-# Constructors of byte arrays; where tensors are not looked up in the file, those of tensors, too.
-_AMPLIFIERS = {True: re.compile(rb"bytearray"), False: re.compile(rb"bytearray|torch\n\w*Tensor\n|UntypedStorage\n")}
-_GAP = 1 << 15  # bytes between two of them that are read along, since another read would take longer
+# Constructors that torch allows, and that make as much memory as a pickle asks for, filled by no data of the file.
+# Those of tensors are refused in archives, too: there, by their positions.
+_AMPLIFIERS = re.compile(rb"bytearray|torch\n\w*Tensor\n|UntypedStorage\n")
+_AMPLIFIERS_IN_ARCHIVES = re.compile(rb"bytearray")
+_AMPLIFIED = (
+    "asks for memory that no data in it fills. It was refused: save the tensors alone, as a state dict or better as "
+    "safetensors"
+)
+_BLOCK = 1 << 20
 
 
 class TorchFile(Checkpoint):
@@ -49,17 +47,16 @@ class TorchFile(Checkpoint):
         self.path = path
         self.files = (path,)
         self._file = PositionedFile(path)
-        try:
-            mapped = _can_be_mapped(path)
-            _refuse_amplifiers(path, mapped)
-            state_dict = _state_dict(path, _load(path, mapped))
-            self._tensors, aliases = _distinct(state_dict)
-            self._mapping = _FileMapping(path) if mapped else None
-            self._refuse_without_data()
-            self._file.refuse_changed()  # torch opened it by its name
-        except BaseException:
-            self._file.close()
-            raise
+        self._streamed = _is_plain_archive(path) and _tells_offsets()
+        state_dict = _state_dict(path, _load(path, "meta" if self._streamed else "cpu"))
+        self._tensors, aliases = _distinct(state_dict)
+        self._refuse_without_data()
+        views = sum(tensor.nbytes for tensor in self._tensors.values() if not tensor.is_contiguous())
+        if views > self._file.size:
+            raise InputError(f"{path}: {_AMPLIFIED}")
+        self.in_memory = views if self._streamed else self._file.size + views
+        self._file.refuse_changed()  # torch opened it by its name
+        self._loaded: dict[str, torch.Tensor] = {}
         self.aliases: Mapping[str, str] = MappingProxyType(aliases)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {
@@ -69,33 +66,42 @@ class TorchFile(Checkpoint):
         )
 
     def _refuse_without_data(self) -> None:
-        """Raises an `InputError` for tensors that are not in the file: they would be whatever was in memory."""
-        if self._mapping is None or not self._mapping.known:
-            return
-        strange = [
-            name
-            for name, tensor in self._tensors.items()
-            if tensor.numel() and not tensor.is_complex()  # which may have been resolved to memory
-            if self._mapping.position(tensor.data_ptr(), _span(tensor)) is None
-        ]
-        if strange:
-            raise InputError(f"{self.path}: has no data for {some_of(strange, 20, show=repr)}: save it again")
+        """Raises an `InputError` for tensors whose values are not in the file."""
+        absent = []
+        for name, tensor in self._tensors.items():
+            if self._streamed and tensor.numel():
+                begin = _begin(tensor)
+                if begin is None or not 0 <= begin <= self._file.size - _span(tensor):
+                    absent.append(name)
+        if absent:
+            raise InputError(f"{self.path}: has no data for {some_of(absent, 20, show=repr)}: save it again")
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        import torch
+
         target = self._target(name, offset, buffer)
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
         if target.nbytes == 0:
             return
-        span = _span(tensor)
-        position = None if self._mapping is None else self._mapping.position(tensor.data_ptr(), span)
-        if position is None:
-            _gather(tensor, offset, target)
-        elif tensor.is_contiguous():
-            self._file.read_into(position + offset, target)
-        else:
-            _gather_from(self._file, position, tensor, offset, target)
+        if self._streamed and tensor.is_contiguous():
+            self._file.read_into((_begin(tensor) or 0) + offset, target)
+            return
+        if name not in self._loaded:  # two threads that ask at once load it twice
+            self._loaded[name] = self._values(tensor).contiguous().reshape(-1).view(torch.uint8)
+        values = self._loaded[name][offset : offset + target.nbytes]
+        torch.frombuffer(target, dtype=torch.uint8).copy_(values)
+
+    def _values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor in memory; of a transposed or sliced one, what lies between its elements is read as well."""
+        import torch
+
+        if not self._streamed:
+            return tensor
+        data = bytearray(_span(tensor))
+        self._file.read_into(_begin(tensor) or 0, memoryview(data))
+        return torch.frombuffer(data, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def refuse_changed(self) -> None:
         self._file.refuse_changed()
@@ -104,69 +110,62 @@ class TorchFile(Checkpoint):
         return {self.path: self._file.sha256()}
 
     def close(self) -> None:
-        self._tensors = {}
-        self._file.close()
+        self._tensors, self._loaded = {}, {}
 
 
-def _can_be_mapped(path: Path) -> bool:
-    """Whether torch can map the file: a zip archive, none of it compressed (torch would map the compressed bytes)."""
-    unpacked, size = unpacked_size(path), path.stat().st_size
-    if unpacked is None:
-        return True
-    if unpacked > _MOST_PACKED * size + _GAP:
-        raise InputError(
-            f"{path}: is compressed and would take {show_size(unpacked)} of memory for a file of {show_size(size)}, "
-            "which no weights do: refused; have it saved without compression, as torch.save does"
-        )
-    return False
-
-
-def unpacked_size(path: Path) -> int | None:
-    """Returns the bytes that an archive's files have unpacked: None if none is compressed, 0 if it is no archive."""
+def _is_plain_archive(path: Path) -> bool:
+    """Returns whether this is a zip archive; refuses a compressed one, and a pickle that asks for memory at will."""
+    amplifies = compressed = False
     try:
         with open(path, "rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                return 0
-        with zipfile.ZipFile(path) as archive:
-            items = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return 0
-    plain = all(item.compress_type == zipfile.ZIP_STORED for item in items)
-    return None if plain else sum(item.file_size for item in items)
-
-
-def _refuse_amplifiers(path: Path, mapped: bool) -> None:
-    """Raises an `InputError` for objects that need no data in the file for any amount of memory.
-
-    torch's loader makes them, and no state dict has one. Their names are looked for in the pickle, which holds them in
-    clear; where it is not known which part of the file that is, in all of it.
-    """
-    try:
-        if zipfile.is_zipfile(path):
+            is_archive, tail = file.read(4) == b"PK\x03\x04", b""
+            while not is_archive and (block := file.read(_BLOCK)):
+                amplifies, tail = amplifies or _AMPLIFIERS.search(tail + block) is not None, block[-64:]
+        if is_archive:
             with zipfile.ZipFile(path) as archive:
-                pickles = [item for item in archive.infolist() if item.filename.endswith("data.pkl")]
-                found = any(_AMPLIFIERS[mapped].search(archive.read(item)) for item in pickles)
-        else:
-            with open(path, "rb") as file:
-                found, tail = False, b""
-                while not found and (block := file.read(_PIECE)):
-                    found, tail = _AMPLIFIERS[mapped].search(tail + block) is not None, block[-64:]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError, zlib.error):
-        return  # torch says what is wrong
-    if found:
-        raise InputError(
-            f"{path}: asks for memory that no data in it fills. It was refused: save the tensors alone, as a state "
-            "dict or better as safetensors"
-        )
+                items = archive.infolist()
+                compressed = any(item.compress_type != zipfile.ZIP_STORED for item in items)
+                pickles = [item for item in items if item.filename.endswith(".pkl") and not compressed]
+                amplifies = any(_AMPLIFIERS_IN_ARCHIVES.search(archive.read(item)) for item in pickles)
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError):
+        return True  # torch says what is wrong
+    if compressed:
+        raise InputError(f"{path}: is compressed, which torch.save never does: save it again with that")
+    if amplifies:
+        raise InputError(f"{path}: {_AMPLIFIED}")
+    return is_archive
 
 
-def _load(path: Path, mapped: bool) -> object:
+@cache
+def _tells_offsets() -> bool:
+    """Whether this torch says where in a file the values of a tensor on the device `meta` are."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(torch.zeros(1), file)
+    file.seek(0)
+    return _begin(torch.load(file, map_location="meta", weights_only=True)) is not None
+
+
+def _begin(tensor: torch.Tensor) -> int | None:
+    """Returns the byte of the file at which a tensor begins; None if there is none."""
+    offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    return None if offset is None else offset + tensor.storage_offset() * tensor.element_size()
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Returns the bytes from a tensor's first element to its last; it must have one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + last) * tensor.element_size()
+
+
+def _load(path: Path, device: str) -> object:
     import torch
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of old pickles; what matters is an error or is not
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(path, map_location=device, weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
@@ -219,7 +218,7 @@ def _state_dict(path: Path, loaded: object) -> dict[str, torch.Tensor]:
         raise InputError(
             f"{path}: cannot use {some_of(faults, limit=20)}: save these as plain dense tensors or leave them out"
         )
-    return {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in chosen.items()}
+    return {name: tensor.detach() for name, tensor in chosen.items()}
 
 
 def _has_tensors(values: Mapping[Any, Any]) -> bool:
@@ -244,109 +243,23 @@ def _fault(key: object, value: object) -> str | None:
         return "a quantised tensor"
     if value.layout != torch.strided or value.is_nested:
         return "a sparse tensor"
-    if value.is_meta:
-        return "a tensor without data"
+    if value.is_conj() or value.is_neg():
+        return "a conjugated or negated view"
     if dtype_code(value.dtype) is None:
         return f"dtype {value.dtype}, which safetensors has not"
     return None
 
 
 def _distinct(state_dict: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors under their first name, and the further names of those tied to them."""
+    """Returns tensors under their first name, and the further names of those tied to them."""
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
     for name, tensor in state_dict.items():
-        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = (_begin(tensor) or tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         kept = first.setdefault(place, name) if tensor.numel() else name
         if kept == name:
             tensors[name] = tensor
         else:
             aliases[name] = kept
     return tensors, aliases
-
-
-def _gather(tensor: torch.Tensor, offset: int, target: memoryview) -> None:
-    """Copies bytes of a tensor, counted in row-major order; of a transposed or sliced one some elements at a time."""
-    import torch
-
-    width, stop = tensor.element_size(), offset + target.nbytes
-    if tensor.is_contiguous():
-        # The stride of a dimension of size 1 can be anything, which `view` to another type does not forgive.
-        _copy(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)[offset:stop], target)
-        return
-    # Integers of the same size, since `take` does not know all types.
-    numbers = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
-    done = 0
-    for start in range(offset // width, -(-stop // width), _GATHER):
-        elements = torch.take(numbers, torch.arange(start, min(start + _GATHER, tensor.numel())))
-        data = elements.view(torch.uint8)[max(0, offset - start * width) : stop - start * width]
-        _copy(data, target[done : done + data.numel()])
-        done += data.numel()
-
-
-def _copy(source: torch.Tensor, target: memoryview) -> None:
-    import torch
-
-    torch.frombuffer(target, dtype=torch.uint8).copy_(source)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Returns the bytes from a tensor's first element to its last; it must have one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (1 + last) * tensor.element_size()
-
-
-def _gather_from(file: PositionedFile, position: int, tensor: torch.Tensor, offset: int, target: memoryview) -> None:
-    """Like `_gather`, from the bytes of the file that begin at `position`: elements close to each other in one read."""
-    width, stop = tensor.element_size(), offset + target.nbytes
-    kind, piece, done = np.dtype(f"u{width}"), np.empty(_PIECE + width, np.uint8), 0
-    for start in range(offset // width, -(-stop // width), _GATHER):
-        indices = np.unravel_index(np.arange(start, min(start + _GATHER, tensor.numel())), tuple(tensor.shape))
-        steps = [stride * width for stride in tensor.stride()]
-        places = np.sum([index * step for index, step in zip(indices, steps, strict=True)], axis=0)
-        order = np.argsort(places, kind="stable")
-        places = places[order]
-        elements = np.empty(len(order), kind)
-        cuts = np.flatnonzero((np.diff(places) > _GAP) | (np.diff(places // _PIECE) > 0)) + 1
-        for first, last in itertools.pairwise((0, *cuts.tolist(), len(order))):
-            begin, end = int(places[first]), int(places[last - 1]) + width
-            file.read_into(position + begin, piece[: end - begin].data)
-            elements[order[first:last]] = piece[: end - begin].view(kind)[(places[first:last] - begin) // width]
-        data = elements.view(np.uint8)[max(0, offset - start * width) : stop - start * width]
-        target[done : done + data.size] = data.data
-        done += data.size
-
-
-class _FileMapping:
-    """The mappings of one file into this process, as Linux lists them; none are known on other systems."""
-
-    def __init__(self, path: Path) -> None:
-        self._ranges = _mapped_ranges(path) if sys.platform == "linux" else []
-
-    @property
-    def known(self) -> bool:
-        return bool(self._ranges)
-
-    def position(self, address: int, size: int) -> int | None:
-        """Returns where in the file the `size` bytes at `address` are; None if they are not known to be mapped."""
-        for start, stop, offset in self._ranges:
-            if start <= address and address + size <= stop:
-                return offset + address - start
-        return None
-
-
-def _mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
-    """Returns (start, stop, position in the file) of each mapping of the file."""
-    status = path.stat()
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-    name = str(path.resolve())
-    ranges = []
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            addresses, _, offset, on, inode, *rest = line.rstrip("\n").split(maxsplit=5)
-            # Some file systems (btrfs) show another device here than to stat; then the name must be the same.
-            if int(inode) == status.st_ino and (on == device or rest == [name]):
-                start, stop = (int(address, 16) for address in addresses.split("-"))
-                ranges.append((start, stop, int(offset, 16)))
-    return ranges

@@ -18,7 +18,6 @@ from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
-from tunable_magmax.checkpoints.torch_file import unpacked_size
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import identities, read_json, show_size
@@ -197,17 +196,13 @@ class Inputs:
             renamed = f"; the base's names are found by {adapter.renaming.words()}" if adapter.renaming else ""
             yield f"{self.labels[k]} is a {adapter.describe()}{renamed}"
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
-            old = [file.stat().st_size for file in checkpoint.files if is_legacy_torch(file)]
-            packed = [unpacked for file in checkpoint.files if (unpacked := unpacked_size(file))]
-            if old or packed:
-                kind = "in torch's old format (no zip archive)" if old else "a compressed archive"
-                size = show_size(sum(old + packed))
-                path = checkpoint.path
+            if checkpoint.in_memory:
+                path, size = checkpoint.path, show_size(checkpoint.in_memory)
                 new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
                 convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is {kind}, so it is loaded whole: {size} beyond the bound on memory; to have it "
-                    f"streamed, convert it first: {convert}"
+                    f"{label} is a torch file in the old format (no zip archive) or with transposed tensors, so {size} "
+                    f"of it are held in memory, beyond the bound; to have it streamed, convert it first: {convert}"
                 )
 
     def identity(self) -> list[Any]:
@@ -259,10 +254,3 @@ def model_type(path: Path) -> str | None:
     except InputError:
         return None
     return named if isinstance(named, str) else None
-
-
-def is_legacy_torch(file: Path) -> bool:
-    """Returns whether torch.save wrote a file in its old format (no zip archive), which can only be loaded whole."""
-    with open(file, "rb") as stream:
-        head = stream.read(9)
-    return head[:1] == b"\x80" and head[8:] != b"{"  # a pickle, and not by chance the length of a safetensors header

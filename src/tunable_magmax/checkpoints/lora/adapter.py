@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.descriptors import PositionedFile
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME, MERGE_FIRST, AdapterConfig, read_adapter_config
+from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, holds_adapter, open_checkpoint, open_file
 from tunable_magmax.checkpoints.tensors import Signature, TensorInfo, find_renaming
 from tunable_magmax.errors import InputError, some_of
@@ -71,15 +71,11 @@ class Adapter(Opened):
         self._config = PositionedFile(path / CONFIG_NAME)
         self.stored = open_stored(path)
         self.files = (*self.stored.files, path / CONFIG_NAME)
-        try:
-            contents = sort_names([*self.stored.tensors, *self.stored.aliases])
-            _refuse(path, contents.problems)
-            names = [f"{module}.weight" for module in contents.pairs] or list(contents.whole)
-            self.renaming = find_renaming(names, base)
-            self.parts: Mapping[str, Part] = MappingProxyType(self._matched(contents, config, base))
-        except BaseException:
-            self.close()
-            raise
+        contents = sort_names([*self.stored.tensors, *self.stored.aliases])
+        _refuse(path, contents.problems)
+        names = [f"{module}.weight" for module in contents.pairs] or list(contents.whole)
+        self.renaming = find_renaming(names, base)
+        self.parts: Mapping[str, Part] = MappingProxyType(self._matched(contents, config, base))
         tensors = dict(base.tensors)
         tensors |= {name: _info(name, part, base) for name, part in self.parts.items()}
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
@@ -165,7 +161,6 @@ class Adapter(Opened):
 
     def close(self) -> None:
         self.stored.close()
-        self._config.close()
 
 
 def open_task(path: str | Path, base: Opened) -> Opened:

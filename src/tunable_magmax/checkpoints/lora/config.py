@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunable_magmax.checkpoints.lora.patterns import name_pattern
-from tunable_magmax.errors import InputError, shortened
+from tunable_magmax.errors import InputError, shortened, some_of
 from tunable_magmax.files import read_json
 
 _N = TypeVar("_N", int, float)
@@ -71,6 +71,8 @@ _HARMLESS = frozenset(
 # Starts that leave the base as it is. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take a part out of the base.
 _STARTS: tuple[Any, ...] = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
+# Patterns without choices and repetitions: no other ones take time that grows faster than the name.
+_PLAIN = re.compile(r"\^?(?:[\w.\-]|\\[.d]){1,1000}\$?")
 _LARGEST = 1e300  # so that no quotient overflows
 
 
@@ -99,8 +101,11 @@ class AdapterConfig:
         for alpha in (self.lora_alpha, *alphas.values()):
             if not -_LARGEST <= alpha <= _LARGEST:
                 raise ValueError(f"lora_alpha and alpha_pattern must be finite numbers, found {alpha}")
-        for pattern in (*ranks, *alphas):
-            name_pattern(pattern)
+        if unusual := [pattern for pattern in (*ranks, *alphas) if _PLAIN.fullmatch(pattern) is None]:
+            raise ValueError(
+                "names in rank_pattern and alpha_pattern may have letters, digits, dots, \\d, ^ and $ only, "
+                f"found {some_of(unusual, show=lambda pattern: repr(shortened(pattern)))}"
+            )
 
     def rank(self, module: str) -> int:
         return _matching(self.rank_pattern, module, self.r)
@@ -112,7 +117,8 @@ class AdapterConfig:
 
 
 def _matching(patterns: Mapping[str, _N] | None, module: str, default: _N) -> _N:
-    return next((value for key, value in (patterns or {}).items() if name_pattern(key).matches(module)), default)
+    """Returns the value of the first pattern that is the module's name, or all of it after some dot, as in PEFT."""
+    return next((value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def read_adapter_config(path: Path) -> AdapterConfig:

@@ -54,7 +54,7 @@ def test_without_a_preference_all_tasks_matter_alike(tmx, text_run, site):
 
 
 def test_a_dry_run(tmx, text_run, site):
-    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--scales", "0.3", "--limit", "9")
+    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--scales", "0.3", "--max-samples", "9")
     result = tmx("compare", text_run.path, *given, "--dry-run")
     assert result.code == 0, result.err
     record = json.loads(tmx("compare", text_run.path, *given, "--dry-run", "--json").out)

@@ -24,16 +24,13 @@ def site(image_run, tmp_path_factory):
 
 def test_a_search_from_pairs_to_a_merge(tmx, image_run, site, tmp_path):
     out = tmp_path / "site.json"
-    given = ("--labelled", site, *SEARCH, "--trials", "5", "--search-scale", "0.5,2", "-o", out)
+    given = ("--labelled", site, *SEARCH, "--trials", "5", "-o", out)
     result = tmx("prefer", image_run.path, *given)
     assert (result.code, result.err) == (0, "")
     found = Preference.load(out)
     assert (found.method, found.provenance["trials"]) == ("search", 5)
     assert f"{found.provenance['accuracy']:.1%}" in result.out
-    merged = tmx("merge", image_run.path, "--preference", out, "-o", tmp_path / "m.safetensors", "--json")
-    assert json.loads(merged.out)["scale"] == found.scale
-    other = ("--preference", out, "--scale", "1", "-o", tmp_path / "n.safetensors", "--json")
-    assert json.loads(tmx("merge", image_run.path, *other).out)["scale"] == 1
+    assert tmx("merge", image_run.path, "--preference", out, "-o", tmp_path / "m.safetensors").code == 0
 
 
 @pytest.mark.parametrize("method", ["auto", "label"])
@@ -62,15 +59,11 @@ def test_pairs_give_their_inputs(tmx, image_run, site):
         ("--labelled {new}/x.csv", "text\nhello\n", "x.csv"),
         ("--labelled {new}/x.csv", "text,label\nhello,red\n", "texts"),
         ("--labelled {new}/nothing", None, "nothing"),
-        ("--labelled {site} --labels {site}", None, "--labels"),
-        ("--labelled {site} --inputs {site}", None, "--inputs"),
-        ("--labels {site}", None, "--labelled"),
-        ("--equal", None, "--labelled"),
-        ("--labelled {site} --equal", None, "--equal"),
-        ("--labelled {site} --patience 0", None, "patience"),
-        ("--labelled {site} --search-scale 2,1", None, "(2.0, 1.0)"),
-        ("--labelled {site} --search-scale 2", None, "'2'"),
-        ("--labelled {site} --search-scale x", None, "'x'"),
+        ("--labelled {site} --labels {site}", None, "labels and labelled"),
+        ("--labelled {site} --inputs {site}", None, "inputs and labelled"),
+        ("--labels {site}", None, "labelled"),
+        ("--equal", None, "labelled"),
+        ("--labelled {site} --equal", None, "equal"),
         ("--labelled {site} --seed -1", None, "-1"),
     ],
 )
@@ -88,10 +81,3 @@ def test_bad_input(tmx, image_run, site, tmp_path, arguments, prepare, value):
     assert value in result.err
     assert result.err.startswith("error: ")
     assert result.out == ""
-
-
-@pytest.mark.parametrize("option", ["--trials 3", "--patience 3", "--search-scale 1,2"])
-def test_options_of_a_search_are_refused_without_one(tmx, image_run, site, option):
-    result = tmx("prefer", image_run.path, "--labelled", site, *option.split())
-    assert result.code == 2
-    assert option.split()[0] in result.err

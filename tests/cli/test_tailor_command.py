@@ -59,7 +59,7 @@ def test_json(tmx, text_run, tmp_path):
     assert result.code == 0, result.err
     told = json.loads(result.out)
     assert told["sources"] == {"labelled": "pairs.csv"}
-    assert {"mixture", "choosing", "fitting", "merging"} <= set(told["seconds"])
+    assert told["seconds"] > 0
     stored = json.loads((out / "tmx-tailor.json").read_text())
     assert "seconds" not in stored
     assert {key: told[key] for key in stored if key != "warnings"} == {
@@ -85,7 +85,7 @@ def test_a_stored_preference_and_those_of_other_runs(tmx, image_run, tmp_path):
         result = tmx("tailor", image_run.path, "--preference", tmp_path / f"{name}.json", "-o", tmp_path / "new")
         assert (result.code, text in result.err) == (2, True)
     result = tmx("tailor", image_run.path, "--preference", stored, "--equal", "-o", tmp_path / "new")
-    assert "--preference holds weights already: leave out --equal" in result.err
+    assert "the preference holds weights already: leave out equal" in result.err
     assert not (tmp_path / "new").exists()
 
 
@@ -96,7 +96,7 @@ def test_a_dry_run_writes_nothing(tmx, image_run, labels, tmp_path):
     told = json.loads(tmx("tailor", image_run.path, "--alpha", "0", "--dry-run", "--json").out)
     assert (told["tasks"], told["known"]) == (2, "alpha")
     nothing = tmx("tailor", image_run.path, "--dry-run")
-    assert (nothing.code, "what is known of the site? Give --inputs" in nothing.err) == (2, True)
+    assert (nothing.code, "what is known of the site? Give inputs" in nothing.err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

@@ -21,7 +21,8 @@ from tunable_magmax.experiments.results import load_results
 from tunable_magmax.experiments.tables import expected_table
 from tunable_magmax.experiments.workbench import Workbench, why_no_logistic
 from tunable_magmax.workflows.prefer import prefer
-from tunable_magmax.workflows.site import SiteReading, SiteSources
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
 ROWS = [
@@ -39,7 +40,7 @@ ROWS = [
     "logistic:auto+prior",
 ]
 SIZES = {"size": "supply", "meta": 0.4}
-CPU = SiteReading(device="cpu")
+CPU = Reading(device="cpu")
 
 
 def written(root: Path, kind: str, **run) -> Experiment:
@@ -132,7 +133,7 @@ def test_a_row_is_what_the_command_writes(done, tmp_path):
         for k, environment in enumerate(environments):
             model, preference = bench.tailored("auto", environment)
             inputs = as_files(benchmark.test.subset(environment.meta), tmp_path / f"inputs-{k}")
-            found = prefer(place, SiteSources(inputs=inputs), reading=CPU).preference
+            found = prefer(place, SiteSources(inputs=inputs), reading=CPU)
             np.testing.assert_allclose(found.weights, preference.weights, atol=1e-3)
             options = TailorOptions(seed=config.seed)
             made = tailor(place, SiteSources(inputs=inputs), tmp_path / str(k), options, CPU, preference=preference)

@@ -29,7 +29,7 @@ from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.prior import SitePrior
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.site_model import HeadRecord, MergeRecord, MixtureRecord, TailorRecord, read_record
+from tunable_magmax.workflows.tailored import HeadRecord, MergeRecord, MixtureRecord, TailorRecord, read_record
 
 
 class FoundError(AssertionError):

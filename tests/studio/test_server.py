@@ -20,8 +20,8 @@ from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio, StudioOptions
 from tunable_magmax.studio.state import state_of
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.scoring import Reading
-from tunable_magmax.workflows.site_model import read_record
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.tailored import read_record
 
 
 def test_the_state_names_tasks_data_and_presets(page):

@@ -28,7 +28,8 @@ from tunable_magmax.models.tower import trainable
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import loop
-from tunable_magmax.workflows.evaluate import Reading, evaluate_run, measured_by_training
+from tunable_magmax.workflows.evaluate import evaluate_run, measured_by_training
+from tunable_magmax.workflows.reading import Reading
 
 
 class Stopped(Exception):

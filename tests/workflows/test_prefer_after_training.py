@@ -15,10 +15,12 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.prefer import Estimation, prefer
-from tunable_magmax.workflows.site import SiteReading, SiteSources
+from tunable_magmax.workflows.prefer import PreferOptions, prefer
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import SiteSources
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_training_leaves_the_rows_under_the_base(tmp_path):
     run = train_sequence(toy.config(tmp_path, "bert", matrix=False), tmp_path / "run", device="cpu")
     samples = open_samples(tmp_path / "texts" / "train.csv")
@@ -34,5 +36,5 @@ def test_training_leaves_the_rows_under_the_base(tmp_path):
         assert {made.classes[k] for k in made.row_labels} <= set(classes)
         np.testing.assert_allclose(made.base_features, expected.base_features, atol=1e-5)
     (tmp_path / "site.txt").write_text("pay\nbill\n" * 5)
-    sources, reading = SiteSources(inputs=tmp_path / "site.txt"), SiteReading(device="cpu")
-    assert prefer(found, sources, Estimation(method="probe"), reading).preference.method == "probe"
+    sources, reading = SiteSources(inputs=tmp_path / "site.txt"), Reading(device="cpu")
+    assert prefer(found, sources, PreferOptions(method="probe"), reading).method == "probe"

@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.measuring import Measuring
-from tunable_magmax.workflows.scoring import Reading
+from tunable_magmax.workflows.reading import Reading
 
 
 def test_each_point_is_measured_as_eval_measures_its_checkpoint(image_run, tmx, tmp_path, monkeypatch):

@@ -40,9 +40,9 @@ class SiteData:
     """Default: text, sentence, query, ..."""
     label_column: str | None = None
     """Default: label, class, intent, ..."""
-    limit: int | None = None
+    max_samples: int | None = None
     """Use at most this many samples, a fixed random draw."""
-    batch: int = 256
+    batch: int = 64
     """Batch size."""
     device: str | None = None
     """Default: the GPU if there is one."""
@@ -83,7 +83,7 @@ def compare(
     old_heads
         Also measure every model with the head that it had before fitting.
     seed
-        Seed of the merges and of --limit.
+        Seed of the merges and of --max-samples.
     plot
         Also draw the table into this file: .png, .svg or .pdf.
     dry_run
@@ -96,10 +96,10 @@ def compare(
         check_picture(plot)
     from tunable_magmax.workflows.compare import Rivals, check_comparison
     from tunable_magmax.workflows.compare import compare as compare_models
-    from tunable_magmax.workflows.scoring import Reading
+    from tunable_magmax.workflows.reading import Reading
 
     values = {key: value for key, value in asdict(site).items() if key not in ("data", "head")}
-    common: dict[str, Any] = {"head": site.head, "reading": Reading(**values, seed=seed)}
+    common: dict[str, Any] = {"head": site.head, "reading": Reading(**values)}
     common["rivals"] = Rivals(read_scales(scales), old_heads, seed)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
         lines: Iterator[str]

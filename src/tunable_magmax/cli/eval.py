@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.scoring import AppliedPrior
 
 ALL = "all"
-NO_READING = ("data", "head", "run", "prior", "draw_seed")
+NO_READING = ("data", "head", "run", "prior")
 
 
 @Parameter(name="*", group=Group("Data and head", sort_key=1))
@@ -46,16 +46,10 @@ class DataAndHead:
     """Default: text, sentence, query, ..."""
     label_column: str | None = None
     """Default: label, class, intent, ..."""
-    limit: int | None = None
-    """Of more samples, evaluate a seeded draw."""
-    draw_seed: int = 0
-    """Seed of that draw."""
-    strict: bool = False
-    """A sample that cannot be read, or whose label is unknown, is an error, not a warning."""
-    level: float = 0.95
-    """Level of the intervals."""
-    batch: int = 256
-    """So many samples at a time."""
+    max_samples: int | None = None
+    """Use at most this many samples (a fixed random draw)."""
+    batch: int = 64
+    """Batch size."""
     device: str | None = None
     """Default: the GPU if there is one."""
 
@@ -104,7 +98,8 @@ def eval(
         Print everything as JSON on stdout.
     """
     from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, kind_of, measured_by_training
-    from tunable_magmax.workflows.scoring import Reading, preferred_prior
+    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.scoring import preferred_prior
 
     kind = None if model is None else kind_of(model)
     merging = any(value is not None for value in asdict(what).values())
@@ -116,7 +111,7 @@ def eval(
         _print(matrix.to_dict(), lines, float("nan") if average is None else average, quiet, as_json)
         return
     values = {key: value for key, value in asdict(options).items() if key not in NO_READING}
-    reading = Reading(**values, seed=options.draw_seed)
+    reading = Reading(**values)
     prior = preferred_prior(what.preference, options.prior)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
         common: dict[str, Any] = {"head": options.head, "prior": prior, "reading": reading, "progress": progress}

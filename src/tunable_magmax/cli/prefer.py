@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import Loose, numbers, refuse_loose
-from tunable_magmax.cli.terminal import progress_bars, show, table, warn
+from tunable_magmax.cli.terminal import plain_warnings, progress_bars, show, table
 from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 from tunable_magmax.showing import plural
@@ -20,10 +20,7 @@ from tunable_magmax.showing import plural
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.preference.prior import SitePrior
-    from tunable_magmax.workflows.prefer import Preferred
 
-FEW = 20
-"""Samples below which a weight says little without its interval."""
 SIGNED = Parameter(allow_leading_hyphen=True)  # so that a negative number is refused as one, not as an unknown option
 
 
@@ -72,12 +69,8 @@ class EstimationOptions:
 class SearchOptions:
     """The options of a search."""
 
-    trials: int | None = None
-    """The largest number of merges in all. The default is 500."""
-    patience: int | None = None
-    """Stop after this many trials without a better one. The default is 10."""
-    search_scale: str | None = None
-    """Search the scale too, for example in 0.5,2. By default every merge has the matched scale."""
+    trials: int = 100
+    """The largest number of merges. It stops after 10 without a better one."""
 
 
 @Parameter(name="*", group=Group("How files are read", sort_key=4))
@@ -85,8 +78,8 @@ class SearchOptions:
 class ReadingOptions:
     """The options that say how files are read."""
 
-    max_samples: int = 500
-    """If there are more inputs than this, use a seeded draw of this size."""
+    max_samples: int | None = None
+    """Use at most this many inputs (a fixed random draw). Default: 500."""
     split: str | None = None
     """Which split to use of a data set that has several."""
     text_column: str | None = None
@@ -135,39 +128,32 @@ def prefer(
     as_json
         Print preference and budget as JSON on stdout.
     """
-    from tunable_magmax.workflows.prefer import Estimation
+    from tunable_magmax.workflows.prefer import PreferOptions
     from tunable_magmax.workflows.prefer import prefer as find
-    from tunable_magmax.workflows.site import SiteReading, SiteSources
+    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.site import SiteSources
 
-    lists = {"--weights": sources.weights, "--search-scale": searching.search_scale}
-    refuse_loose("prefer", loose, lists, run_dir)
+    refuse_loose("prefer", loose, {"--weights": sources.weights}, run_dir)
     replaces = out is not None and _holds_preference(out)
     if plot is not None:
         check_picture(plot)
     weights = read_weights(sources.weights)
-    scale = _read_numbers(searching.search_scale, "--search-scale")
-    if scale is not None and len(scale) != 2:
-        raise InputError(f"--search-scale is {searching.search_scale!r}, expected two numbers LOW,HIGH, as 0.5,2")
     known = SiteSources(**{**vars(sources), "weights": weights})
-    options: dict[str, Any] = {**vars(estimating), **vars(searching), "search_scale": scale}
-    estimation = Estimation(**{**options, "prior": read_prior(estimating.prior)})
-    with progress_bars(quiet or as_json) as progress:
-        result = find(run_dir, known, estimation, SiteReading(**vars(reading)), progress=progress)
-    preference = result.preference
+    options: dict[str, Any] = {**vars(estimating), **vars(searching)}
+    estimation = PreferOptions(**{**options, "prior": read_prior(estimating.prior)})
+    with plain_warnings() as warnings, progress_bars(quiet or as_json) as progress:
+        preference = find(run_dir, known, estimation, Reading(**vars(reading)), progress=progress)
     if out is not None:
         preference.save(out)
     if plot is not None:
         from tunable_magmax.plots.bars import save_chart
 
         save_chart(preference, plot)
-    for warning in result.warnings:
-        warn(warning)
     if as_json:
-        record = {"preference": json.loads(preference.to_json()), "elements": result.elements}
-        record |= {"budget": result.budget, "warnings": result.warnings}
+        record = {"preference": preference.to_dict(), "warnings": warnings}
         show(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     elif not quiet:
-        lines = [*_summary(result), *_written(out, plot, preference)]
+        lines = [*_summary(preference), *_written(out, plot, preference)]
         lines += [f"replaced the preference that was in {out}"] if replaces else []
         show("".join(f"{line}\n" for line in lines))
 
@@ -182,14 +168,6 @@ def read_weights(text: str | None) -> tuple[float, ...] | dict[str, float] | Non
     if isinstance(parts, dict):
         return {name: float(Fraction(value)) for name, value in parts.items()}
     return None if parts is None else tuple(float(Fraction(value)) for value in parts)
-
-
-def _read_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """Reads numbers with commas between them."""
-    try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"{option} is {text!r}, expected numbers with commas between them, as 3,1,0") from None
 
 
 def read_prior(text: str) -> float | str:
@@ -215,27 +193,18 @@ def _holds_preference(out: Path) -> bool:
     return False
 
 
-def _summary(result: Preferred) -> Iterator[str]:
-    """Yields the lines for the terminal: how the weights were found, weights with intervals, and the budget."""
-    preference = result.preference
+def _summary(preference: Preference) -> Iterator[str]:
+    """Yields how the weights were found, and weights with intervals."""
     samples = preference.provenance.get("samples")
     yield preference.method + (f", from {plural(samples, 'sample')}" if isinstance(samples, int) else "")
     yield from (f"  {reason}" for reason in _reasons(preference.method, preference.provenance))
-    if isinstance(samples, int) and samples < FEW and preference.intervals is not None:
-        yield f"  {samples} are few: trust the intervals more than the weights"
-    columns = [["task", *result.labels], ["weight", *(f"{weight:.4f}" for weight in preference.weights)]]
+    labels = preference.tasks or [f"task {t}" for t in range(1, len(preference.weights) + 1)]
+    columns = [["task", *labels], ["weight", *(f"{weight:.4f}" for weight in preference.weights)]]
     if preference.intervals is not None:
         columns.append(["90% interval", *(f"{low:.3f} to {high:.3f}" for low, high in preference.intervals)])
-    if result.budget is not None:
-        columns.append(["elements", *(f"{share:,}" for share in result.budget)])
     yield from table([*zip(*columns, strict=True)])
     if preference.prior is not None:
         yield prior_line(preference.prior)
-    if result.elements is not None:
-        yield (
-            f"budget of {result.elements:,} elements, counted from headers: approximate, since tensors that no task "
-            "changed drop out of the merge"
-        )
 
 
 def prior_line(prior: SitePrior) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from cyclopts import Group, Parameter
 
 from tunable_magmax.cli.merge_options import HOW, How, Json, Loose, Quiet, refuse_loose, settings_of
 from tunable_magmax.cli.prefer import SIGNED, ReadingOptions, SourceOptions, read_weights
-from tunable_magmax.cli.terminal import progress_bars, show, tell, warn
+from tunable_magmax.cli.terminal import progress_bars, show, warn
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import show_size
 from tunable_magmax.showing import plural
@@ -22,9 +23,10 @@ from tunable_magmax.showing import plural
 if TYPE_CHECKING:
     from tunable_magmax.preference.preference import Preference
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.site_model import Tailored
     from tunable_magmax.workflows.tailor import TailorOptions as Options
+    from tunable_magmax.workflows.tailored import Tailored
 
+WIDTH = 80
 COMPLETE = "{out} is complete, made from the same inputs with the same options; --overwrite makes it again"
 
 
@@ -82,32 +84,24 @@ def tailor(
         Say what would be done. Reads headers only.
     """
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.site import SiteReading, SiteSources
+    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.site import SiteSources
     from tunable_magmax.workflows.tailor import check_tailoring
     from tunable_magmax.workflows.tailor import tailor as make
 
     refuse_loose("tailor", loose, {"--weights": sources.weights}, run_dir)
     known = SiteSources(**{**vars(sources), "weights": read_weights(sources.weights)})
-    run, options, read = Run.open(run_dir), _options(tailoring, how), SiteReading(**vars(reading))
+    run, options, read = Run.open(run_dir), _options(tailoring, how), Reading(**vars(reading))
     preference = None if tailoring.preference is None else _read_preference(tailoring.preference, run)
     if dry_run:
         facts = check_tailoring(run, known, out, options, read, preference)
-        if as_json:
-            show(json.dumps(facts, indent=1) + "\n")
-        else:
-            show("".join(f"{key:10}{value}\n" for key, value in facts.items()))
+        shown = "".join(f"{key:10}{value}\n" for key, value in facts.items())
+        show(json.dumps(facts, indent=1) + "\n" if as_json else shown)
         return 0
     if out is None:
         raise InputError("where should the model go? Give -o OUT, a directory")
-    told: list[str] = []
-
-    def notify(note: str) -> None:
-        told.append(note)
-        if not quiet:
-            tell(f"note: {note}\n")
-
     with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr):
-        made = make(run, known, out, options, read, preference=preference, progress=progress, notify=notify)
+        made = make(run, known, out, options, read, preference=preference, progress=progress)
     for text in made.warnings:
         warn(text)
     if as_json:
@@ -118,13 +112,11 @@ def tailor(
 
 
 def _options(given: TailorOptions, how: How) -> Options:
-    from tunable_magmax.workflows.prefer import Estimation
+    from tunable_magmax.merging.options import Options as MergeOptions
     from tunable_magmax.workflows.tailor import TailorOptions as Options
-    from tunable_magmax.workflows.tailor import read_scale
 
-    estimation = Estimation(method=given.estimator, seed=given.seed)
-    scale = given.scale if given.scale in (None, "matched") else read_scale(given.scale)
-    return Options(given.method, scale, given.head, given.seed, given.heads, estimation, settings_of(how))
+    scale = given.scale if given.scale in (None, "matched") else MergeOptions.read(1, scale=given.scale).scale
+    return Options(given.method, scale, given.head, given.estimator, given.heads, given.seed, settings_of(how))
 
 
 def _read_preference(file: Path, run: Run) -> Preference:
@@ -145,11 +137,13 @@ def _read_preference(file: Path, run: Run) -> Preference:
 
 def _summary(made: Tailored) -> Iterator[str]:
     """Yields what was made and why."""
-    from tunable_magmax.workflows.site_model import summary_lines
+    from tunable_magmax.workflows.tailored import told
 
     if made.complete:
         yield COMPLETE.format(out=made.out)
-    yield from summary_lines(made.record)
+    for title, result, reason in told(made.record):
+        yield from textwrap.wrap(f"{title:10}{result}", WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
+        yield from textwrap.wrap(reason, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
     size = show_size(sum(file.stat().st_size for file in made.out.rglob("*") if file.is_file()))
-    seconds = f", {sum(made.seconds.values()):.0f} s" if made.seconds else ""
+    seconds = "" if made.complete else f", {made.seconds:.0f} s"
     yield f"{made.out}: {size}{seconds}; try: tmx predict {made.out} INPUTS"

@@ -37,10 +37,10 @@ from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.site import SiteReading, SiteSources
-from tunable_magmax.workflows.site_model import HEAD, Tailored
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.tailored import HEAD, Tailored
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
@@ -251,8 +251,8 @@ def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
                 run,
                 _sources(_site_folder(place, site), source),
                 place / "models" / f"{slug(site)}-{source}",
-                TailorOptions(estimation=Estimation(method="ot" if source == "inputs-ot" else "auto")),
-                SiteReading(device="cpu"),
+                TailorOptions(estimator="ot" if source == "inputs-ot" else "auto"),
+                Reading(device="cpu"),
                 progress=report,
             )
             for source in SOURCES

@@ -32,18 +32,9 @@ from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.search import Search, search
-from tunable_magmax.workflows.tailor import (
-    MOST_ANCHORS,
-    KeptSamples,
-    Plan,
-    TailorOptions,
-    fits_heads,
-    has_base_rows,
-    open_material,
-    plan_model,
-    site_shares,
-)
+from tunable_magmax.workflows.material import MOST_ANCHORS, KeptSamples, open_material, site_shares
+from tunable_magmax.workflows.search import search
+from tunable_magmax.workflows.tailor import Decision, TailorOptions, decide, fits_heads
 
 BATCH = 512
 UNLABELLED = ("auto", "probe")
@@ -68,7 +59,7 @@ class Model:
     side: Side
     spec: MergeSpec
     head: Linear | None = None
-    plan: Plan | None = None
+    plan: Decision | None = None
 
     @property
     def report(self) -> Any:
@@ -188,7 +179,7 @@ class Workbench:
         with self.timed("tailor"):
             fits = fits_heads(self.bench, options)
             material = open_material(self.bench, preference, labelled, inputs, fits=fits, kept=self.main.kept)
-            plan = plan_model(self.bench, material, preference, options)
+            plan = decide(self.bench, material, preference, options)
         assert plan.head is not None
         return Model(self.main, plan.spec, plan.head.linear, plan), preference
 
@@ -206,7 +197,9 @@ class Workbench:
 
     def _anchors(self, environment: Environment, source: str) -> BenchData | None:
         """Returns the inputs of a site that show how features moved, as `tmx tailor` takes them."""
-        if source not in (*UNLABELLED, "both") or self.bench.is_builtin or not has_base_rows(self.run):
+        if source not in (*UNLABELLED, "both") or self.bench.is_builtin:
+            return None
+        if any(profile is None or profile.base_features is None for profile in self.run.profiles):
             return None
         meta = self._part(environment, "meta")
         rows = choose_rows(len(meta), MOST_ANCHORS, self.seed)
@@ -444,12 +437,11 @@ def _searched(bench: Workbench, environment: Environment, trials: int) -> Prefer
     """Finds the weights whose merge classifies the meta samples best, starting from the label preference."""
     start = preference_for(bench, "label", environment)
 
-    def score(weights: tuple[float, ...], scale: float | None) -> float:
+    def score(weights: tuple[float, ...]) -> float:
         return bench.meta_accuracy(MergeSpec("tunable_magmax", None, weights), environment)
 
-    found = search(score, bench.tasks, Search(trials=trials, patience=trials, seed=bench.seed), [start.weights])
-    best = max(found, key=lambda trial: trial.value)
-    return Preference(best.weights, "search", {"value": best.value, "trials": trials})
+    value, weights = max(search(score, [Preference.equal(bench.tasks).weights, start.weights], trials, bench.seed))
+    return Preference(weights, "search", {"value": value, "trials": trials})
 
 
 def _wrong(bench: Workbench, environment: Environment) -> Preference:

@@ -34,7 +34,8 @@ from tunable_magmax.workflows.inspect import layers
 from tunable_magmax.workflows.measured import MeasuredFile, unpacked
 from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.merge import read_preference
-from tunable_magmax.workflows.tailor import completed, why_not_tsv
+from tunable_magmax.workflows.prefer import completed
+from tunable_magmax.workflows.tailor import why_not_tsv
 
 POINTS, SAMPLES_FOLDER = "points.jsonl", "samples"
 RECORDED = ("weights", "scale", "scale_used", "prior", "method", "head", "preset", "data", "time", "tasks", "overall")

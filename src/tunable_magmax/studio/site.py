@@ -12,16 +12,17 @@ from typing import Any
 
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, shortened, some_of
+from tunable_magmax.errors import InputError, collected_warnings, shortened, some_of
 from tunable_magmax.evaluation.labelled import known_labels, mostly_known
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.assignment import SETTLED, USUAL_OUTSIDE, Assigned, assign, samples_needed
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
-from tunable_magmax.workflows.assignment import SETTLED, USUAL_OUTSIDE, Assigned, assign, samples_needed
 from tunable_magmax.workflows.measuring import DataSet, Measuring, Setting
-from tunable_magmax.workflows.prefer import Estimation, prefer_for
-from tunable_magmax.workflows.site import Site, SiteReading, SiteSources
+from tunable_magmax.workflows.prefer import find_preference
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import Site, SiteSources
 
 THUMBNAIL = 96
 LONGEST_TEXT = 300
@@ -70,20 +71,21 @@ def estimate_site(
     known, unknown = known_labels(samples, measuring.head.classes) if samples.labels is not None else ({}, [])
     labelled = mostly_known(len(known), len(samples))
     sources = {"inputs": SiteSources(inputs=place), **({"labels": SiteSources(labelled=place)} if labelled else {})}
-    reading = SiteReading(device=device)
+    reading = Reading(device=device)
     targets = {name: Site(run, source, reading, 0, progress) for name, source in sources.items()}
     presets, warnings, problems = dict[str, Preset](), dict[str, None](), dict[str, InputError]()
     for name, target in targets.items():
         try:
-            found = prefer_for(target, Estimation())
+            with collected_warnings() as texts:
+                found = find_preference(target)
         except InputError as error:
             problems[name] = error
             continue
         file = out / f"site-{name}.json"
-        found.preference.save(file)
-        presets[name] = Preset(name, NAMES[name], found.preference, file)
-        told = ("--labels", "belong to no task") if unknown else ("--labels",)  # the latter are told below
-        warnings |= dict.fromkeys(text for text in found.warnings if not any(part in text for part in told))
+        found.save(file)
+        presets[name] = Preset(name, NAMES[name], found, file)
+        told = ("labels in place", "belong to no task") if unknown else ("labels in place",)  # the latter is told below
+        warnings |= dict.fromkeys(text for text in texts() if not any(part in text for part in told))
     if not presets:
         raise next(iter(problems.values()))
     chosen = "labels" if use_labels and "labels" in presets else next(iter(presets))
@@ -118,10 +120,11 @@ def estimate_site(
 
 def preset_from_labels(run: Run, file: Path, out: Path) -> tuple[Preset, list[str]]:
     """Estimates weights from a file of labels alone."""
-    found = prefer_for(Site(run, SiteSources(labels=file)), Estimation())
+    with collected_warnings() as texts:
+        found = find_preference(Site(run, SiteSources(labels=file)))
     saved = out / "site-labels.json"
-    found.preference.save(saved)
-    return Preset("labels", NAMES["labels"], found.preference, saved), found.warnings
+    found.save(saved)
+    return Preset("labels", NAMES["labels"], found, saved), texts()
 
 
 # -- what the page shows of each --------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from tunable_magmax.studio.desk import Events, Stopped
 from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.prefer import Estimation
-from tunable_magmax.workflows.site import SiteReading, SiteSources
-from tunable_magmax.workflows.site_model import read_record
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.tailored import read_record
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = ("samples", "points.jsonl")
@@ -165,15 +165,14 @@ class Writer:
                 self._tell(replace(self._models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, preset is not None and preset.file is not None
-        estimation = Estimation(seed=self.seed)
-        options = TailorOptions(setting.method, setting.scale, "auto", self.seed, None, estimation, SETTINGS)
+        options = TailorOptions(setting.method, setting.scale, seed=self.seed, output=SETTINGS)
         # As the shown command does it: by the file of a preset, or by weights.
         sources = SiteSources() if by_file else SiteSources(weights=setting.preference.weights)
         try:
             progress("reading", 0, 1)
             self.out.mkdir(parents=True, exist_ok=True)
             preference = setting.preference if by_file else None
-            reading = SiteReading()
+            reading = Reading()
             made = tailor(self.run, sources, out, options, reading, preference=preference, progress=progress)
             self._tell(replace(_written(out), warnings=made.warnings))
         except Stopped:

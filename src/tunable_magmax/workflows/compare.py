@@ -31,10 +31,13 @@ from tunable_magmax.models.builtin import BuiltinEncoder
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.merge import require_tasks
-from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_encoder, open_head, open_labelled
-from tunable_magmax.workflows.site_model import PREFERENCE, read_record
-from tunable_magmax.workflows.tailor import TailorOptions, choose_spec, completed, open_material
+from tunable_magmax.workflows.prefer import completed
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.scoring import Data, find_head, open_encoder, open_head, open_labelled
+from tunable_magmax.workflows.tailor import TailorOptions, choose_spec
+from tunable_magmax.workflows.tailored import PREFERENCE, read_record
 
 if TYPE_CHECKING:
     import pandas
@@ -255,7 +258,7 @@ def compare(
     labelled, origin = open_labelled(data, site.head, site.run, reading)
     folder, weights = site.folder, tuple(site.preference.weights)
     with Bench(site.run, head=_file_head(site.head), seed=site.seed, device=reading.device, progress=progress) as bench:
-        samples = bench.open_labelled("compared", labelled, strict=reading.strict)
+        samples = bench.open_labelled("compared", labelled)
         specs = _candidates(site.run, weights, rivals.scales)
         fewest = least_samples((1 + rivals.old_heads) * len(specs))
         if len(samples) < fewest:
@@ -265,7 +268,7 @@ def compare(
                 stacklevel=2,
             )
         material = open_material(bench, site.preference, fits=bool(bench.views))
-        facts, mine = material.site, None
+        facts, mine = material.all, None
         if folder is None:
             mine, _, _ = choose_spec(bench, site.preference, TailorOptions(seed=site.seed), material)
             specs = list(dict.fromkeys([*specs, mine]))
@@ -294,7 +297,6 @@ def compare(
         labelled.unknown,
         0 if facts.kept is None else len(facts.kept),
         compared_rows(models, place),
-        reading.level,
     )
 
 

@@ -23,12 +23,12 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
 from tunable_magmax.workflows.merge import merge_recipe_in_memory
+from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,
     Data,
     Prior,
-    Reading,
     checkpoint_number,
     find_head,
     open_encoder,
@@ -175,8 +175,6 @@ def evaluate(
         labelled,
         state,
         batch=reading.batch,
-        strict=reading.strict,
-        level=reading.level,
         progress=progress,
     )
     accuracy = measured.accuracy
@@ -222,11 +220,11 @@ def evaluate_run(
     used, applied = open_head(head_file, prior)
     labelled, origin = open_labelled(data, used, trained, reading)
     with Bench(trained, head=None if used.builtin else used, device=reading.device, progress=over_all) as bench:
-        opened = bench.open_labelled("data", labelled, strict=reading.strict)
+        opened = bench.open_labelled("data", labelled)
         readable = labelled.readable(opened.prepared.positions)
         for name in chosen:
             logits = bench.logits(MergeSpec(checkpoint=places.index(name)), opened)
-            accuracies[name] = readable.accuracy(logits, used.classes, reading.level)
+            accuracies[name] = readable.accuracy(logits, used.classes)
     unknown, known = _matrices(trained, accuracies)
     return RunEvaluation(
         str(trained.path),

@@ -28,9 +28,10 @@ from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Linear, builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.scoring import Data, Reading, find_head, open_head, open_labelled
-from tunable_magmax.workflows.site_model import run_identity
-from tunable_magmax.workflows.tailor import KeptSamples, site_shares
+from tunable_magmax.workflows.material import KeptSamples, site_shares
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.scoring import Data, find_head, open_head, open_labelled
+from tunable_magmax.workflows.tailored import run_identity
 
 SAMPLES = 400
 """So many samples are measured on by default: on two cores a small encoder needs a tenth of a second for them."""
@@ -201,16 +202,16 @@ class Measuring:
 
         Unless they are `mixed`, so many of one task as of another are drawn.
         """
-        reading = replace(reading or Reading(), limit=None)
+        reading = replace(reading or Reading(), max_samples=None)
         labelled, title = open_labelled(data, self.head, self.run, reading)
         total = len(labelled)
         if limit is not None:
-            labelled = labelled.draw(limit, reading.seed) if mixed else labelled.draw_evenly(limit, reading.seed)
+            labelled = labelled.draw(limit) if mixed else labelled.draw_evenly(limit)
         names = [self.bench.classes[label] for label in labelled.targets.tolist()]
         tasks = None if labelled.sample_tasks is None else labelled.sample_tasks.tolist()
         samples = labelled.samples.subset(labelled.positions)
         self.bench.forget(name)
-        opened = self.bench.open(name, samples, names, tasks, strict=reading.strict)
+        opened = self.bench.open(name, samples, names, tasks)
         positions = tuple(labelled.positions[k] for k in opened.prepared.positions)
         return DataSet(name, title, opened, total, mixed, positions, tasks is not None)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -27,12 +29,13 @@ from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_plan import InitOptions
 from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
 from tunable_magmax.workflows.plan import MergePlan, plan_merge
-from tunable_magmax.workflows.prefer import Estimation, PreferenceMethod, prefer
-from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior, Reading
-from tunable_magmax.workflows.site import SiteReading, SiteSources
-from tunable_magmax.workflows.site_model import Tailored
+from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, prefer
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior
+from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
+from tunable_magmax.workflows.tailored import Tailored
 
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
@@ -146,7 +149,7 @@ class Run:
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
-        method: PreferenceMethod = "auto",
+        method: PreferMethod = "auto",
         prior: float | Literal["auto", "none"] = "auto",
         seed: int = 0,
         progress: Progress | None = None,
@@ -162,13 +165,10 @@ class Run:
         (0.6666666666666666, 0.3333333333333333)
         """
         options |= {"method": method, "prior": prior, "seed": seed}
-        estimation, reading = divide("prefer", options, Estimation, SiteReading)
+        estimation, reading = divide("prefer", options, PreferOptions, Reading)
         samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
-        found = prefer(self._run, sources, Estimation(**estimation), SiteReading(**reading), progress=progress)
-        for text in found.warnings:
-            warnings.warn(text, stacklevel=3)
-        return found.preference
+        return prefer(self._run, sources, PreferOptions(**estimation), Reading(**reading), progress=progress)
 
     def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> SiteSources:
         readers = {"inputs": given_inputs, "labels": given_labels, "labelled": given_labelled}
@@ -244,7 +244,7 @@ class Run:
 
     def tailor(
         self,
-        out: Place,
+        out: Place | None = None,
         *,
         preference: Chosen | None = None,
         inputs: Given | None = None,
@@ -257,7 +257,7 @@ class Run:
         scale: float | str | None = None,
         head: Literal["auto", "fitted", "old"] = "auto",
         heads: str | None = None,
-        estimator: PreferenceMethod = "auto",
+        estimator: PreferMethod = "auto",
         seed: int = 0,
         overwrite: bool = False,
         progress: Progress | None = None,
@@ -268,28 +268,30 @@ class Run:
         What is known of the site is as for `prefer`, or a `preference`, beside which labelled samples may choose.
         `heads`: what becomes of classifiers that the tasks have themselves, "stack", "last", "drop" or a task's name.
         Other options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called
-        again with the same, it returns the model that is there.
+        again with the same, it returns the model that is there. Without `out` the model lives in a temporary directory,
+        as long as the object that is returned.
 
         >>> model = run.tailor("site-model", labelled=zip(images, labels))  # doctest: +SKIP
-        >>> tmx.load_classifier(model).predict(images[0])  # doctest: +SKIP
+        >>> model.predict(images[0])  # doctest: +SKIP
         [Prediction('cat', 0.931)]
         """
-        estimation, reading, output = divide("tailor", options, Estimation, SiteReading, others=WRITING)
-        asked = Estimation(method=estimator, seed=seed, **estimation)
+        reading, output = divide("tailor", options, Reading, others=WRITING)
+        temporary = tempfile.TemporaryDirectory(prefix="tmx-") if out is None else None
+        place = Path(temporary.name, "model") if temporary is not None else Path(out or "")
         samples = {"inputs": inputs, "labels": labels, "labelled": labelled}
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         made = tailor(
             self._run,
             sources,
-            out,
-            TailorOptions(method, scale, head, seed, heads, asked, {"overwrite": overwrite, **output}),
-            SiteReading(**reading),
+            place,
+            TailorOptions(method, scale, head, estimator, heads, seed, {"overwrite": overwrite, **output}),
+            Reading(**reading),
             preference=None if preference is None else self._preference(preference),
             progress=progress,
         )
         for text in made.warnings:
-            warnings.warn(text, stacklevel=3)
-        return made
+            warnings.warn(text, stacklevel=2)
+        return replace(made, temporary=temporary)
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -311,7 +313,7 @@ class Run:
         and label, or the path of such data; by default the run's own test data. `reading`: split, limit, batch, ...
         """
         source = preference if preference is None or isinstance(preference, Preference) else Path(preference)
-        rivals, how = Rivals(tuple(scales), old_heads, seed), divide("compare", {"seed": seed, **reading}, Reading)[0]
+        rivals, how = Rivals(tuple(scales), old_heads, seed), divide("compare", reading, Reading)[0]
         return compare(
             self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
         )

@@ -15,7 +15,7 @@ from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
 from tunable_magmax.workflows.scoring import HEAD_FILES
-from tunable_magmax.workflows.site_model import PREFERENCE, RECORD
+from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})
 OWN = frozenset({INDEX, REPORT, CONFIG, RECORD, PREFERENCE, *HEAD_FILES})

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError, closest
-from tunable_magmax.evaluation.accuracy import LEVEL
 from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
 from tunable_magmax.workflows.merge_records import logged_inputs
+from tunable_magmax.workflows.reading import Reading
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
@@ -28,23 +27,6 @@ Prior: TypeAlias = Preference | Literal["auto", "none"]
 """A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
 HEAD_FILES = (HEAD_FILE, "head.safetensors")
 YAML = (".yml", ".yaml")
-EVALUATION_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How data are read and evaluated; None stands for the usual choice."""
-
-    split: str | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    limit: int | None = None
-    """If there are more samples, a seeded draw of so many is evaluated."""
-    seed: int = 0
-    batch: int = EVALUATION_BATCH
-    device: str | None = None
-    strict: bool = False
-    level: float = LEVEL
 
 
 @dataclass(frozen=True)
@@ -183,20 +165,19 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
         data = _run_benchmark(run)
     elif isinstance(data, str | Path):
         is_benchmark = Path(data).suffix.lower() in YAML
-        columns = (reading.text_column, reading.label_column)
-        data = _benchmark_file(Path(data)) if is_benchmark else open_samples(data, reading.split, *columns)
+        data = _benchmark_file(Path(data)) if is_benchmark else reading.open(Path(data))
     if isinstance(data, Samples):
         tasks = {} if run is None else run.classes
         if head.builtin:  # one task's own classifier knows its own classes only
             tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
-        labelled = label_samples(data, head.classes, tasks, strict=reading.strict)
-        return labelled.draw(reading.limit, reading.seed), data.origin
+        labelled = label_samples(data, head.classes, tasks)
+        return labelled.draw(reading.max_samples), data.origin
     split = reading.split or "test"
     if split not in ("train", "test"):
         hint = closest(split, ["train", "test"])
         raise InputError(f"a benchmark has the splits train and test, not {split!r}{hint}")
     labelled = label_benchmark(data, head.classes, "train" if split == "train" else "test")
-    return labelled.draw(reading.limit, reading.seed), f"{data.name} ({split})"
+    return labelled.draw(reading.max_samples), f"{data.name} ({split})"
 
 
 def _run_benchmark(run: Run | None) -> Benchmark:

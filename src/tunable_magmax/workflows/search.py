@@ -1,15 +1,12 @@
-"""Searches for the weights whose merge is best on inputs with labels (the paper's fourth case)."""
+"""Searches for the weights whose merge is best on labelled samples of a site (the paper's fourth case)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.labelled import label_samples
@@ -19,116 +16,85 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.site import Site
 
-EPS = 0.02
-"""What a class without a pair counts among the shares."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """How far to search: at most `trials` merges, or until `patience` of them after the first were no better.
-
-    `scale`: an interval that is searched, too; by default every merge has the scale `matched`.
-    """
-
-    trials: int = 500
-    patience: int = 10
-    scale: tuple[float, float] | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.trials < 1 or self.patience < 1 or self.seed < 0:
-            raise InputError(
-                f"trials and patience must be >= 1 and seed >= 0, not {self.trials}, {self.patience} and {self.seed}"
-            )
-        if self.scale is not None and not 0 < self.scale[0] < self.scale[1] < math.inf:
-            raise InputError(f"scale must be an interval (low, high) with 0 < low < high, not {self.scale}")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point that was tried, and how good it is."""
-
-    weights: tuple[float, ...]
-    scale: float | None
-    value: float
+Weights: TypeAlias = tuple[float, ...]
+PATIENCE = 10
+"""Trials without a better one after which a search ends."""
+LEAST_COUNT = 0.02
+"""What a class without a sample counts among the shares."""
 
 
 def search(
-    objective: Callable[[tuple[float, ...], float | None], float],
-    tasks: int,
-    settings: Search,
-    starts: Sequence[Sequence[float]] = (),
+    objective: Callable[[Weights], float],
+    starts: Sequence[Sequence[float]],
+    trials: int = 100,
+    seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Trial, ...]:
-    """Maximises `objective(weights, scale)` over the simplex, and returns all trials: equal weights, `starts`, others.
+) -> list[tuple[float, Weights]]:
+    """Maximises `objective(weights)` over the simplex; returns all trials with their values, `starts` first.
 
-    >>> max(trial.value for trial in search(lambda weights, scale: weights[0], 2, Search(trials=5), [(1, 0)]))
-    1.0
+    >>> max(search(lambda weights: weights[0], [(0.5, 0.5), (1, 0)], trials=5))
+    (1.0, (1.0, 0.0))
     """
-    optuna = _optuna()
-    first = [Preference.from_weights(weights).weights for weights in ((1.0,) * tasks, *starts)]
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=settings.seed))
-    for weights in first:
-        point = {f"weight_{t}": weight / max(weights) for t, weight in enumerate(weights, 1)}
-        study.enqueue_trial(point if settings.scale is None else point | {"scale": float(np.clip(1, *settings.scale))})
-    trials: list[Trial] = []
+    optuna, tasks = _optuna(), len(starts[0])
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    for start in starts:
+        study.enqueue_trial({f"weight_{t}": weight / max(start) for t, weight in enumerate(start, 1)})
+    made: list[tuple[float, Weights]] = []
     best = 0
-    while len(trials) < settings.trials and len(trials) - max(best + 1, len(first)) < settings.patience:
+    while len(made) < trials and len(made) - max(best + 1, len(starts)) < PATIENCE:
         trial = study.ask()
         raw = [trial.suggest_float(f"weight_{t}", 0.0, 1.0) for t in range(1, tasks + 1)]
         weights = Preference.from_weights(raw if any(raw) else [1.0] * tasks).weights
-        scale = None if settings.scale is None else trial.suggest_float("scale", *settings.scale)
-        value = objective(weights, scale)
+        value = objective(weights)
         study.tell(trial, value)
-        trials.append(Trial(weights, scale, value))
-        best = max(range(len(trials)), key=lambda k: trials[k].value)
+        made.append((value, weights))
+        best = max(range(len(made)), key=lambda k: made[k][0])
         if progress is not None:
-            progress("searching", len(trials), settings.trials)
-    return tuple(trials)
+            progress("searching", len(made), trials)
+    return made
 
 
-def search_preference(target: Site, samples: Samples, settings: Search) -> Preference:
-    """Returns the weights, and the scale if that is searched, whose merge of the site's run is best for `samples`.
+def search_preference(site: Site, trials: int, seed: int = 0) -> Preference:
+    """Returns the weights whose merge of the site's run is best for its labelled samples.
 
-    A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights
-    and those that the labels mean are tried first: on these samples the result is no worse.
+    A trial merges the tasks in memory and fits a head to them; the cross-validated log loss judges. Equal weights and
+    those that the labels mean are tried first: on these samples the result is no worse.
     """
     _optuna()  # which lacks before anything is read
-    run = target.run
-    with Bench(run, device=target.reading.device, progress=target.progress) as bench:
+    run = site.run
+    with Bench(run, device=site.reading.device, progress=site.progress) as bench:
         if not bench.models.elements:
             raise InputError(f"{run.path}: no task changed anything, so all merges are the base; check the run")
-        labelled = label_samples(samples, bench.classes).draw(target.reading.max_samples, settings.seed)
+        labelled = label_samples(site.open_samples("labelled"), bench.classes)
         data = bench.open_labelled("labelled", labelled)
-        counts = np.bincount(data.labels, minlength=len(bench.classes)) + EPS
+        counts = np.bincount(data.labels, minlength=len(bench.classes)) + LEAST_COUNT
         starts = _starts(run, [bench.classes[label] for label in data.labels])
-        site = SiteFacts(starts["equal"], counts / counts.sum(), labelled=data, moved=False)
-        accuracies: list[float] = []
+        facts = SiteFacts(starts["equal"], counts / counts.sum(), labelled=data, moved=False)
+        accuracies: dict[Weights, float] = {}
 
-        def score(weights: tuple[float, ...], scale: float | None) -> float:
-            loss, accuracy = _score(bench, MergeSpec("tunable_magmax", scale or "matched", weights), site, data)
-            accuracies.append(accuracy)
+        def score(weights: Weights) -> float:
+            loss, accuracies[weights] = _score(bench, MergeSpec("tunable_magmax", "matched", weights), facts, data)
             return -loss
 
-        trials = search(score, len(run.tasks), settings, list(starts.values())[1:], target.progress)
-    place = max(range(len(trials)), key=lambda k: trials[k].value)
-    best = trials[place]
-    facts: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[place], "log_loss": -best.value}
-    facts |= {"trials": len(trials), "seed": settings.seed}
-    facts["starts"] = [{"source": n, "accuracy": a} for n, a in zip(starts, accuracies, strict=False)]
-    return Preference(best.weights, "search", facts, tasks=run.names, scale=best.scale)
+        made = search(score, list(starts.values()), trials, seed, site.progress)
+    value, weights = max(made, key=lambda trial: trial[0])
+    begun: Any = [{"source": name, "accuracy": accuracies[w]} for name, (_, w) in zip(starts, made, strict=False)]
+    record: dict[str, Any] = {"samples": len(data), "accuracy": accuracies[weights], "log_loss": -value}
+    return Preference(
+        weights, "search", {**record, "trials": len(made), "seed": seed, "starts": begun}, tasks=run.names
+    )
 
 
-def _score(bench: Bench, spec: MergeSpec, site: SiteFacts, data: BenchData) -> tuple[float, float]:
+def _score(bench: Bench, spec: MergeSpec, facts: SiteFacts, data: BenchData) -> tuple[float, float]:
     """Returns log loss and accuracy by cross-validation; of too few samples for that, the old head's errors."""
-    head = bench.fit(spec, site)
+    head = bench.fit(spec, facts)
     if head.loss is not None and head.accuracy is not None:
         return head.loss, head.accuracy
     right = float((bench.logits(spec, data).argmax(axis=1) == data.labels).mean())
     return 1 - right, right
 
 
-def _starts(run: Run, labels: Sequence[str]) -> dict[str, tuple[float, ...]]:
+def _starts(run: Run, labels: Sequence[str]) -> dict[str, Weights]:
     """Returns what is tried first: equal weights, and those that the labels mean where their tasks are known."""
     starts = {"equal": Preference.equal(len(run.tasks)).weights}
     tables = run.label_tables

@@ -1,10 +1,10 @@
-"""`Site`: what a user has of it, as the arrays that estimators take; read when first asked for."""
+"""`Site`: what is known of a site, as the arrays that estimators take; read when first asked for."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,46 +16,48 @@ from tunable_magmax.data.arrays import choose_rows, task_matrices
 from tunable_magmax.data.class_names import by_name
 from tunable_magmax.data.given import Source
 from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
-from tunable_magmax.data.source import open_labels, open_samples
-from tunable_magmax.errors import some_of
+from tunable_magmax.data.source import open_labels
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
+from tunable_magmax.merging.names import in_order
 from tunable_magmax.preference.base_features import TaskProbe
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.reading import Reading
 
 if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
     from tunable_magmax.models.head import Head
 
-BATCH = 64
+MOST_INPUTS = 500
+"""Inputs of a site that are used unless told otherwise."""
 COPIES = 0.1
 """A larger share of copies among the inputs is worth a warning."""
-
-
-SAMPLES = ("labels", "inputs", "labelled")
-OPINIONS = ("weights", "alpha", "equal")
-"""What may be said of a site without a sample of it; preferences have methods of these names, too."""
+SAMPLES = ("inputs", "labels", "labelled")
+NOTHING_KNOWN = (
+    "what is known of the site? Give inputs, labels or labelled, or weights, alpha or equal if there are "
+    "no samples of it"
+)
 
 
 @dataclass(frozen=True)
 class SiteSources:
-    """What is known of a site: samples, in files or in memory, or an opinion. `weights`: by task, or by name."""
+    """What is known of a site: samples, in files or in memory, or a person's word."""
 
-    weights: Sequence[float] | Mapping[str, float] | None = None
-    alpha: float | None = None
-    equal: bool = False
-    labels: Source | None = None
     inputs: Source | None = None
+    """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
+    labels: Source | None = None
+    """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
+    each of which counts for its task."""
     labelled: Source | None = None
-
-    @property
-    def samples(self) -> list[str]:
-        """The names of the samples that were given."""
-        return [name for name in SAMPLES if getattr(self, name) is not None]
-
-    @property
-    def opinions(self) -> list[str]:
-        """The names of what was given by hand."""
-        return [name for name in self.named() if name in OPINIONS]
+    """Inputs of the site with labels: class folders of images, a table, or parquet."""
+    weights: Sequence[float] | Mapping[str, float] | None = None
+    """How much each task matters, for example 3,1,0, or travel=7,bank=3, where tasks that are not named weigh 0."""
+    alpha: float | None = None
+    """Follow the paper's schedule: above 1 favours early tasks, below 1 late ones."""
+    equal: bool = False
+    """Give every task the same weight."""
 
     def named(self) -> dict[str, Any]:
         """Returns what was given, by name.
@@ -65,69 +67,75 @@ class SiteSources:
         """
         return {name: value for name, value in vars(self).items() if value is not None and value is not False}
 
+    @property
+    def samples(self) -> list[str]:
+        """The names of the samples that were given."""
+        return [name for name in self.named() if name in SAMPLES]
 
-@dataclass(frozen=True)
-class SiteReading:
-    """How the files are read.
-
-    Of more inputs than `max_samples` a seeded draw is used. `device`: of encoders, by default the GPU if there is one.
-    """
-
-    max_samples: int = 500
-    split: str | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    device: str | None = None
+    def by_hand(self, run: Run) -> Preference | None:
+        """Returns the preference that a person gives, None if samples are given; refuses both, and neither."""
+        given = [name for name in self.named() if name not in SAMPLES]
+        if not given and not self.samples:
+            raise InputError(NOTHING_KNOWN)
+        if len(given) > 1 or (given and self.samples):
+            both = " and ".join(f"{name}" for name in self.named())
+            raise InputError(f"{both} all say how much each task matters: give one of them")
+        tasks = len(run.tasks)
+        if self.alpha is not None:
+            return Preference.from_alpha(self.alpha, tasks)
+        if self.weights is None:
+            return Preference.equal(tasks) if self.equal else None
+        weights = in_order(self.weights, run.labels)
+        if len(weights) != tasks:
+            raise InputError(
+                f"{len(weights)} weights for {tasks} tasks: give one for each task, in training order, 0 for tasks "
+                f"that do not matter; or by name, as {run.labels[0]}=3"
+            )
+        return Preference.from_weights(weights)
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
     """What is known of a site, and the run that it is compared with.
 
-    `facts`: what was read, for the provenance. `rows`: which row of its features each readable input has, by position;
-    copies share one.
+    `seed`: of the draw from many samples, and of the probe. `facts`: what was read, for the provenance. `rows`: which
+    row of its features each readable input has, by position; copies share one.
     """
 
     run: Run
     sources: SiteSources = SiteSources()
-    reading: SiteReading = SiteReading()
+    reading: Reading = Reading()  # noqa: RUF009  (frozen)
     seed: int = 0
     progress: Progress | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     rows: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def can_probe(self) -> bool:
-        """Whether there are inputs, and the base's embeddings for all tasks."""
-        based = all(profile is not None and profile.base for profile in self.run.profiles)
-        return based and self.sources.inputs is not None
+    def open_samples(self, name: str) -> Samples:
+        """Opens the samples called `inputs` or `labelled`, at most so many as are to be read."""
+        source = getattr(self.sources, name)
+        samples = self.reading.open(source)
+        if name == "labelled" and samples.labels is None:
+            raise InputError(
+                f"{source} holds inputs without labels: put images into class folders, add a column 'label', or give "
+                "it as inputs"
+            )
+        most = self.reading.max_samples or MOST_INPUTS
+        return samples if len(samples) <= most else samples.subset(choose_rows(len(samples), most, self.seed))
 
-    def head_of_file(self) -> Head | None:
+    def frozen_head(self) -> Head | None:
         """Reads the run's frozen head; None where the tasks have classifiers themselves."""
         from tunable_magmax.models.head import load_head
 
         return None if self.run.head is None else load_head(self.run.head)
 
-    def head(self) -> Head | None:
-        """Reads the head that models are scored with: a file's, or the classifiers that the tasks have themselves."""
-        from tunable_magmax.evaluation.run_models import merged_labels
-        from tunable_magmax.models.head import builtin_head
-
-        if self.run.head is not None:
-            return self.head_of_file()
-        labels = merged_labels(self.run.base, self.run.tasks, self.run.heads)
-        return None if labels is None else builtin_head(labels)
+    # -- labels ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def labels(self) -> list[Any]:
-        """The site's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
-        labels, file = self._read_labels, self.sources.labels
-        assert file is not None
-        if self.by_task:
-            return list(labels)
-        lists = [profile.classes for profile in self.run.require_profiles("--labels")]
-        head = self.head_of_file() if all(map(is_index, labels)) else None
-        return by_name(labels, lists, [] if head is None else [head.classes], file)
+    def _read_labels(self) -> Sequence[str]:
+        source = self.sources.labels
+        assert source is not None
+        self.facts["labels_file"] = source.name
+        return open_labels(source, self.reading.split, self.reading.label_column)
 
     @cached_property
     def by_task(self) -> bool:
@@ -141,14 +149,20 @@ class Site:
         return bool(labels & tasks) and not labels & classes and not all(map(is_index, labels))
 
     @cached_property
-    def _read_labels(self) -> Sequence[str]:
-        file = self.sources.labels
-        assert file is not None
-        self.facts["labels_file"] = file.name
-        return open_labels(file, self.reading.split, self.reading.label_column)
+    def labels(self) -> list[Any]:
+        """The site's labels, in the names of the tasks' classes or (`by_task`) of the tasks."""
+        labels, source = self._read_labels, self.sources.labels
+        assert source is not None
+        if self.by_task:
+            return list(labels)
+        classes = [profile.classes for profile in self.run.require_profiles("labels")]
+        head = self.frozen_head() if all(map(is_index, labels)) else None
+        return by_name(labels, classes, [] if head is None else [head.classes], source)
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def features(self) -> list[Any]:
+    def features(self) -> list[NDArray[Any]]:
         """The site's features under each task's encoder."""
         from tunable_magmax.models.encoder import load_encoder
 
@@ -157,11 +171,11 @@ class Site:
         for t, (path, profile) in enumerate(zip(self.run.tasks, profiles, strict=True)):
             encoder = load_encoder(path, self.reading.device, assets=self.run.base)
             profile.require(encoder=encoder.digest)
-            embedded.append(self.embed(encoder.embed, "embedding", t, len(profiles)))
+            embedded.append(self._embed(encoder, t, len(profiles)))
         return embedded
 
     @cached_property
-    def base_features(self) -> Any:
+    def base_features(self) -> NDArray[Any]:
         """The site's features under the base."""
         from tunable_magmax.models.encoder import load_encoder
 
@@ -169,7 +183,7 @@ class Site:
         require_base(profiles)
         encoder = load_encoder(self.run.base, self.reading.device)
         profiles[0].require(base=encoder.digest)
-        return self.embed(encoder.embed, "embedding")
+        return self._embed(encoder)
 
     @cached_property
     def probe(self) -> TaskProbe:
@@ -179,24 +193,25 @@ class Site:
         return TaskProbe.fit(rows, [profile.row_classes for profile in profiles], self.seed)
 
     @cached_property
-    def _samples(self) -> tuple[Samples, list[int]]:
-        inputs, reading = self.sources.inputs, self.reading
-        assert inputs is not None
-        samples = open_samples(inputs, reading.split, reading.text_column, reading.label_column)
-        self.facts.update(inputs=inputs.name, given_inputs=len(samples))
-        if samples.labels is not None and self.sources.labels is None:
-            self.facts["unused_labels"] = True
-        return samples, choose_rows(len(samples), reading.max_samples, self.seed)
+    def _inputs(self) -> tuple[Samples, list[int]]:
+        source = self.sources.inputs
+        assert source is not None
+        samples = self.reading.open(source)
+        self.facts.update(inputs=source.name, given_inputs=len(samples))
+        if samples.labels is not None and self.sources.labels is None and self.sources.labelled is None:
+            warnings.warn(
+                f"{source} holds labels as well, which say more than inputs; labels in place of inputs uses them",
+                stacklevel=2,
+            )
+        return samples, choose_rows(len(samples), self.reading.max_samples or MOST_INPUTS, self.seed)
 
-    def embed(
-        self, function: Callable[[Sequence[Any]], NDArray[Any]], phase: str, part: int = 0, parts: int = 1
-    ) -> NDArray[Any]:
-        """Reads the inputs, calls `function` on batches of them, and joins what it returns. Copies count once."""
-        samples, positions = self._samples
+    def _embed(self, encoder: Encoder, part: int = 0, parts: int = 1) -> NDArray[Any]:
+        """Embeds the readable inputs, in batches; copies are embedded once and count once."""
+        samples, positions = self._inputs
         failed: dict[int, Unreadable] = {}
         results, done = [], part * len(positions)
         distinct: dict[Any, int] = {}
-        for where, inputs in samples.batches(positions, BATCH, failed):
+        for where, inputs in samples.batches(positions, self.reading.batch, failed):
             fresh = []
             for position, value in zip(where, inputs, strict=True):
                 if (content := _content(value)) not in distinct:
@@ -204,22 +219,18 @@ class Site:
                     fresh.append(value)
                 self.rows[position] = distinct[content]
             if fresh:
-                results.append(function(fresh))
+                results.append(encoder.embed(fresh))
             done += len(inputs)
             if self.progress is not None:
-                self.progress(phase, done, parts * len(positions))
+                self.progress("embedding", done, parts * len(positions))
         warn_unreadable(samples.origin, failed, len(positions))
-        if failed:
-            self.facts["unreadable"] = len(failed)
-        self._note_copies(len(positions) - len(failed), len(distinct))
+        read = len(positions) - len(failed)
+        copies = read - len(distinct)
+        if copies > COPIES * read and "copies" not in self.facts:
+            warnings.warn(f"{copies} of {read} samples are copies of others; they count once", stacklevel=2)
+        counted = {"unreadable": len(failed), "copies": copies}
+        self.facts.update({name: count for name, count in counted.items() if count})
         return np.concatenate(results)
-
-    def _note_copies(self, samples: int, distinct: int) -> None:
-        copies = samples - distinct
-        if copies and "copies" not in self.facts:
-            self.facts["copies"] = copies
-            if copies > COPIES * samples:
-                warnings.warn(f"{copies} of {samples} samples are copies of others; they count once", stacklevel=3)
 
 
 def _content(value: Any) -> Any:

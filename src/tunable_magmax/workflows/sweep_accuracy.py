@@ -18,9 +18,10 @@ from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.measured import MeasuredFile, measure_all
 from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
-from tunable_magmax.workflows.scoring import Data, Reading
+from tunable_magmax.workflows.prefer import completed
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.scoring import Data
 from tunable_magmax.workflows.sweep import SUMMARY, Sweep, SweepPoint
-from tunable_magmax.workflows.tailor import completed
 
 MEASURED, TABLE = "measured.jsonl", "sweep.csv"
 FIXED = ("scope", "compare", "keep", "density", "include", "exclude", "out_dtype")

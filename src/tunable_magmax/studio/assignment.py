@@ -30,21 +30,22 @@ class Assigned:
     copy_of: int | None
 
 
-def assign(target: Site, preference: Preference) -> dict[int, Assigned]:
+def assign(site: Site, preference: Preference) -> dict[int, Assigned]:
     """Returns what a probe on the base's embeddings says of each readable input, by its position.
 
     Tasks count by the preference's weights. Empty where the profiles hold no such embeddings.
     """
-    if not target.can_probe:
+    based = all(profile is not None and profile.base for profile in site.run.profiles)
+    if site.sources.inputs is None or not based:
         return {}
-    features, fitted = np.asarray(target.base_features), target.probe
+    features, fitted = np.asarray(site.base_features), site.probe
     weights = np.asarray(preference.weights)
     shares = fitted.likelihoods(fitted.probe.posterior(features)) * weights
     shares /= shares.sum(axis=1, keepdims=True)
     far = fitted.probe.distances(features) > farthest(fitted, weights)
     first: dict[int, int] = {}
     assigned = {}
-    for position, row in sorted(target.rows.items()):
+    for position, row in sorted(site.rows.items()):
         before = first.setdefault(row, position)
         task = int(shares[row].argmax())
         copied = None if before == position else before

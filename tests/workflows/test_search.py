@@ -13,16 +13,16 @@ pytest.importorskip("optuna", reason="optuna is not installed (extra: tune)")
 
 import builtin_run
 
-from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.search import Search, search, search_preference
-from tunable_magmax.workflows.site import Site, SiteReading
+from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.search import PATIENCE, search, search_preference
+from tunable_magmax.workflows.site import Site, SiteSources
 
 
-def found_for(run, pairs, max_samples=500, progress=None, **settings):
-    reading = SiteReading(device="cpu", max_samples=max_samples)
-    return search_preference(Site(run, reading=reading, progress=progress), open_samples(pairs), Search(**settings))
+def found_for(run, labelled, trials=100, max_samples=None, progress=None, seed=0):
+    reading = Reading(device="cpu", max_samples=max_samples)
+    return search_preference(Site(run, SiteSources(labelled=labelled), reading, progress=progress), trials, seed)
 
 
 def changed(run, **changes):
@@ -35,7 +35,7 @@ def changed(run, **changes):
 def test_no_worse_than_its_starts(any_run, tmp_path, classes):
     run = Run.open(any_run.path)
     pairs = any_run.pairs(tmp_path / "site", dict.fromkeys(classes, 6))
-    one, two, many = (found_for(run, pairs, trials=trials, patience=50) for trials in (1, 2, 8))
+    one, two, many = (found_for(run, pairs, trials=trials) for trials in (1, 2, 8))
     assert many.provenance["log_loss"] <= two.provenance["log_loss"] <= one.provenance["log_loss"]
     assert [start["source"] for start in many.provenance["starts"]] == ["equal", "label"]
     assert (many.method, many.tasks, many.provenance["samples"], many.provenance["trials"]) == (
@@ -46,22 +46,6 @@ def test_no_worse_than_its_starts(any_run, tmp_path, classes):
     )
     assert many.scale is None
     assert one.weights == (0.5, 0.5)
-
-
-def test_patience_ends_what_gets_no_better(image_run, tmp_path):
-    pairs = image_run.pairs(tmp_path / "site", {"red": 4, "blue": 4})
-    losses = []
-    found = found_for(
-        Run.open(image_run.path), pairs, trials=40, patience=2, progress=lambda *told: losses.append(told)
-    )
-    assert 2 + 2 <= found.provenance["trials"] < 40
-    searched = [(done, total) for phase, done, total in losses if phase == "searching"]
-    assert searched == [(k, 40) for k in range(1, found.provenance["trials"] + 1)]
-
-
-def test_a_scale_that_is_searched_goes_along(image_run, tmp_path):
-    pairs = image_run.pairs(tmp_path / "site", {"green": 4, "grey": 4})
-    assert 0.25 <= found_for(Run.open(image_run.path), pairs, scale=(0.25, 0.75), trials=4).scale <= 0.75
 
 
 def test_classifiers_of_their_own(tmp_path):
@@ -114,39 +98,31 @@ def test_a_run_in_which_nothing_changed(image_run, tmp_path):
         found_for(run, image_run.pairs(tmp_path / "site", {"red": 1}))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"trials": 0}, {"patience": 0}, {"seed": -1}, {"scale": (2.0, 1.0)}, {"scale": (0.0, 1.0)}]
-)
-def test_settings_that_mean_nothing(wrong):
-    with pytest.raises(InputError):
-        Search(**wrong)
-
-
 # -- the search itself ------------------------------------------------------------------------------------------------
 
 
-def peak(weights, scale):
-    """Best at weights (0.7, 0.3, 0) and scale 0.8."""
-    distance = sum((w - p) ** 2 for w, p in zip(weights, (0.7, 0.3, 0.0), strict=True))
-    return -distance - (0 if scale is None else (scale - 0.8) ** 2)
+def peak(weights):
+    """Best at weights (0.7, 0.3, 0)."""
+    return -sum((w - p) ** 2 for w, p in zip(weights, (0.7, 0.3, 0.0), strict=True))
 
 
-def test_equal_weights_and_starts_come_first():
-    found = search(peak, 3, Search(trials=4, seed=1), [(0.7, 0.3, 0), (1, 0, 1)])
-    assert [trial.weights for trial in found[:3]] == [
+def test_starts_come_first():
+    found = search(peak, [(1, 1, 1), (0.7, 0.3, 0), (1, 0, 1)], trials=4, seed=1)
+    assert [weights for _, weights in found[:3]] == [
         pytest.approx((1 / 3,) * 3),
         pytest.approx((0.7, 0.3, 0)),
         pytest.approx((0.5, 0, 0.5)),
     ]
-    assert max(found, key=lambda trial: trial.value) == found[1]
+    assert max(found) == found[1]
 
 
 def test_a_search_gets_better():
-    found = search(peak, 3, Search(scale=(0.1, 2.0), trials=120, patience=120))
-    assert len(found) == 120
-    assert max(trial.value for trial in found) > found[0].value + 0.05
-    assert all(sum(trial.weights) == pytest.approx(1) for trial in found)
+    told = []
+    found = search(peak, [(1, 1, 1)], trials=120, progress=lambda *given: told.append(given))
+    assert max(found)[0] > found[0][0] + 0.05
+    assert all(sum(weights) == pytest.approx(1) for _, weights in found)
+    assert told == [("searching", k, 120) for k in range(1, len(found) + 1)]
 
 
-def test_patience_counts_from_the_starts():
-    assert len(search(lambda weights, scale: 1.0, 2, Search(patience=4), [(1, 0), (0, 1)])) == 3 + 4
+def test_it_ends_after_some_trials_that_get_no_better():
+    assert len(search(lambda weights: 1.0, [(1, 1), (1, 0), (0, 1)])) == 3 + PATIENCE

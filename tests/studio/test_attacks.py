@@ -15,14 +15,8 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import uploads
-from tunable_magmax.studio.desk import Events
-from tunable_magmax.studio.guard import JSON_BYTES, Refused
-from tunable_magmax.studio.writing import Writer
-from tunable_magmax.workflows.measuring import Setting
+from tunable_magmax.studio.guard import JSON_BYTES
 
 PORT = 8123
 
@@ -52,11 +46,11 @@ def test_a_foreign_host_is_refused(page, host, path):
     ],
 )
 def test_another_sites_page_may_not_post(page, headers):
-    models = page.get("/api/models")
+    models = page.get("/api/state")["models"]
     answer = page.ask("POST", "/api/models", {"name": "evil", "point": {"weights": [1, 1]}}, headers=headers)
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
-    assert page.get("/api/models") == models
+    assert page.get("/api/state")["models"] == models
     # What a form on another page can send: it has no header of its own, so no token either.
     form = {**headers, "X-Studio-Token": "", "Content-Type": "text/plain"}
     assert page.ask("POST", "/api/models", {"name": "evil"}, headers=form).status_code == 403
@@ -180,7 +174,7 @@ def test_links_in_the_output_folder_lead_nowhere(page, tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/tmx-report.json").write_text("{}")
     (page.studio.out / "linked").symlink_to(tmp_path / "secret")
-    assert "linked" not in [model["name"] for model in page.get("/api/models")["models"]]
+    assert "linked" not in [model["name"] for model in page.get("/api/state")["models"]]
     (page.studio.out / "linked").unlink()
 
 
@@ -239,47 +233,3 @@ def test_the_program_listens_here_only_and_ends_cleanly(image_run, site, tmp_pat
     left = {path.name for path in out.iterdir()} if out.exists() else set()
     assert not any(name.endswith(".partial") for name in left)
     assert "late" not in left or (out / "late/tmx-tailor.json").is_file()
-
-
-def test_the_next_studio_removes_what_a_killed_one_left(image_run, tmp_path):
-    """A model appears by one rename. Only what a studio made is removed, if no process has a lock on it."""
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from tunable_magmax.preference.preference import Preference
-from tunable_magmax.runs.run import Run
-from tunable_magmax.studio.desk import Events
-from tunable_magmax.studio.writing import Writer
-from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.tailor import tailor
-from tunable_magmax.workflows.site import SiteSources
-events, run, out = Events(), Run.open({str(image_run.path)!r}), Path({str(tmp_path)!r})
-def die(phase):
-    if phase == "merge":
-        os.kill(os.getpid(), signal.SIGKILL)
-events.publish = lambda name, data: die(data["phase"])
-if sys.argv[1] == "tailored":
-    tailor(run, SiteSources(weights=[1, 1]), out / "tailored", progress=lambda phase, *_: die(phase))
-writer = Writer(run, out, 0, events)
-writer.write("mine", Setting(Preference.equal(2)), None)
-writer._thread.join()
-"""
-    for name in ("mine", "tailored"):
-        done = subprocess.run([sys.executable, "-c", code, name], timeout=120)
-        assert done.returncode == -signal.SIGKILL
-    others = {"tailored.partial", "busy.partial", "empty.partial", "locked.partial", "thesis.partial"}
-    for name in ("empty", "locked", "thesis"):
-        (tmp_path / f"{name}.partial").mkdir()
-    (tmp_path / "locked.partial" / "tmx.lock").touch()
-    (tmp_path / "thesis.partial" / "chapter.txt").write_text("years of work")
-    busy = Output(tmp_path / "busy")
-    (busy.partial / "studio.json").touch()
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.partial", *others}
-    writer = Writer(Run.open(image_run.path), tmp_path, 0, Events())
-    assert writer.models() == []
-    assert writer.clean() == ["mine"]
-    assert {path.name for path in tmp_path.iterdir()} == others
-    with pytest.raises(Refused, match="none of the studio's work"):
-        writer.write("thesis", Setting(Preference.equal(2)), None)
-    assert (tmp_path / "thesis.partial" / "chapter.txt").read_text() == "years of work"
-    busy.__exit__()

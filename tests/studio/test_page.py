@@ -23,7 +23,6 @@ from playwright import sync_api
 from tunable_magmax.errors import TmxError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import writing
-from tunable_magmax.studio.export import export_page, one_file
 from tunable_magmax.studio.server import listening, make_app
 from tunable_magmax.studio.session import Studio, StudioOptions
 
@@ -273,7 +272,7 @@ def test_a_dropped_csv_of_texts(open_page, text_run, tmp_path):
             table.read_text() + '"<img src=x onerror=alert(1)> hello",red\n',
         )
         window.locator("#drop").dispatch_event("drop", {"dataTransfer": transfer})
-        expect(window.locator(".lines .sample:not([data-show=worse] *)")).to_have_count(7, timeout=20_000)
+        expect(window.locator("[data-show^=task-] .lines .sample")).to_have_count(7, timeout=20_000)
         assert (
             window.get_by_text("<img src=x onerror=alert(1)> hello").count() >= 1
         )  # as text, perhaps among the worse, too
@@ -287,10 +286,10 @@ def test_files_of_other_kinds_are_refused_in_words(window, tmp_path):
     expect(window.locator("#upload-message")).to_contain_text("it takes .bmp, .csv")
 
 
-# -- the way out ------------------------------------------------------------------------------------------------------
+# -- saving ------------------------------------------------------------------------------------------------------
 
 
-def test_the_written_model_is_what_the_shown_commands_write(window, studio, tmx, tmp_path):
+def test_the_written_model_is_what_the_shown_command_writes(window, studio, tmx, tmp_path):
     drag(window, 1, 0.7)
     measured(window)
     window.get_by_label("Write the model as").fill("mine")
@@ -299,13 +298,11 @@ def test_the_written_model_is_what_the_shown_commands_write(window, studio, tmx,
     expect(model).to_have_class("model done", timeout=60_000)
     expect(model).to_contain_text(str(studio.out / "mine"))
     own = (studio.out / "mine/model.safetensors").read_bytes()
-    window.locator("summary", has_text="The merged encoder alone").click()
-    for name in ("tailor", "merge"):
-        program, *arguments = shlex.split(window.locator(f"#{name}").inner_text())
-        assert program == "tmx"
-        arguments[arguments.index("-o") + 1] = str(tmp_path / name)
-        assert tmx(*arguments).code == 0
-        assert (tmp_path / name / "model.safetensors").read_bytes() == own
+    program, *arguments = shlex.split(window.locator("#tailor").inner_text())
+    assert program == "tmx"
+    arguments[arguments.index("-o") + 1] = str(tmp_path / "again")
+    assert tmx(*arguments).code == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == own
 
 
 def test_the_preference_is_saved_with_its_scale(window, studio):
@@ -396,79 +393,28 @@ def test_shares_give_way_in_proportion_and_locked_ones_stay(window):
                 assert all(abs(found[t] - basis[t] * after / before) < 1 for t in free)
 
 
-@pytest.fixture(scope="module")
-def exported(image_run, studio, tmp_path_factory):
-    """The page in one file, and what is inside it."""
-    file = tmp_path_factory.mktemp("export") / "page.html"
-    options = StudioOptions(data=studio.options.data, device="cpu")
-    exporting = Studio(Run.open(image_run.path), file.parent / "out", options)
-    try:
-        return file, export_page(exporting, file, 5)
-    finally:
-        exporting.close()
-
-
-def test_an_exported_page_works_from_disk_without_a_network(open_page, exported):
-    file, data = exported
-    window = open_page(file.as_uri(), offline=True)
-    asked = []
-    window.on("request", lambda request: asked.append(request.url))
-    expect(window.locator("#badge")).to_have_text("measured")
-    expect(window.locator("#samples-title")).to_be_hidden()
-    expect(window.get_by_role("button", name="Write the model")).to_be_hidden()
-    drag(window, 0, 0.37)
-    expect(window.locator("#badge")).to_have_text("interpolated")
-    expect(window.locator("#accuracy-about")).to_contain_text(
-        f"off by {100 * data['interpolation']['error']:.1f} points"
-    )
-    weights = ",".join(f"{share / 100:g}" for share in shares(window))
-    expect(window.locator("#tailor")).to_have_text(
-        f"tmx tailor run --weights {weights} --method tunable_magmax --scale 1 -o out/site-model"
-    )
-    assert window.locator("#points-count").inner_text() == "5 with the prior, 5 without"
-    window.locator("#all-points summary").click()
-    window.get_by_role("button", name="show", exact=True).last.click()
-    expect(window.locator("#badge")).to_have_text("measured")
-    command = window.locator("#tailor")
-    expect(command).not_to_contain_text(weights)
-    assert command.inner_text() in [known["tailor"] for known in data["commands"].values()]
-    window.reload()
-    expect(window.locator("#badge")).to_have_text("measured")
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-
-
-def made_up(data, tasks, points):
-    """Data of a page with many tasks, one of which has a name that would be a script."""
-    draws, samples = random.Random(1), 8
+def made_up(state, tasks):
+    """The state of a run with many tasks, one of which has a name that would be a script."""
     names = ["<script>alert(1)</script>", *(f"task {t}" for t in range(2, tasks + 1))]
-    found = []
-
-    def share(right, of):
-        return {"right": right, "samples": of, "accuracy": right / of, "interval": [0.1, 0.9]}
-
-    for k in range(points):
-        weights = [draws.random() ** 4 for _ in names]
-        right = [draws.randrange(samples + 1) for _ in names]
-        own = {
-            "id": f"p{k}",
-            "weights": [weight / sum(weights) for weight in weights],
-            "tasks": [share(number, samples) for number in right],
-            "overall": share(sum(right), samples * tasks),
-            "mix": {"weights": [1 / tasks] * tasks, "accuracy": 0.5, "interval": [0.4, 0.6]},
-        }
-        lines = [{**line, "tasks": [draws.random() for _ in names]} for line in data["points"][0]["lines"]]
-        found.append({**data["points"][0], **own, "lines": lines})
-    equal = {**data["state"]["presets"][0], "weights": [1 / tasks] * tasks}
-    state = {**data["state"], "presets": [equal], "run": {**data["state"]["run"], "tasks": names, "classes": None}}
-    state["data"] = [{**state["data"][0], "mixed": False}]
-    state["start"] = {**state["start"], "weights": equal["weights"]}
-    return {**data, "state": state, "points": found, "commands": {}}
+    equal = {**state["presets"][0], "weights": [1 / tasks] * tasks}
+    run = {**state["run"], "tasks": names, "classes": None}
+    return {
+        **state,
+        "run": run,
+        "presets": [equal],
+        "data": [],
+        "start": {**state["start"], "weights": equal["weights"]},
+    }
 
 
-def test_fifty_tasks_fit_and_locked_shares_stay(open_page, exported, tmp_path):
-    file = tmp_path / "many.html"
-    file.write_text(one_file(made_up(exported[1], 50, 100)))
-    window = open_page(file.as_uri(), viewport={"width": 1280, "height": 900})
+def test_fifty_tasks_fit_and_locked_shares_stay(open_page, address, window):
+    state = window.evaluate(
+        "async () => (await fetch('/api/state', {"
+        "headers: {'X-Studio-Token': sessionStorage.getItem('tmx-token')}})).json()"
+    )
+    window.set_viewport_size({"width": 1280, "height": 900})
+    window.route("**/api/state", lambda route: route.fulfill(json=made_up(state, 50)))
+    window.goto(address.replace("#", "?many#"))
     assert window.locator(".task .name").first.inner_text() == "<script>alert(1)</script>"
     window.get_by_role("button", name="lock task 2", exact=True).click()
     drag(window, 2, 0.5)

@@ -44,7 +44,6 @@ def test_nothing_that_leaves_a_run_holds_its_samples(tmx, run, tmp_path, monkeyp
         ("merge", run, "--weights", "3,1", "-o", "merged"),
         ("tailor", run, "--inputs", "site.csv", "-o", "site-model", "--device", "cpu"),
         ("convert", run / "first", "-o", "converted"),
-        ("studio", run, "--inputs", "site.csv", "--data", "site.csv", "--export", "page.html", "--points", "2"),
     ]
     for command in commands:
         done = tmx(*command)

@@ -127,22 +127,13 @@ def _equal(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(abs(a - b) <= 1e-9 for a, b in zip(one, other, strict=True))
 
 
-def commands(setting: Setting, preset: Preset | None, run: Path, out: Path, seed: int) -> dict[str, str]:
-    """Returns the commands that make the model of a point: with its head, and the merged encoder alone.
-
-    Both give the same weights to the byte, as text that reads back exactly. A tailored model's head always expects the
-    classes of its mixture.
-    """
+def tailor_command(setting: Setting, preset: Preset | None, run: Path, out: Path, seed: int) -> str:
+    """Returns the command that makes the model of a point, with the same merged bytes. Weights read back exactly."""
     scale = setting.scale if isinstance(setting.scale, str) else f"{setting.scale!r}"
-    weighted = METHODS[setting.method].weights != "refused"
-    numbers = ",".join(f"{weight!r}" for weight in setting.preference.weights)
     how = ["--method", setting.method, "--scale", scale]
     if "seed" in METHODS[setting.method].reads:
         how += ["--seed", str(seed)]
+    numbers = ",".join(f"{weight!r}" for weight in setting.preference.weights)
     by_file = preset is not None and preset.file is not None
     known = ["--preference", str(preset.file)] if preset is not None and by_file else ["--weights", numbers]
-    merge = [*(["--weights", numbers] if weighted else []), *how]
-    return {
-        "tailor": shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)]),
-        "merge": shlex.join(["tmx", "merge", str(run), *merge, "-o", f"{out}-encoder"]),
-    }
+    return shlex.join(["tmx", "tailor", str(run), *known, *how, "-o", str(out)])

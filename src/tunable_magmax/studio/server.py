@@ -73,7 +73,7 @@ def make_app(studio: Studio, port: int, token: str) -> App:
 
     def command(content: dict[str, Any], request: Request) -> Any:
         name = content.pop("name", "site-model")
-        return studio.command(PointRequest.read(content), name)
+        return {"tailor": studio.command(PointRequest.read(content), name)}
 
     async def add_file(request: Request) -> Response:
         upload, name = studio.uploads.get(request.path_params["upload"]), request.query_params.get("name", "")
@@ -131,11 +131,6 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         Route("/api/points", answers(lambda content, request: {"points": studio.points()})),
         Route("/api/command", answers(command), methods=["POST"]),
         Route(
-            "/api/details",
-            answers(lambda content, request: studio.details(PointRequest.read(content))),
-            methods=["POST"],
-        ),
-        Route(
             "/api/uploads",
             answers(lambda content, request: {"upload": studio.uploads.begin().name}, 201),
             methods=["POST"],
@@ -145,9 +140,6 @@ def make_app(studio: Studio, port: int, token: str) -> App:
         Route("/api/uploads/{upload}", answers(remove_upload), methods=["DELETE"]),
         Route("/api/samples", answers(samples)),
         Route("/api/preferences", answers(save_preference), methods=["POST"]),
-        Route(
-            "/api/models", answers(lambda content, request: {"models": [m.to_dict() for m in studio.writer.models()]})
-        ),
         Route("/api/models", answers(write_model, 202), methods=["POST"]),
         Route("/api/models/{name}", answers(cancel_model), methods=["DELETE"]),
     ]

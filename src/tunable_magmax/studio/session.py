@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.config import LENIENT, check
 from tunable_magmax.data.source import open_samples
-from tunable_magmax.errors import InputError, TmxError, collected_warnings, some_of
-from tunable_magmax.merging.report import matched_scale
+from tunable_magmax.errors import InputError, TmxError, collected_warnings
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
@@ -26,41 +24,16 @@ from tunable_magmax.studio.lines import (
     sentence,
     share_record,
 )
-from tunable_magmax.studio.points import PointRequest, Preset, commands, setting_of, usual_presets
+from tunable_magmax.studio.points import PointRequest, Preset, setting_of, tailor_command, usual_presets
 from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
 from tunable_magmax.studio.uploads import Uploads
 from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
-from tunable_magmax.workflows.inspect import layers
-from tunable_magmax.workflows.measured import MeasuredFile, unpacked
 from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.merge import read_preference
 from tunable_magmax.workflows.prefer import completed
 from tunable_magmax.workflows.tailor import why_not_tsv
 
-POINTS, SAMPLES_FOLDER = "points.jsonl", "samples"
-RECORDED = ("weights", "scale", "scale_used", "prior", "method", "head", "preset", "data", "time", "tasks", "overall")
-"""What of a point its record has; the comparison is made anew."""
-
-
-@dataclass(frozen=True)
-class _Record:
-    """A measured point in the file. `run`: the identity of checkpoints, heads and kept samples that it is of."""
-
-    __pydantic_config__ = LENIENT
-    run: str
-    samples_digest: str
-    samples: int
-    weights: tuple[float, ...]
-    scale: float | str
-    scale_used: float
-    prior: bool
-    method: str
-    head: str
-    preset: str | None
-    data: str
-    time: str
-    tasks: tuple[dict[str, Any], ...] | None
-    overall: dict[str, Any]
+SAMPLES_FOLDER = "samples"
 
 
 @dataclass(frozen=True)
@@ -91,14 +64,12 @@ class Studio:
         self.events = Events()
         self.desk = Desk(self.events)
         self.uploads = Uploads(self.out / SAMPLES_FOLDER)
-        self.measured = MeasuredFile(self.out / POINTS)
+        self.measured: dict[str, tuple[Measurement, dict[str, Any]]] = {}
         self.data: dict[str, DataSet] = {}
         self.site: SiteSamples | None = None
         self.presets = {preset.id: preset for preset in usual_presets(self.run)}
         self.warnings: list[str] = []
         self.writer = Writer(self.run, self.out, self.options.seed, self.events)
-        if unfinished := self.writer.clean():
-            self._warn(f"{some_of(unfinished)}: left unfinished when the studio was killed, and removed")
         self._measuring: Measuring | None = None
         self._last: Setting | None = None
         self.lines = {"done": 0, "total": 0}
@@ -259,16 +230,11 @@ class Studio:
         setting, preset = self.setting(request)
         data, measuring = self._data_of(request), self.measuring
         identity = measuring.identify(setting, data)
-        record = self._read_record(self.measured.records.get(identity))
-        if record is not None and not measuring.keeps(setting, data):
-            used, head = float(record["scale_used"]), str(record["head"])
-            found = Measurement(identity, data.name, unpacked(record), used, head, {"total": 0.0})
-        else:
-            found = measuring.measure(setting, data, check, identity)
+        known = self.measured.get(identity)
+        found = known[0] if known is not None else measuring.measure(setting, data, check, identity)
         self._last = setting
         point = self._point(setting, preset, found, data, request.mix)
-        whence = {"run": measuring.identity, "samples_digest": data.digest}
-        self.measured.add({"id": identity, **whence, **{key: point[key] for key in RECORDED}}, found.right)
+        self.measured[identity] = found, point
         return point
 
     def _point(
@@ -279,7 +245,6 @@ class Studio:
         lines = compared(self.measuring, setting, found, data, wanted)
         return {
             "id": found.id,
-            "request": None,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "weights": list(setting.preference.weights),
             "scale": setting.scale,
@@ -298,63 +263,15 @@ class Studio:
         }
 
     def points(self) -> list[dict[str, Any]]:
-        """Returns all measured points whose data are open, oldest first, without lines."""
-        found = []
-        for record in self.shown_records():
-            data = self.data[record["data"]]
-            measured = Measurement(record["id"], data.name, unpacked(record), record["scale_used"])
-            share = mix_record(measured.mixed(data, record["weights"]))
-            kept = {key: record[key] for key in ("id", *RECORDED)}
-            mix = {"weights": record["weights"], **share}
-            found.append({**kept, "request": None, "mix": mix, "lines": [], "sentence": None, "seconds": {}})
-        return found
+        """Returns all points that were measured in this session on data that are still open, oldest first."""
+        return [point for _, point in self.measured.values() if point["data"] in self.data]
 
-    def shown_records(self) -> list[dict[str, Any]]:
-        """Returns the records of this run, as it is now, on data which are open; a file may hold any others."""
-        return [found for record in self.measured.records.values() if (found := self._read_record(record)) is not None]
-
-    def _read_record(self, record: Any) -> dict[str, Any] | None:
-        """Returns a record if it is of this run and of samples that are open."""
-        if self._measuring is None or record is None or record.get("run") != self._measuring.identity:
-            return None
-        with suppress(InputError):
-            held = check(_Record, record, "it")
-            data = self.data.get(held.data)
-            tasks = len(self.run.tasks)
-            fits = data is not None and held.samples_digest == data.digest and held.samples == len(data)
-            if fits and len(held.weights) == tasks and (held.tasks is None or len(held.tasks) == tasks):
-                return dict(record)
-        return None
-
-    def command(self, request: PointRequest, name: Any = "site-model") -> dict[str, str]:
-        """Returns the commands that make the model of a point, as OUT/name."""
+    def command(self, request: PointRequest, name: Any = "site-model") -> str:
+        """Returns the command that makes the model of a point, as OUT/name."""
         setting, preset = self.setting(request)
-        out = self.out / checked_name(name, RESERVED)
-        return commands(setting, preset, self.run.path, out, self.options.seed)
-
-    def details(self, request: PointRequest) -> dict[str, Any]:
-        """Returns what each task gives to the merge of a point."""
-        setting, _ = self.setting(request)
-        if setting.spec.checkpoint is not None:
-            raise Refused(409, "at scale 0 nothing is merged: this is the base")
-        report = self.measuring.bench.report(setting.spec)
-        rows = [
-            {
-                "name": layer.name,
-                "tensors": layer.tensors,
-                "elements": layer.elements,
-                "counts": None if layer.counts is None else list(layer.counts),
-            }
-            for layer in layers(report)
-        ]
-        return {
-            "elements": report.elements,
-            "scale": report.scale,
-            "matched": matched_scale(report.last_length**2, report.merged_length**2),
-            "counts": None if report.counts is None else list(report.counts),
-            "leftovers": report.leftovers,
-            "layers": rows,
-        }
+        return tailor_command(
+            setting, preset, self.run.path, self.out / checked_name(name, RESERVED), self.options.seed
+        )
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
@@ -375,8 +292,7 @@ class Studio:
             site = estimate_site(
                 self.measuring, place, use_labels, self.out, self._progress("samples"), self.options.device
             )
-            self.data.pop("site", None)
-            self.measuring.forget("site")
+            self._forget_site()
             if site.labelled:
                 with collected_warnings():  # told with the samples
                     data = self.measuring.open_data("site", place, mixed=True, limit=self.options.samples)
@@ -393,8 +309,14 @@ class Studio:
         self.uploads.remove(upload)
         if self.site is not None and self.site.upload == upload:
             self.site = None
-            self.data.pop("site", None)
+            self._forget_site()
             self.events.publish("state", {})
+
+    def _forget_site(self) -> None:
+        """Forgets the samples of the page as data, and the points that were measured on them."""
+        self.data.pop("site", None)
+        self.measuring.forget("site")
+        self.measured = {name: held for name, held in self.measured.items() if held[1]["data"] != "site"}
 
     def samples(self, start: int, count: int, show: str) -> dict[str, Any]:
         """Returns some of the site's samples."""

@@ -13,8 +13,6 @@ from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.uploads import FILE_BYTES, FILES, SUFFIXES, TOTAL_BYTES
 from tunable_magmax.workflows.measuring import DataSet
 
-VERSION = 1
-
 
 def state_of(studio: Studio) -> dict[str, Any]:
     """Returns everything that the page shows first."""
@@ -22,7 +20,6 @@ def state_of(studio: Studio) -> dict[str, Any]:
     start = _start(studio)
     informed = run.label_tables is not None
     return {
-        "version": VERSION,
         "run": {
             "name": run.path.resolve().name,
             "path": str(run.path),
@@ -57,7 +54,7 @@ def state_of(studio: Studio) -> dict[str, Any]:
         "presets": [preset.to_dict() for preset in studio.presets.values()],
         "start": start,
         "lines": {"ready": bool(studio.data) and all(map(studio.has_lines, studio.data.values())), **studio.lines},
-        "points": len(studio.shown_records()),
+        "points": len(studio.points()),
         "reading": dict(studio.reading),
         "samples": None if studio.site is None else studio.site.to_dict(),
         "models": [model.to_dict() for model in studio.writer.models()],

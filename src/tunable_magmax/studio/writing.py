@@ -1,4 +1,4 @@
-"""The way out: models and preferences in the output folder, with progress and cancel."""
+"""Models and preferences in the output folder, with progress and cancel."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.companions import REPORT
-from tunable_magmax.checkpoints.writer import Output
 from tunable_magmax.errors import InputError, shortened
-from tunable_magmax.files import write_atomic
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.desk import Events, Stopped
@@ -28,11 +25,9 @@ from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import read_record
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RESERVED = ("samples", "points.jsonl")
+RESERVED = ("samples",)
 SETTINGS = {"memory": "1GiB", "shard_size": "5GB", "overwrite": False}
 """As `tmx tailor` has them, so that the shown command finds the model complete."""
-MARK = "studio.json"
-"""A file in the directory of unfinished work, which says that a studio writes there and the next one may remove it."""
 
 
 def checked_name(name: Any, taken: tuple[str, ...] = ()) -> str:
@@ -106,20 +101,6 @@ class Writer:
                     found[folder.name] = _written(folder)
         return list(found.values())
 
-    def clean(self) -> list[str]:
-        """Removes models that a killed studio left unfinished; returns their names.
-
-        What other commands left, which they can continue, and folders of the user's own have no mark and stay.
-        """
-        removed = []
-        for folder in sorted(self.out.glob("*.partial")) if self.out.is_dir() else []:
-            name = folder.name.removesuffix(".partial")
-            if NAME.fullmatch(name) and not folder.is_symlink() and (folder / MARK).is_file():
-                with suppress(InputError, OSError):
-                    Output.recover(self.out / name)
-                removed += [] if folder.exists() else [name]
-        return removed
-
     def write(self, asked: Any, setting: Setting, preset: Preset | None) -> str:
         """Begins to write the model of a point as OUT/name; returns the name."""
         name = checked_name(asked, RESERVED)
@@ -128,9 +109,6 @@ class Writer:
                 raise Refused(409, f"the model {self.writing!r} is being written: wait until it is done, or cancel it")
             if (self.out / name).exists():
                 raise Refused(409, f"there is a {name!r} already in {self.out}: choose another name")
-            partial = self.out / f"{name}.partial"
-            if partial.exists() and not (partial / MARK).is_file():
-                raise Refused(409, f"{partial} is there, which is none of the studio's work: choose another name")
             self._cancelled.clear()
             self._models[name] = Model(name, self.out / name, "writing")
             self._thread = threading.Thread(target=self._write, args=(name, setting, preset), name="writer")
@@ -161,7 +139,6 @@ class Writer:
             now = time.monotonic()
             if now - told > 0.1 or done == total:
                 told = now
-                _mark(out)
                 self._tell(replace(self._models[name], phase=phase, done=done, total=total))
 
         out, by_file = self.out / name, preset is not None and preset.file is not None
@@ -203,14 +180,6 @@ def _written(folder: Path) -> Model:
     except (InputError, OSError):  # merged by another command
         return Model(folder.name, folder, "done")
     return Model(folder.name, folder, "done", warnings=record.warnings, expected=record.expected)
-
-
-def _mark(out: Path) -> None:
-    """Marks the unfinished work of a model as the studio's, once there is any."""
-    partial = out.with_name(f"{out.name}.partial")
-    if (partial / "tmx.lock").is_file() and not (partial / MARK).exists():
-        with suppress(OSError):  # without it the folder stays, which does no harm
-            write_atomic(partial / MARK, b"{}")
 
 
 def _content(preference: Preference) -> Any:

@@ -1,9 +1,7 @@
 "use strict";
-// Requests to the server with the address's token, and its events. A page with data inside asks nobody.
+// Requests to the server with the address's token, and its events.
 {
 const KEY = "tmx-token";
-
-studio.embedded = studio.find("tmx-data") ? JSON.parse(studio.find("tmx-data").textContent) : null;
 
 /** Takes the token out of the address and keeps it for this window; the rest of the address stays. */
 studio.takeToken = () => {

@@ -48,12 +48,10 @@ const buildPresets = () => {
   const { presets } = studio.state.facts;
   const plain = presets.filter((preset) => !preset.id.startsWith("only-"));
   const buttons = plain.map((preset) => presetButton(preset.id, preset.title, presetFacts(preset), false));
-  if (!studio.embedded) {
-    for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
-      if (plain.some((preset) => preset.id === id)) continue;
-      const read = studio.state.facts.reading[id];
-      buttons.push(read === undefined ? presetButton(id, title, without, true) : readingButton(id, title, read));
-    }
+  for (const [id, { title, without }] of Object.entries(ESTIMATES)) {
+    if (plain.some((preset) => preset.id === id)) continue;
+    const read = studio.state.facts.reading[id];
+    buttons.push(read === undefined ? presetButton(id, title, without, true) : readingButton(id, title, read));
   }
   studio.find("presets").replaceChildren(...buttons);
   const only = presets.filter((preset) => preset.id.startsWith("only-"));
@@ -89,10 +87,6 @@ studio.pointToSamples = (why) => {
   studio.announce(why);
 };
 
-/** In a page without a server: why a value cannot be chosen, if no point inside has it. */
-const notInside = (key, value) => (!studio.embedded || studio.embedded.points.some((point) => point[key] === value) ? null
-  : "no point of this page was measured with it");
-
 const option = (value, text) => studio.element("option", { value, textContent: text });
 
 const buildChoices = () => {
@@ -106,9 +100,8 @@ const buildChoices = () => {
     ...presets.map((preset) => option(preset.id, preset.id === "equal" ? "all tasks alike" : `the estimate ${preset.title}`)));
   const methods = facts.methods.map((method) => {
     const made = option(method.name, studio.methodName(method.name));
-    const why = method.why_not ?? notInside("method", method.name);
-    made.disabled = why !== null;
-    made.title = why ?? "";
+    made.disabled = method.why_not !== null;
+    made.title = method.why_not ?? "";
     return made;
   });
   studio.find("method").replaceChildren(...methods);
@@ -123,12 +116,10 @@ const buildScale = () => {
   mostScale = Math.max(2, Math.ceil(2 * (matched ?? 1) * 1.2) / 2);
   const slider = studio.find("scale");
   slider.max = mostScale;
-  const scales = new Set((studio.embedded?.points ?? []).map((point) => point.scale));
-  slider.disabled = scales.size === 1;
   slider.addEventListener("input", () => studio.set({ scale: Number(slider.value) }));
   const marks = [["0.5", 0.5], ["1", 1], ["matched", "matched"]];
   studio.find("scale-marks").replaceChildren(...marks.map(([text, value]) => studio.element("button", {
-    type: "button", textContent: text, disabled: scales.size === 1 && !scales.has(value),
+    type: "button", textContent: text,
     attributes: { "data-scale": value, "aria-label": `scale ${text}` },
     on: { click: () => studio.set({ scale: value }) },
   })));
@@ -184,10 +175,8 @@ const drawControls = () => {
   studio.find("only").value = now.preset?.startsWith("only-") ? now.preset : "";
   const prior = studio.find("prior");
   prior.checked = now.prior;
-  const fixed = facts.prior.why_not ?? notInside("prior", !now.prior);
-  prior.disabled = fixed !== null;
+  prior.disabled = facts.prior.why_not !== null;
   studio.write(studio.find("prior-why"), facts.prior.why_not ?? (now.prior ? "" : "A written model has it all the same."));
-  prior.parentElement.title = fixed ?? "";
   studio.find("method").value = now.method;
   const data = studio.find("data");
   data.value = now.data ?? "";

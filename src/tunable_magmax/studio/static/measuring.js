@@ -6,7 +6,7 @@ let refused = null; // a request that failed, or came without lines: it is not a
 
 const wanted = () => {
   const { facts, now, connected } = studio.state;
-  if (studio.embedded || !connected || !facts.data.length || !now.data || facts.ready === false) return null;
+  if (!connected || !facts.data.length || !now.data || facts.ready === false) return null;
   const point = studio.measuredNow();
   if (point && studio.isComplete(point)) return null;
   const text = JSON.stringify(studio.request());

@@ -54,9 +54,7 @@ const about = (kind, mix, point, from, facts) => {
     return `95% interval ${studio.range(mix.interval)}, on ${studio.count(samples, "sample")}${note}${head}`;
   }
   if (kind === "interpolated") {
-    const error = studio.embedded?.interpolation?.error;
-    const doubt = error === null || error === undefined ? "" : `; tasks are off by ${(100 * error).toFixed(1)} points on average`;
-    return `Between ${studio.count(from, "measured point")}, not measured itself${doubt}.`;
+    return `Between ${studio.count(from, "measured point")}, not measured itself.`;
   }
   return "No point was measured yet with this method and prior.";
 };
@@ -84,43 +82,21 @@ const drawComparison = (row) => {
 
 // -- verdicts ---------------------------------------------------------------------------------------------------------
 
-/**
- * The point against a line: the server's verdict, which compares sample by sample.
- *
- * A page without a server has each model's accuracy alone: two shares, as if on different samples, which finds less.
- */
-const verdictOf = (point, line) => {
-  if (studio.isComplete(point)) return line;
-  const difference = studio.onMix(point).accuracy - studio.lineOnMix(line);
-  if (!studio.embedded || !line.tasks) return null;
-  const error = (accuracies) => accuracies.reduce((sum, accuracy, t) => {
-    const samples = point.tasks[t].samples, share = studio.mix()[t];
-    return samples ? sum + (share * share * accuracy * (1 - accuracy)) / samples : sum;
-  }, 0);
-  const doubt = 1.96 * Math.sqrt(error(line.tasks) + error(point.tasks.map((task) => task.accuracy)));
-  const verdict = Math.abs(difference) <= doubt ? "cannot tell" : difference > 0 ? "clearly better" : "clearly worse";
-  return { difference, verdict };
-};
+/** The point against a line, by the server's comparison sample by sample; null until that is known for this mix. */
+const verdictOf = (point, line) => (studio.isComplete(point) ? line : null);
 
 const drawSentence = () => {
-  const { kind, point, lines, stale } = studio.view;
+  const { kind, point } = studio.view;
   const { failed, facts } = studio.state;
   let text = "";
   if (failed) text = `Could not be measured: ${failed.message}`;
   else if (kind === "measured" && studio.isComplete(point) && point.sentence) text = point.sentence;
-  else if (kind === "measured" && studio.embedded && lines.length && !stale) text = unpaired(point, lines);
   else if (kind === "measured" && facts.lines.total && !facts.lines.ready) {
     text = `Measuring what this is compared with: ${facts.lines.done} of ${facts.lines.total} models.`;
   }
-  else if (kind === "interpolated") text = studio.embedded ? "Only measured points are compared: choose one of the dots." : "Comparisons follow once it is measured.";
+  else if (kind === "interpolated") text = "Comparisons follow once it is measured.";
   const box = studio.find("sentence");
   studio.write(box, text);
   box.classList.toggle("failed", Boolean(failed));
-};
-
-const unpaired = (point, lines) => {
-  const alike = lines.filter((line) => verdictOf(point, line)?.verdict === "cannot tell").map(studio.lineName);
-  if (!alike.length) return "Told apart from all of these, comparing shares alone.";
-  return `Not distinguishable from ${alike.join(", ")} with ${studio.count(point.overall.samples, "sample")}, comparing shares alone; tmx studio compares sample by sample.`;
 };
 }

@@ -6,7 +6,6 @@ let shownFor = null; // which samples are on the page, so that the same ones are
 let generation = 0;
 
 studio.buildSamples = () => {
-  if (studio.embedded) return;
   studio.watch((topics) => {
     const { samples, limits } = studio.state.facts;
     if (topics.has("facts")) {

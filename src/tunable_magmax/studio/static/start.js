@@ -84,7 +84,7 @@ const connected = async (whether) => {
 
 const build = () => {
   studio.watch((topics) => { if (topics.has("facts")) drawHead(); });
-  for (const part of ["Tasks", "Controls", "Result", "Tradeoff", "Simplex", "Uploads", "Samples", "WayOut", "Details"]) studio[`build${part}`]();
+  for (const part of ["Tasks", "Controls", "Result", "Tradeoff", "Uploads", "Samples", "Save", "Points"]) studio[`build${part}`]();
   const keepAddress = studio.later(studio.writeAddress, 150);
   studio.watch((topics) => {
     if (topics.has("now")) keepAddress();
@@ -96,14 +96,6 @@ const build = () => {
 };
 
 const start = async () => {
-  if (studio.embedded) {
-    document.body.classList.add("exported");
-    studio.state.facts = studio.embedded.state;
-    begin();
-    studio.addPoints(studio.embedded.points);
-    build();
-    return;
-  }
   studio.takeToken();
   try {
     studio.state.facts = await studio.get("/api/state");

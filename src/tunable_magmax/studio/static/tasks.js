@@ -179,12 +179,12 @@ const describe = (row, task, own) => {
   row.accuracy.title = text;
 };
 
-/** What a line is called. An exported page has the single task that is best where all count alike, so it says no more. */
+/** What a line is called. */
 studio.lineName = (line) => {
   if (line.name !== "best") return studio.lineNames[line.name];
   const task = line.title.replace(/^task /, "").replace(/^last \((.*)\)$/, "$1");
   const short = task.length > 16 ? `${task.slice(0, 15)}…` : task;
-  return studio.embedded && !studio.data()?.mixed && studio.restOf(studio.mix()) ? `${short} alone` : `best single: ${short}`;
+  return `best single: ${short}`;
 };
 
 studio.lineNames = { base: "base", last: "last task", best: "best single task", magmax: "MAGMAX" };

@@ -4,7 +4,6 @@
 let abort = null; // of the upload under way
 
 studio.buildUploads = () => {
-  if (studio.embedded) return;
   const zone = studio.find("drop");
   for (const [button, field] of [["choose-files", "files"], ["choose-folder", "folder"]]) {
     studio.find(button).addEventListener("click", () => studio.find(field).click());

@@ -1,9 +1,8 @@
 "use strict";
-// The way out: the model written with progress, the preference file, commands and the address to keep.
+// Save: the model written with progress, the preference file, the command and the address to keep.
 {
-studio.buildWayOut = () => {
+studio.buildSave = () => {
   studio.find("copy-tailor").append(studio.copyButton("Copy", () => studio.find("tailor").textContent));
-  studio.find("copy-merge").append(studio.copyButton("Copy", () => studio.find("merge").textContent));
   studio.find("copy-address").append(studio.copyButton("Copy this page’s address", () => location.href));
   studio.find("model-form").addEventListener("submit", (event) => { event.preventDefault(); writeModel(); });
   studio.find("preference-form").addEventListener("submit", (event) => { event.preventDefault(); savePreference(); });
@@ -14,12 +13,11 @@ studio.buildWayOut = () => {
   });
 };
 
-// -- commands ---------------------------------------------------------------------------------------------------------
+// -- the command ---------------------------------------------------------------------------------------------------------
 
 const drawCommand = async () => {
   try {
-    const commands = studio.embedded ? embeddedCommands() : await studio.post("/api/command", studio.request());
-    for (const name of ["tailor", "merge"]) writeCommand(studio.find(name), commands[name]);
+    writeCommand(studio.find("tailor"), (await studio.post("/api/command", studio.request())).tailor);
   } catch (error) {
     studio.write(studio.find("tailor"), error.message);
   }
@@ -31,24 +29,6 @@ const writeCommand = (target, text) => {
   target.replaceChildren(...text.split(/(?<=\s)(-\S+)/).map((part, k) =>
     (k % 2 ? studio.element("span", { className: "option", textContent: part }) : part)));
 };
-
-/** Without a server: the command of a measured point, or the same with the weights that are set. */
-const embeddedCommands = () => {
-  const point = studio.measuredNow();
-  const known = point && studio.embedded.commands[point.id];
-  if (known) return known;
-  const { now, facts } = studio.state;
-  const weights = studio.method(now.method).weights === "refused" ? "" : ` --weights ${now.weights.map((weight) => Number(weight.toFixed(6))).join(",")}`;
-  const how = ` --method ${now.method} --scale ${now.scale}`;
-  const [run, out] = [facts.run.path, `${facts.out}/site-model`].map(quoted);
-  return {
-    tailor: `tmx tailor ${run} --weights ${now.weights.map((weight) => Number(weight.toFixed(6))).join(",")}${how} -o ${out}`,
-    merge: `tmx merge ${run}${weights}${how} -o ${quoted(`${facts.out}/site-model-encoder`)}`,
-  };
-};
-
-/** A word for a POSIX shell. */
-const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`);
 
 // -- models -----------------------------------------------------------------------------------------------------------
 

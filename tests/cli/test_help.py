@@ -41,7 +41,7 @@ OPTIONS = {
     "--scales --old-heads --seed --plot --dry-run --quiet -q --json",
     "predict": "MODEL INPUTS --text --out -o --csv --quiet -q --json --head --prior --top --split --text-column "
     "--batch --device --strict",
-    "studio": "RUN_DIR --out -o --data --inputs --labels --labelled --preference --samples --export --points --port "
+    "studio": "RUN_DIR --out -o --data --inputs --labels --labelled --preference --samples --port "
     "--no-browser --seed --device --quiet -q --json",
     "reproduce": "CONFIG --out -o --work --set --device --engine --ray-address --dry-run --quiet -q --json",
     "inspect": "PATH --tensors --shares --plot --json",

@@ -1,8 +1,8 @@
-"""The model card of a merge and the configuration in it: texts made of the report."""
+"""The model card of a merge and the configuration in it, made from the report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,25 @@ from typing import Any
 import yaml
 
 from tunable_magmax.checkpoints.companions import CONFIG, MODEL_CONFIG, REPORT
-from tunable_magmax.checkpoints.heads import Heads
 from tunable_magmax.checkpoints.hub import pinned
 from tunable_magmax.checkpoints.tensors import FLOATS
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_json
 from tunable_magmax.merging.report import MergeReport
+
+_PARAMETERS = (
+    "budget scale scope compare keep density normalize seed include exclude heads fitted_head".split()  # noqa: SIM905
+)
+_PIPELINES = {
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForQuestionAnswering": "question-answering",
+}
+"""What the hub calls the job of a model, by how the name of its class ends."""
 
 
 def base_name(base: Path) -> str:
@@ -33,40 +46,30 @@ def base_name(base: Path) -> str:
     return str(name) if is_hub_name else "base"
 
 
-def hub_models(report: MergeReport, base: str) -> list[str]:
-    """Returns the models that a merge is made of, as far as they are on the hub, the base first."""
-    named = [report.hub.get("base", base), *(pin for role, pin in report.hub.items() if role != "base")]
-    return list(dict.fromkeys(model.partition("@")[0] for model in named if "/" in model))
-
-
 def effective_config(report: MergeReport, base: str) -> str:
     """Returns the merge as the YAML that `tmx merge config.yml` reads.
 
     Models are named, not located; those of the hub by the commit, so that a second merge reads the same bytes.
     """
     options = report.options
-    weights = options.get("weights")
-    models: list[dict[str, Any]] = [
-        {"model": report.hub.get(f"task {t}", f"task-{t}")} for t in range(1, report.tasks + 1)
-    ]
-    for model, name in zip(models, report.names or (), strict=False):
-        model["name"] = name
-    if weights is not None:
-        for model, weight in zip(models, weights, strict=True):
-            model["parameters"] = {"weight": _number(weight)}
-    kept = {"scale", "scope", "compare", "keep", "density", "normalize", "seed", "budget"}
-    kept |= {"include", "exclude", "heads", "fitted_head"}
-    parameters = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in options.items()
-        if name in kept and value is not None
+    per_task = {"weight": options.get("weights")}
+    parameters = {name: options[name] for name in _PARAMETERS if options.get(name) is not None}
+    if isinstance(parameters.get("density"), (list, tuple)):
+        per_task["density"] = parameters.pop("density")
+    models = []
+    for t in range(report.tasks):
+        model: dict[str, Any] = {"model": report.hub.get(f"task {t + 1}", f"task-{t + 1}")}
+        if report.names is not None:
+            model["name"] = report.names[t]
+        if own := {name: _number(values[t]) for name, values in per_task.items() if values is not None}:
+            model["parameters"] = own
+        models.append(model)
+    config = {
+        "merge_method": report.method,
+        "base_model": report.hub.get("base", base),
+        "models": models,
+        "parameters": {name: list(value) if isinstance(value, tuple) else value for name, value in parameters.items()},
     }
-    config: dict[str, Any] = {"merge_method": report.method, "base_model": report.hub.get("base", base)}
-    config |= {"models": models, "parameters": parameters}
-    if isinstance(densities := parameters.get("density"), list):
-        del parameters["density"]
-        for model, density in zip(models, densities, strict=True):
-            model.setdefault("parameters", {})["density"] = _number(density)
     if options.get("out_dtype"):
         config["dtype"] = FLOATS[options["out_dtype"]]
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
@@ -78,76 +81,46 @@ def _number(text: str) -> float | str:
     return short if Fraction(str(short)) == exact else text
 
 
-_PIPELINES = {
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForQuestionAnswering": "question-answering",
-}
-"""What the hub calls the job of a model, by how the name of its class ends."""
-
-
-def front_matter(models: Sequence[str], library: str | None, architectures: Any) -> str:
-    """Returns the YAML in front of a model card, by which the hub files a model.
-
-    >>> print(front_matter(["org/base"], "transformers", ["ViTForImageClassification"]), end="")
-    ---
-    base_model:
-    - org/base
-    base_model_relation: merge
-    library_name: transformers
-    pipeline_tag: image-classification
-    tags:
-    - merge
-    - tunable-magmax
-    ---
-    """
-    known = [str(name) for name in architectures] if isinstance(architectures, list) else []
-    jobs = {job for name in known for ending, job in _PIPELINES.items() if name.endswith(ending)}
-    front: dict[str, Any] = {"base_model": list(models), "base_model_relation": "merge"} if models else {}
-    if library is not None:
-        front["library_name"] = library
-    if len(jobs) == 1:
-        front["pipeline_tag"] = jobs.pop()
-    front["tags"] = ["merge", "tunable-magmax"]
-    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n"
-
-
-def model_card(report: MergeReport, base: str, config: str) -> str:
-    """Returns the model card behind its front matter."""
-    rows = "".join(f"| {card_cell(task)} | {share} |\n" for task, share in _shares(report))
+def model_card(report: MergeReport, base: str, config: str, model_config: Mapping[str, Any] | None) -> str:
+    """Returns the model card; `model_config` is the output's config.json, if it has one."""
     return (
+        f"---\n{_front_matter(report, base, model_config)}---\n"
         f"\n# A merge of {report.tasks} task checkpoints into {base}\n\n"
         f"Made with tunable-magmax, method `{report.method}`.\n\n"
-        f"| task | gave |\n| --- | --- |\n{rows}\n"
+        f"| task | gave |\n| --- | --- |\n{_rows(report)}\n"
         f"The configuration that was used (also in `{CONFIG}`; what came out of it is in `{REPORT}`):\n\n"
         f"```yaml\n{config}```\n"
     )
 
 
-def _shares(report: MergeReport) -> list[tuple[str, str]]:
-    """Returns each task's name and what it gave, as text."""
-    names = [
-        f"{label} ({report.adapters[role]})" if (role := f"task {t}") in report.adapters else label
-        for t, label in enumerate(report.labels(), start=1)
-    ]
-    if report.counts is not None:
-        total = max(report.elements, 1)
-        return [(n, f"{c:,} elements ({c / total:.1%})") for n, c in zip(names, report.counts, strict=True)]
-    weights = report.options["weights"] or ["1"] * report.tasks
-    return [(n, f"weight {weight}") for n, weight in zip(names, weights, strict=True)]
+def _front_matter(report: MergeReport, base: str, model_config: Mapping[str, Any] | None) -> str:
+    """Returns the YAML by which the hub files a model."""
+    front: dict[str, Any] = {}
+    named = [report.hub.get("base", base), *(pin for role, pin in report.hub.items() if role != "base")]
+    if on_hub := list(dict.fromkeys(name.partition("@")[0] for name in named if "/" in name)):
+        front = {"base_model": on_hub, "base_model_relation": "merge"}
+    if model_config is not None:
+        front["library_name"] = "transformers"
+        classes = model_config.get("architectures")
+        names = [str(name) for name in classes] if isinstance(classes, list) else []
+        jobs = {job for name in names for ending, job in _PIPELINES.items() if name.endswith(ending)}
+        if len(jobs) == 1:
+            front["pipeline_tag"] = jobs.pop()
+    front["tags"] = ["merge", "tunable-magmax"]
+    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
 
 
-def heads_section(heads: Heads | None) -> str:
-    """Returns what the model card says of heads that base and tasks do not share."""
-    if heads is None:
-        return ""
-    lines = "".join(f"- {card_cell(note)}\n" for note in heads.notes)
-    named = f"Labels: {', '.join(map(card_cell, heads.labels))}.\n" if heads.labels else ""
-    return f"\n## Heads\n\n{lines}\n{named}"
+def _rows(report: MergeReport) -> str:
+    """Returns a table row for each task, with what it gave."""
+    rows = []
+    for t, label in enumerate(report.labels()):
+        adapter = report.adapters.get(f"task {t + 1}")
+        if report.counts is not None:
+            gave = f"{report.counts[t]:,} elements ({report.counts[t] / max(report.elements, 1):.1%})"
+        else:
+            gave = f"weight {(report.options['weights'] or ['1'] * report.tasks)[t]}"
+        rows.append(f"| {card_cell(label if adapter is None else f'{label} ({adapter})')} | {gave} |\n")
+    return "".join(rows)
 
 
 def card_cell(text: str) -> str:

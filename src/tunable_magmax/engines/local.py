@@ -17,7 +17,6 @@ import torch
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.additions import Additions
 from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
 from tunable_magmax.engines.log import Log, finished_report
 from tunable_magmax.engines.outputs import (
@@ -28,7 +27,7 @@ from tunable_magmax.engines.outputs import (
     write_sidecars,
     write_weights,
 )
-from tunable_magmax.engines.settings import OutputSettings, Resources
+from tunable_magmax.engines.settings import Additions, OutputSettings, Resources
 from tunable_magmax.engines.vectors import DeviceVectors, FileVectors
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, identities, refuse_link
@@ -190,7 +189,7 @@ def write_output(job: Job, settings: OutputSettings, merge: Callable[[], MergeRe
     inputs.refuse_changed()
     report = write_sidecars(report, inputs, output, settings.additions)
     # Before the commit: a sweep must recognise every point that is there.
-    log.write(inputs, report, output.folder)
+    log.write(inputs, report)
     output.commit()
     return report
 

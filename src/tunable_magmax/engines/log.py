@@ -35,8 +35,8 @@ class Log:
     fingerprint: Mapping[str, Any]
     """What a finished output is recognised by."""
 
-    def write(self, inputs: Inputs, report: MergeReport, folder: Path | None = None) -> None:
-        """Appends a line for the merge that made `report`, and the files in `folder` that are to appear."""
+    def write(self, inputs: Inputs, report: MergeReport) -> None:
+        """Appends a line for the merge that made `report`."""
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)),
             "seconds": round(time.time() - self.started, 3),
@@ -50,7 +50,6 @@ class Log:
             "tasks": [str(path.resolve()) for path in inputs.paths[1:]],
             "out": str(self.out.resolve()),
             "files": dict(report.files),
-            "sizes": {} if folder is None else _sizes(folder, report),
             "fingerprint": self.fingerprint,
         }
         # The weights are complete, so a full disk must not make it look as if they were not.
@@ -83,29 +82,23 @@ def read_report(path: str | Path) -> MergeReport:
     if not path.exists() and not place.exists():
         raise InputError(f"{path} does not exist: give a merged checkpoint, a directory or a .safetensors file")
     try:
-        text = read_whole(place).decode()
+        return MergeReport.from_json(read_whole(place).decode())
     except FileNotFoundError:
         raise InputError(f"{path} has no merge report: {place} does not exist, so this is not a merge of tmx") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{place} cannot be read: {error}") from None
-    try:
-        return MergeReport.from_json(text)
-    except InputError as error:
+    except (OSError, ValueError, InputError) as error:
         raise InputError(f"{place}: {error}") from None
 
 
 def finished_report(out: Path, fingerprint: Mapping[str, Any]) -> MergeReport | None:
-    """Returns the report of an output that was made by this fingerprint, as its log says, and whose files are whole."""
+    """Returns the report of an output that was made by this fingerprint, as its log says, and that has all its files.
+
+    None: there is no such output.
+    """
     try:
         report = read_report(out)
     except InputError:
         return None
+    if not all(place.is_file() for place in ([out] if out.is_file() else [out / name for name in report.files])):
+        return None
     made = next((entry for entry in log_entries(out) if entry.get("files") == dict(report.files)), {})
-    whole = None not in (sizes := _sizes(out, report)).values() and made.get("sizes") == sizes
-    return report if whole and made.get("fingerprint") == json.loads(json.dumps(fingerprint)) else None
-
-
-def _sizes(out: Path, report: MergeReport) -> dict[str, int | None]:
-    """Returns the sizes of an output's files in bytes, in a directory or one file; None for one that is missing."""
-    places = {name: out if out.is_file() else out / name for name in report.files}
-    return {name: path.stat().st_size if path.is_file() else None for name, path in places.items()}
+    return report if made.get("fingerprint") == json.loads(json.dumps(fingerprint)) else None

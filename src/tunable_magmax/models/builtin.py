@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.checkpoints.model_config import HIDDEN_LAYERS, ModelConfig
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.encoder import EMBEDDING_BATCH, Encoder, make_encoder, probe_batch, read_config
+from tunable_magmax.models.encoder import Encoder, input_tools, probe_batch
 from tunable_magmax.models.fitting import View
 from tunable_magmax.models.head import Head, Linear
-from tunable_magmax.models.pretrained import find_homes, first_line, from_state, quiet
+from tunable_magmax.models.prepared import embed_prepared, prepare
+from tunable_magmax.models.pretrained import find_homes, load_module, quiet, read_config, transformers_module
 from tunable_magmax.models.state import read_state
 
 if TYPE_CHECKING:
@@ -142,9 +143,8 @@ class BuiltinEncoder(Encoder):
     @property
     def has_bias(self) -> bool:
         """Whether the last layer has a bias, without which a fitted head cannot be written."""
-        return (
-            self.layers is not None and getattr(self.module.get_submodule(self.layers.last), "bias", None) is not None
-        )
+        layer: Any = None if self.layers is None else self.module.get_submodule(self.layers.last)
+        return layer is not None and layer.bias is not None
 
 
 def builtin_labels(path: str | Path) -> tuple[str, ...] | None:
@@ -165,11 +165,11 @@ def load_builtin(path: str | Path, device: str | None = None, *, assets: str | P
 
 def count_answers(encoder: BuiltinEncoder, samples: Samples, positions: Sequence[int]) -> NDArray[np.int64]:
     """Counts which row the classifier answers for labelled samples of each class [classes, rows]."""
-    assert samples.labels is not None
+    prepared = prepare(encoder, samples, positions)
+    assert prepared.labels is not None
+    answers = encoder.head.logits(embed_prepared(encoder, prepared)).argmax(axis=1)
     counts = np.zeros((len(samples.classes), len(encoder.labels)), dtype=np.int64)
-    for where, inputs in samples.batches(positions, EMBEDDING_BATCH, {}):
-        logits = encoder.head.logits(encoder.embed(inputs))
-        np.add.at(counts, ([samples.labels[position] for position in where], logits.argmax(axis=1)), 1)
+    np.add.at(counts, (prepared.labels.cpu().numpy(), answers), 1)
     return counts
 
 
@@ -182,39 +182,21 @@ def builtin_encoder(
     device: str | None = None,
 ) -> BuiltinEncoder:
     """Makes an encoder of tensors and of what config.json is to hold; the first of `homes` has one of that type."""
-    try:
-        import transformers
-    except ImportError:
-        raise InputError('classifiers need transformers: pip install "tunable-magmax[train]"') from None
     named = str((content.get("architectures") or [""])[0])
-    model_class = getattr(transformers, named, None)
-    if not any(kind in named for kind in _KINDS):
+    model_class = getattr(transformers_module(), named, None)
+    if model_class is None or not any(kind in named for kind in _KINDS):
         raise InputError(
-            f"{path} is a {named or 'model of no named architecture'}, which has no classifier of its own: give a head "
-            "file, or evaluate it as the base of a run whose tasks have classifiers"
+            f"{path} is a {named or 'model of no named architecture'}, in which transformers knows no classifier: give "
+            "a head file, or evaluate it as the base of a run whose tasks have classifiers"
         )
-    if model_class is None:
-        raise InputError(f"{path}: transformers has no classifier {named!r}; use a version that has it")
-    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     with quiet():
         config = type(read_config(homes[0])).from_dict(dict(content))
         config._name_or_path = ""
-        try:
-            module, report = from_state(model_class, config, wide)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise InputError(f"{path}: its tensors do not fit {named} ({first_line(error)})") from None
-        wrong = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
-        if wrong:
-            raise InputError(
-                f"{path}: {len(wrong)} tensors of {named} are missing or have another shape, first {wrong[0]!r}; the "
-                "weights belong to another model than config.json says"
-            )
-        texts = module.main_input_name == "input_ids"
-        count = int(config.num_labels)
-        plain = make_encoder(module, "logits", count, digest, path, homes, device, texts)
-    known = ModelConfig(path, dict(content)).labels
-    labels = tuple(f"LABEL_{k}" for k in range(count)) if known is None else known
-    found = BuiltinEncoder(**vars(plain), labels=labels)
+        module = load_module(model_class, config, state, path)
+        tools = input_tools(module, path, homes, device)
+    count = int(config.num_labels)
+    labels = ModelConfig(path, dict(content)).labels or tuple(f"LABEL_{k}" for k in range(count))
+    found = BuiltinEncoder(module, "logits", count, digest, path, **tools, labels=labels)
     layers = _find_layers(found)
     return found if layers is None else replace(found, layers=layers, dim=layers.dim(module))
 
@@ -227,43 +209,26 @@ def _find_layers(encoder: BuiltinEncoder) -> ClassifierLayers | None:
     module: Any = encoder.module
     count = len(encoder.labels)
     named = [name for name, m in module.named_modules() if isinstance(m, nn.Linear) and m.out_features == count]
-    if not named:
-        return None
     caught: dict[str, Any] = {}
-    handles = [
-        module.get_submodule(name).register_forward_hook(
-            lambda m, i, out, name=name: caught.update({name: (i[0], out)})
-        )
-        for name in named
-    ]
+
+    def catcher(name: str) -> Any:
+        return lambda layer, inputs, output: caught.update({name: (inputs[0], output)})
+
+    handles = [module.get_submodule(name).register_forward_hook(catcher(name)) for name in named]
     try:
         with encoder.evaluating(), torch.inference_mode():
-            batch = probe_batch(encoder)
-            logits = module(**batch if isinstance(batch, Mapping) else {"pixel_values": batch}).logits
+            logits = encoder.pool(probe_batch(encoder))
     finally:
         for handle in handles:
             handle.remove()
-    last = next(
-        (
-            name
-            for name in reversed(named)
-            if name in caught and caught[name][0].dim() == 2 and torch.equal(caught[name][1], logits)
-        ),
-        None,
-    )
-    if last is None:
+    fitting = [name for name, (rows, out) in caught.items() if rows.dim() == 2 and torch.equal(out, logits)]
+    if not fitting:
         return None
+    width = module.get_submodule(fitting[-1]).in_features
     hidden, activation = HIDDEN_LAYERS.get(encoder.family, (None, None))
-    layer = None
-    if hidden is not None:
-        try:
-            layer = module.get_submodule(hidden)
-        except AttributeError:
-            layer = None
-    width = module.get_submodule(last).in_features
-    square = (
-        isinstance(layer, nn.Linear) and layer.in_features == layer.out_features == width and layer.bias is not None
-    )
-    if not square or getattr(module.config, "pooler_hidden_act", activation) != activation:
-        hidden = None
-    return ClassifierLayers(module, last, hidden, activation if hidden is not None else None)
+    layer = dict(module.named_modules()).get(str(hidden))
+    square = isinstance(layer, nn.Linear) and layer.in_features == layer.out_features == width
+    usual = getattr(module.config, "pooler_hidden_act", activation) == activation
+    if layer is None or not square or layer.bias is None or not usual:
+        hidden = activation = None
+    return ClassifierLayers(module, fitting[-1], hidden, activation)

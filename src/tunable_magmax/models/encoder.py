@@ -20,15 +20,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import located
 from tunable_magmax.errors import InputError
+from tunable_magmax.models.prepared import embed_inputs
 from tunable_magmax.models.pretrained import (
     find_homes,
     first_line,
     from_state,
     load_image_processor,
+    load_module,
     load_tokenizer,
     pools_first_token,
     quiet,
+    read_config,
     text_length,
+    transformers_module,
 )
 from tunable_magmax.models.state import read_state
 
@@ -39,10 +43,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Pooling: TypeAlias = Literal["projected", "pooled", "first", "mean", "logits"]
-EMBEDDING_BATCH = 64
 WHOLE = ("clip", "siglip")
-# Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, and small random numbers.
-MARK = 1000
+FIRST_MARK = 1000
+"""Beyond every value that transformers itself puts into a tensor when it makes a model: 0, 1, small random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,31 +136,23 @@ class Encoder:
 
     def pool(self, batch: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns embeddings [n, dim] of prepared inputs: a tensor is pixels, a mapping is tokens."""
-        return self.pool_texts(batch) if isinstance(batch, Mapping) else self.pool_images(batch)
-
-    def pool_images(self, pixels: Tensor) -> Tensor:
-        """Returns embeddings [n, dim] of pixel values."""
         module: Any = self.module
+        texts = isinstance(batch, Mapping)
+        inputs = batch if isinstance(batch, Mapping) else {"pixel_values": batch}
         if self.is_whole:
-            pooled: Tensor = module.vision_model(pixel_values=pixels).pooler_output
-            return _tensor(module.visual_projection(pooled)) if self.family == "clip" else pooled
-        output = module(pixel_values=pixels)
+            pooled: Tensor = (module.text_model if texts else module.vision_model)(**inputs).pooler_output
+            if self.family != "clip":
+                return pooled
+            return (module.text_projection if texts else module.visual_projection)(pooled)  # type: ignore[no-any-return]
+        output = module(**inputs)
         if self.pooling == "projected":
-            return _tensor(output.image_embeds)
-        if self.pooling == "first":
-            return _tensor(output.last_hidden_state[:, 0])
-        return _tensor(output.pooler_output).flatten(1)
-
-    def pool_texts(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Returns embeddings [n, dim] of tokens."""
-        module: Any = self.module
-        if self.is_whole:
-            pooled: Tensor = module.text_model(**tokens).pooler_output
-            return _tensor(module.text_projection(pooled)) if self.family == "clip" else pooled
-        states: Tensor = module(**tokens).last_hidden_state
+            return output.image_embeds  # type: ignore[no-any-return]
+        if self.pooling == "pooled":
+            return output.pooler_output.flatten(1)  # type: ignore[no-any-return]
+        states: Tensor = output.last_hidden_state
         if self.pooling == "first":
             return states[:, 0]
-        mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)  # type: ignore[index]
         return (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
     @contextmanager
@@ -191,17 +186,9 @@ class Encoder:
             )
         return rows
 
-    def embed(self, inputs: Sequence[Any], batch: int = EMBEDDING_BATCH) -> NDArray[np.float32]:
+    def embed(self, inputs: Sequence[Any], batch: int | None = None) -> NDArray[np.float32]:
         """Returns embeddings [n, dim] of inputs that are all texts or all PIL images."""
-        import numpy as np
-
-        prepare = self.prepare_texts if inputs and isinstance(inputs[0], str) else self.prepare_images
-        with self.evaluating():
-            parts = [self.embed_batch(prepare(inputs[k : k + batch])) for k in range(0, len(inputs), batch)]
-        rows: NDArray[np.float32] = np.concatenate(parts) if parts else np.zeros((0, self.dim), np.float32)
-        if rows.shape[1] != self.dim:
-            raise InputError(f"{self.path}: embeddings have width {rows.shape[1]}, its configuration says {self.dim}")
-        return rows
+        return embed_inputs(self, inputs, batch)
 
 
 @contextmanager
@@ -229,86 +216,48 @@ def load_encoder(path: str | Path, device: str | None = None, *, assets: str | P
     Configuration, image processor and tokenizer each come from the checkpoint's own directory if they are there, else
     from `assets`. Everything is computed in float32. `device`: by default the GPU if there is one.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise InputError('encoders need transformers: pip install "tunable-magmax[train]"') from None
+    transformers = transformers_module()
     path = located(path)
     homes = find_homes(path, None if assets is None else located(assets))
     with quiet():
         config = read_config(homes[0])
         state, digest = read_state(path)
-        model_class = _model_class(transformers, config, state, homes[0])
-        module = _filled(model_class, config, state, path)
-        images = _family(module) in WHOLE or module.main_input_name == "pixel_values"
-        texts = _family(module) in WHOLE or module.main_input_name == "input_ids"
-        return make_encoder(
-            module,
-            _pooling(module, images, homes),
-            _width(module, config, homes[0]),
-            digest,
-            path,
-            homes,
-            device,
-            texts,
-        )
+        module = load_module(_model_class(transformers, config, state, homes[0]), config, state, path, "pooler")
+        projected = _family(module) == "clip" or hasattr(module, "visual_projection")
+        pooling: Pooling = "projected"
+        if not projected and module.main_input_name == "input_ids" and _family(module) not in WHOLE:
+            pooling = "first" if pools_first_token(homes) else "mean"
+        elif not projected:
+            pooling = "first" if getattr(module, "pooler", True) is None else "pooled"
+        dim = int(config.projection_dim) if projected else _hidden_size(config, homes[0])
+        return Encoder(module, pooling, dim, digest, path, **input_tools(module, path, homes, device))
 
 
-def read_config(home: Path) -> Any:
-    """Reads a model's config.json by transformers."""
-    import transformers
-
-    try:
-        config = transformers.AutoConfig.from_pretrained(home, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{home}: its config.json cannot be used ({first_line(error)})") from None
-    config._name_or_path = ""  # older versions of transformers would save the path of this machine with the model
-    return config
-
-
-def make_encoder(
-    module: Any,
-    pooling: Pooling,
-    dim: int,
-    digest: str,
-    path: Path,
-    homes: Sequence[Path],
-    device: str | None,
-    texts: bool,
-) -> Encoder:
-    """Puts a loaded model onto its device, with what prepares its inputs, from the first of `homes` that has it."""
+def input_tools(module: Any, path: Path, homes: Sequence[Path], device: str | None) -> dict[str, Any]:
+    """Moves a loaded model to its device; returns what prepares its inputs, from the first of `homes` that has it."""
     import torch
-    import transformers
 
+    transformers = transformers_module()
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        module = module.to(where).eval()
+        module.to(where).eval()
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {where!r} cannot be used ({first_line(error)})") from None
-    images = _family(module) in WHOLE or module.main_input_name == "pixel_values"
+    whole = _family(module) in WHOLE
+    images, texts = (whole or module.main_input_name == name for name in ("pixel_values", "input_ids"))
     if not images and not texts:
         raise InputError(f"{path}: {type(module).__name__} takes neither images nor texts")
-    return Encoder(
-        module=module,
-        pooling=pooling,
-        dim=dim,
-        digest=digest,
-        path=path,
-        image_processor=load_image_processor(transformers, homes) if images else None,
-        tokenizer=load_tokenizer(transformers, homes, required=not images) if texts else None,
-        text_length=text_length(module.config, homes) if texts else None,
-        homes=tuple(homes),
-    )
+    return {
+        "image_processor": load_image_processor(transformers, homes) if images else None,
+        "tokenizer": load_tokenizer(transformers, homes, required=not images) if texts else None,
+        "text_length": text_length(module.config, homes) if texts else None,
+        "homes": tuple(homes),
+    }
 
 
 def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home: Path) -> Any:
-    named = {
-        "clip": "CLIPModel",
-        "siglip": "SiglipModel",
-        "clip_vision_model": "CLIPVisionModelWithProjection"
-        if "visual_projection.weight" in state
-        else "CLIPVisionModel",
-    }.get(config.model_type)
+    tower = "CLIPVisionModelWithProjection" if "visual_projection.weight" in state else "CLIPVisionModel"
+    named = {"clip": "CLIPModel", "siglip": "SiglipModel", "clip_vision_model": tower}.get(config.model_type)
     if named is not None:
         return getattr(transformers, named)
     try:
@@ -317,43 +266,7 @@ def _model_class(transformers: Any, config: Any, state: Mapping[str, Any], home:
         raise InputError(f"{home}: transformers has no encoder for the model type {config.model_type!r}") from None
 
 
-def _filled(model_class: Any, config: Any, state: dict[str, Tensor], path: Path) -> Any:
-    """Makes the model with the checkpoint's weights, and without the pooler if the checkpoint has none.
-
-    Classifiers and masked language models are saved without one. transformers would make it up from random numbers,
-    which must be neither used nor trained nor saved.
-    """
-    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    try:
-        module, report = from_state(model_class, config, wide)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(f"{path}: its tensors do not fit {model_class.__name__} ({first_line(error)})") from None
-    if report.get("mismatched_keys"):
-        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
-        raise InputError(f"{path}: {len(names)} tensors have another shape than config.json says, first {names[0]!r}")
-    missing = sorted(report["missing_keys"])
-    needed = [name for name in missing if "pooler" not in name.split(".")]
-    if needed:
-        raise InputError(
-            f"{path}: the weights lack {len(needed)} tensors of {model_class.__name__}, first {needed[0]!r}; they "
-            "belong to another architecture than config.json says"
-        )
-    if missing:
-        module.pooler = None
-    return module
-
-
-def _pooling(module: Any, images: bool, homes: Sequence[Path]) -> Pooling:
-    if _family(module) == "clip" or hasattr(module, "visual_projection"):
-        return "projected"
-    if images:
-        return "first" if getattr(module, "pooler", True) is None else "pooled"
-    return "first" if pools_first_token(homes) else "mean"
-
-
-def _width(module: Any, config: Any, home: Path) -> int:
-    if _family(module) == "clip" or hasattr(module, "visual_projection"):
-        return int(config.projection_dim)
+def _hidden_size(config: Any, home: Path) -> int:
     sizes = getattr(getattr(config, "vision_config", config), "hidden_size", None)
     if sizes is None:
         sizes = (getattr(config, "hidden_sizes", None) or [None])[-1]
@@ -364,11 +277,6 @@ def _width(module: Any, config: Any, home: Path) -> int:
 
 def _family(module: Any) -> str:
     return str(module.config.model_type)
-
-
-def _tensor(value: Any) -> Tensor:
-    tensor: Tensor = value
-    return tensor
 
 
 def probe_batch(encoder: Encoder) -> Tensor | dict[str, Tensor]:
@@ -391,7 +299,7 @@ class Refill:
         import torch
 
         names = [name for name, tensor in state.items() if tensor.is_floating_point()]
-        marks = {name: torch.tensor(float(MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
+        marks = {name: torch.tensor(float(FIRST_MARK + k)).expand(state[name].shape) for k, name in enumerate(names)}
         module: Any = encoder.module
         probe, report = from_state(type(module), module.config, marks)
         marked, values = probe.state_dict(), module.state_dict()
@@ -406,13 +314,13 @@ class Refill:
             if not place.is_floating_point() or not place.numel():
                 continue
             low, high = marked[name].aminmax()
-            if low != high or not MARK <= low < MARK + len(names):
+            if low != high or not FIRST_MARK <= low < FIRST_MARK + len(names):
                 raise InputError(
                     f"{encoder.path}: {name!r} of {type(module).__name__} is not one tensor of the checkpoint as it "
                     "is, so weights cannot be replaced in memory; save the checkpoints with this version of "
                     "transformers first"
                 )
-            self._places.append((place, names[int(low) - MARK]))
+            self._places.append((place, names[int(low) - FIRST_MARK]))
 
     def __call__(self, state: Mapping[str, Tensor]) -> None:
         """Copies the tensors of `state` into the module."""

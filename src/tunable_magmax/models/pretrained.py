@@ -18,19 +18,61 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def transformers_module() -> Any:
+    """Imports transformers, or says how to install it."""
+    try:
+        import transformers
+    except ImportError:
+        raise InputError('models need transformers: pip install "tunable-magmax[train]"') from None
+    return transformers
+
+
+def read_config(home: Path) -> Any:
+    """Reads a model's config.json by transformers."""
+    try:
+        config = transformers_module().AutoConfig.from_pretrained(home, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{home}: its config.json cannot be used ({first_line(error)})") from None
+    config._name_or_path = ""  # older versions of transformers would save the path of this machine with the model
+    return config
+
+
 def from_state(model_class: Any, config: Any, state: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
     """Makes a model with these tensors in float32; also returns which keys were missing or did not fit.
 
     transformers knows all the rules by which names of older checkpoints and of those with a head become today's.
     """
     import torch
-    import transformers
 
-    kind = "dtype" if major_version(transformers) >= 5 else "torch_dtype"
+    kind = "dtype" if major_version(transformers_module()) >= 5 else "torch_dtype"
     options: dict[str, Any] = {kind: torch.float32, "state_dict": dict(state), "output_loading_info": True}
     with quiet():
         module, report = model_class.from_pretrained(None, config=config, **options)
     return module, report
+
+
+def load_module(model_class: Any, config: Any, state: Mapping[str, Tensor], path: Path, may_lack: str = "") -> Any:
+    """Makes a model of a checkpoint's tensors, all of which must be there, or be of the part `may_lack`.
+
+    A part that is missing is taken out: transformers would make it up from random numbers, which must be neither used
+    nor trained nor saved. (Classifiers and masked language models are saved without a pooler.)
+    """
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    try:
+        module, report = from_state(model_class, config, wide)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(f"{path}: its tensors do not fit {model_class.__name__} ({first_line(error)})") from None
+    missing = sorted(report["missing_keys"])
+    wrong = [name for name in missing if may_lack not in name.split(".")]
+    wrong += sorted(str(key[0] if isinstance(key, tuple) else key) for key in report.get("mismatched_keys", ()))
+    if wrong:
+        raise InputError(
+            f"{path}: {len(wrong)} tensors of {model_class.__name__} are missing or have another shape, first "
+            f"{wrong[0]!r}; the weights belong to another architecture than config.json says"
+        )
+    if missing:
+        setattr(module, may_lack, None)
+    return module
 
 
 def major_version(transformers: Any) -> int:

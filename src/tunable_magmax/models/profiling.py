@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from tunable_magmax.data.arrays import choose_rows
-from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import Progress
 from tunable_magmax.models.encoder import Encoder
+from tunable_magmax.models.prepared import embed_prepared, prepare
 from tunable_magmax.runs.profile import ROWS, Profile
-
-EMBED_BATCH = 64
 
 
 def make_profile(
@@ -37,24 +36,17 @@ def make_profile(
             "'label'"
         )
     chosen = choose_rows(len(samples), rows, seed)
-    failed: dict[int, Unreadable] = {}
-    embedded: list[Any] = []
-    by_base: list[Any] = []
-    row_labels: list[int] = []
-    for where, inputs in samples.batches(chosen, EMBED_BATCH, failed):
-        embedded.append(encoder.embed(inputs, EMBED_BATCH))
-        row_labels += [samples.labels[position] for position in where]
-        if base is not None:
-            by_base.append(base.embed(inputs, EMBED_BATCH))
-        if progress is not None:
-            progress("embedding", len(row_labels), len(chosen))
-    warn_unreadable(samples.origin, failed, len(chosen))
-    left = [label for position, label in enumerate(samples.labels) if position not in failed]
-    counts = class_counts(left, len(samples.classes))
+    prepared = prepare(encoder, samples, chosen, progress=progress)
+    unreadable = set(chosen).difference(prepared.positions)
+    left = [label for position, label in enumerate(samples.labels) if position not in unreadable]
     based: dict[str, Any] = {}
     if base is not None:
-        based = {"base": base.digest, "base_features": np.concatenate(by_base), "row_labels": np.array(row_labels)}
-    return Profile(task, samples.classes, counts, len(left), np.concatenate(embedded), encoder.digest, **based)
+        labels = np.array([samples.labels[position] for position in prepared.positions])
+        features = embed_prepared(base, prepared, progress=progress)
+        based = {"base": base.digest, "base_features": features, "row_labels": labels}
+    features = embed_prepared(encoder, prepared, progress=progress)
+    counts = class_counts(left, len(samples.classes))
+    return Profile(task, samples.classes, counts, len(left), features, encoder.digest, **based)
 
 
 def class_counts(labels: Sequence[int], classes: int) -> tuple[int, ...]:

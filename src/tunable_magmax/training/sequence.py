@@ -23,7 +23,7 @@ from tunable_magmax.files import Progress, write_folder
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import Encoder, load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.models.prepared import Decoded, Prepared, embed_prepared
+from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
 from tunable_magmax.models.pretrained import put_companions, quiet
 from tunable_magmax.models.profiling import make_profile
 from tunable_magmax.models.tower import image_tower, save_encoder, trainable
@@ -80,15 +80,15 @@ def train_sequence(
         base, head = _base_and_head(config, run, benchmark, device, reading)
         run.check_setup(_setup(config, base, head, benchmark))
         if finished < len(tasks):
-            train = Decoded(base, benchmark.train, [k for task in tasks for k in task.train], **reading)
-            test = Decoded(base, benchmark.test, [k for task in tasks for k in task.test], **reading)
+            tested = sorted({k for task in tasks for k in task.test}) if config.matrix else []
+            test = prepare(base, benchmark.test, tested, **reading) if tested else None
             sequence: _Sequence = (
                 _NewClassifiers(config, run, benchmark, base, test)
                 if head is None
                 else _FrozenHead(config, run, benchmark, base, test, head)
             )
             for t in range(finished, len(tasks)):
-                sequence.train(t, train.take(tasks[t].train), watch)
+                sequence.train(t, prepare(base, benchmark.train, tasks[t].train, **reading), watch)
         results = tuple(TaskResult(**facts) for facts in run.training_facts)
         matrix = _matrix(run, benchmark) if config.matrix and head is not None else None
     return TrainedRun(run.path, tuple(task.name for task in tasks), results, len(tasks) - finished, matrix)
@@ -103,7 +103,7 @@ class _Sequence(ABC):
         run: Run,
         benchmark: Benchmark,
         base: Encoder,
-        test: Decoded,
+        test: Prepared | None,
     ) -> None:
         self.config, self.run, self.benchmark, self.base, self.test = config, run, benchmark, base, test
 
@@ -129,7 +129,7 @@ class _Sequence(ABC):
         result = train_task(self.learner(t), inputs, targets, config.train, **place, watch=watch)
         checkpoint = run.empty_folder(f"task-{t + 1:0{max(2, len(str(count)))}}")
         self.save(checkpoint)
-        known = self.measure(t) if config.matrix else math.nan
+        known = self.measure(t) if self.test is not None else math.nan
         result = replace(result, seconds=round(result.seconds, 3), accuracy=None if math.isnan(known) else known)
         samples = self.benchmark.train.subset(inputs.positions)  # those that can be read
         make_profile(
@@ -158,17 +158,16 @@ class _FrozenHead(_Sequence):
     """Trains one encoder against the rows of a frozen head that belong to the task."""
 
     def __init__(
-        self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Decoded, head: Head
+        self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Prepared | None, head: Head
     ) -> None:
         super().__init__(config, run, benchmark, base, test)
         self.encoder = load_encoder((run.base, *run.tasks)[-1], str(base.device), assets=run.base)
         self.parameters = [parameter for _, parameter in trainable(self.encoder, config.train.freeze)]
         self.weight = torch.from_numpy(head.weight).to(base.device)
         self.matrix = _matrix(run, benchmark)
-        if config.matrix:
-            self.head, self.labelled = head, label_benchmark(benchmark, head.classes)
-            self.tests = test.take(self.labelled.positions)
-            self.labelled = self.labelled.readable(self.tests.positions)
+        if test is not None:
+            self.head, self.tests = head, test
+            self.labelled = label_benchmark(benchmark, head.classes).readable(test.positions)
             if not run.tasks:
                 self.matrix = replace(self.matrix, base=_shares(self._accuracy().by_task))
 
@@ -195,7 +194,9 @@ class _FrozenHead(_Sequence):
 class _NewClassifiers(_Sequence):
     """Trains classifiers of transformers: the encoder of the task before, and a new classifier for each task."""
 
-    def __init__(self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Decoded) -> None:
+    def __init__(
+        self, config: TrainConfig, run: Run, benchmark: Benchmark, base: Encoder, test: Prepared | None
+    ) -> None:
         super().__init__(config, run, benchmark, base, test)
         self.inner = read_classifier(base, run.tasks[-1]) if run.tasks else base.module.state_dict()
         self.module: Any = None
@@ -222,7 +223,8 @@ class _NewClassifiers(_Sequence):
 
     def measure(self, t: int) -> float:
         task = self.benchmark.tasks[t]
-        tests = self.test.take(task.test)
+        if self.test is None or not len(tests := self.test.at(task.test)):
+            return math.nan
         assert tests.labels is not None
         truth, right = torch.tensor(task.classes, device=tests.device), 0
         with torch.inference_mode():
@@ -260,8 +262,7 @@ def _base_and_head(
                     new_classifier(encoder, encoder.module.state_dict(), ["any"], 0), config.train.freeze, encoder.path
                 )
             else:
-                positions = [k for task in benchmark.tasks for k in task.train]
-                head = make_head(config, encoder, benchmark, Decoded(encoder, benchmark.train, positions, **reading))
+                head = make_head(config, encoder, benchmark, reading)
                 encoder = image_tower(encoder) if config.text_tower == "drop" else encoder
                 trainable(encoder, config.train.freeze)
                 assert run.head is not None

@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--method", default="tunable_magmax")
     parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
-    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.site import SiteSources
     from tunable_magmax.workflows.tailor import TailorOptions, tailor
 

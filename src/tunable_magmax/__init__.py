@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tunable_magmax.workflows.evaluate import evaluate as evaluate
     from tunable_magmax.workflows.open_run import Run as Run
     from tunable_magmax.workflows.open_run import open_run as open_run
-    from tunable_magmax.workflows.plan import plan_merge as plan_merge
     from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
@@ -59,7 +58,6 @@ _HOMES = {
     "merge_checkpoints": "engines.local",
     "merge_state_dicts": "merging.state_dicts",
     "open_run": "workflows.open_run",
-    "plan_merge": "workflows.plan",
     "sweep_checkpoints": "workflows.sweep",
     "train_sequence": "training.sequence",
     "verify_checkpoint": "workflows.verify",
@@ -88,7 +86,6 @@ __all__ = [
     "merge_checkpoints",
     "merge_state_dicts",
     "open_run",
-    "plan_merge",
     "sweep_checkpoints",
     "train_sequence",
     "verify_checkpoint",

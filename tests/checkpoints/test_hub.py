@@ -99,19 +99,6 @@ def test_the_card_has_the_front_matter_that_the_hub_files_models_by(hub, models,
     }
 
 
-def test_a_plan_reads_headers_only(hub, models, tmx):
-    result = tmx("plan", *MERGE, "-o", "out", "--json")
-    assert result.code == 0, result.err
-    plan = json.loads(result.out)
-    assert plan["elements"] == 24
-    assert [note.split(" is not")[0] for note in plan["notes"]] == [f"org/{n}@{c}" for n, c in models.items()]
-    assert "would be downloaded" in plan["notes"][0]
-    assert not list(Path(located("org/base")).parent.parent.parent.glob("models--org--one/snapshots/*/*.safetensors"))
-    hub.put("org/old", model(Path("old"), 3.0))
-    del hub.repos["org/old"]["main"]["model.safetensors"]
-    assert "torch files, of which nothing is known before" in tmx("plan", "--base", "org/old", "--task", "org/one").err
-
-
 def test_the_cache_comes_before_the_network(hub, models):
     first = located("org/base")
     assert pinned(first) == f"org/base@{models['base']}"
@@ -169,7 +156,7 @@ def test_run_directories_name_models_of_the_hub(hub, models, tmx):
     tasks = [{"name": name, "checkpoint": f"org/{name}@{models[name]}"} for name in ("one", "two")]
     Path("run").mkdir()
     Path("run/run.json").write_text(json.dumps({"version": 1, "base": "org/base", "tasks": tasks}))
-    assert json.loads(tmx("plan", "run", "--json").out)["elements"] == 24
+    assert json.loads(tmx("merge", "run", "--dry-run", "--json").out)["elements"] == 24
     assert not any("/resolve/" in request and "HEAD" not in request for request in hub.requests if "onnx" in request)
     assert tmx("merge", "run", "-o", "out").code == 0
     assert list(map(pinned, Run.open("run").tasks)) == [task["checkpoint"] for task in tasks]
@@ -189,7 +176,6 @@ def test_a_run_is_made_of_models_on_the_hub(hub, models, tmx):
 def test_every_function_that_takes_a_checkpoint(hub, models, tmx):
     report = tmx_api.merge_checkpoints("org/base", ["org/one", "org/two"], "out", scale=1)
     assert report.hub["task 1"] == f"org/one@{models['one']}"
-    assert tmx_api.plan_merge("org/base", ["org/one"]).elements == 24
     assert tmx_api.convert_checkpoint("org/one", "flat.safetensors").tensors == 2
     assert tmx_api.verify_checkpoint("out", "org/base", ["org/one", "org/two"]).ok
     assert json.loads(tmx("inspect", "org/one", "--json").out)["elements"] == 24

@@ -19,7 +19,7 @@ from tunable_magmax.evaluation.metrics import AccuracyMatrix
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.workflows.evaluate import evaluate_run
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 
 CPU = ("--device", "cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}

@@ -105,7 +105,7 @@ def test_texts_with_a_prior(tmx, text_run, tmp_path):
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     assert lines[1].split() == ["hello", "green", "100.0%"]
-    assert lines[2].startswith("my good card my good")
+    assert lines[2].startswith("  my good card my good")
     assert lines[3] == "with the site prior in the model's head (--prior none leaves it out)"
     plain = tmx("predict", model, "--text", "hello", "--prior", "none", *CPU, "--json")
     assert json.loads(plain.out)["prior"] is False

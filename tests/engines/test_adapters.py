@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import InputError
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.methods import read_options
-from tunable_magmax.workflows.plan import plan_merge
+from tunable_magmax.workflows.merge import MergeOptions, check_merge
+from tunable_magmax.workflows.options import from_flat
 from tunable_magmax.workflows.points import line
 from tunable_magmax.workflows.sweep import sweep_checkpoints
 from tunable_magmax.workflows.verify import verify_checkpoint
@@ -358,22 +360,21 @@ def test_another_configuration_is_another_merge(files, tmp_path) -> None:
         assert inputs.identity() != before
 
 
-def test_plan_says_what_is_read(files) -> None:
+def dry_run(base: Path, tasks: Sequence[Path], **options: Any) -> dict[str, Any]:
+    return check_merge(None, from_flat(MergeOptions, base=base, task=list(map(str, tasks)), **options))
+
+
+def test_a_dry_run_names_adapters(files) -> None:
     base, tasks, dense = files
-    plan = plan_merge(base, tasks)
-    assert not plan.problems
-    assert plan.notes[0] == "task 1 is a LoRA adapter (rank 4-7; 3 tensors by factors, 2 whole)"
-    assert plan.bytes_to_read < plan_merge(base, dense).bytes_to_read
-    assert (plan.elements, plan.bytes_to_write) == (
-        plan_merge(base, dense).elements,
-        plan_merge(base, dense).bytes_to_write,
-    )
+    facts, whole = dry_run(base, tasks), dry_run(base, dense)
+    assert facts["notes"][0] == "task 1 is a LoRA adapter (rank 4-7; 3 tensors by factors, 2 whole)"
+    assert (facts["elements"], facts["bytes"]) == (whole["elements"], whole["bytes"])
 
 
-def test_plan_says_how_names_were_found(tmp_path) -> None:
+def test_a_dry_run_says_how_names_were_found(tmp_path) -> None:
     save_file({"h.0.q.weight": torch.zeros(9, 7)}, tmp_path / "base.safetensors")
     task = save_adapter(tmp_path / "task", {"transformer.h.0.q": factors(9, 7, 2, 0)})
-    [note] = plan_merge(tmp_path / "base.safetensors", [task]).notes
+    [note] = dry_run(tmp_path / "base.safetensors", [task])["notes"]
     assert note.endswith("; the base's names are found by dropping 'transformer.'")
 
 
@@ -450,13 +451,11 @@ def test_adapters_that_leave_most_elements_alone_are_told(tmp_path, first, secon
             layers = {name: factors(*shapes[name], 2, seed=t) for name in modules}
             tasks.append(save_adapter(tmp_path / str(t), layers))
     report = merge_checkpoints(tmp_path / "base.safetensors", tasks, tmp_path / "out", **options)
-    planned = plan_merge(tmp_path / "base.safetensors", tasks, **options)
-    assert planned.warnings == tuple(text for text in report.warnings if "adapter" in text)
-    assert [text.split(" is an adapter of few modules")[0] for text in planned.warnings] == [
-        f"task {t}" for t in warned
-    ]
+    warnings = dry_run(tmp_path / "base.safetensors", tasks, **options)["warnings"]
+    assert warnings == [text for text in report.warnings if "adapter" in text]
+    assert [text.split(" is an adapter of few modules")[0] for text in warnings] == [f"task {t}" for t in warned]
     for t in warned:
         given = report.tensors["large.weight"].counts
         assert given is not None
         assert given[t - 1] > 0
-        assert f"leaves {600 / 672:.0%} of the merged elements" in planned.warnings[0]
+        assert f"leaves {600 / 672:.0%} of the merged elements" in warnings[0]

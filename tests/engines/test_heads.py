@@ -15,7 +15,8 @@ from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import RunModels
-from tunable_magmax.workflows.plan import plan_merge
+from tunable_magmax.workflows.merge import MergeOptions, check_merge
+from tunable_magmax.workflows.options import Checkpoints
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -255,12 +256,11 @@ def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
     assert loaded(tmp_path / "out").config.id2label[2] == "task2/LABEL_0"
 
 
-def test_a_plan_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, tmp_path):
+def test_a_dry_run_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, tmp_path):
     base, tasks = make("vit")
-    plan = plan_merge(base, tasks)
-    assert not plan.problems
-    assert plan.notes[0] == "names of the base are matched by adding 'vit.'"
-    assert plan.notes[-1] == "the classifier has 5 labels, stacked of 2 tasks"
+    notes = check_merge(None, MergeOptions(checkpoints=Checkpoints(base, list(map(str, tasks)))))["notes"]
+    assert notes[0] == "names of the base are matched by adding 'vit.'"
+    assert notes[-1] == "the classifier has 5 labels, stacked of 2 tasks"
     kept = tensors(tasks[1])
     lost = next(name for name in kept if name.endswith(("q_proj.weight", "query.weight")))
     save_file({n: v for n, v in kept.items() if n != lost}, tasks[1] / "model.safetensors", {"format": "pt"})

@@ -15,7 +15,8 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.errors import InputError
 from tunable_magmax.workflows.convert import convert_checkpoint
-from tunable_magmax.workflows.plan import plan_merge
+from tunable_magmax.workflows.merge import MergeOptions, check_merge
+from tunable_magmax.workflows.options import Checkpoints
 
 EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 
@@ -52,7 +53,7 @@ def test_many_tied_names_that_only_one_side_has(tmp_path) -> None:
         for k in range(2)
     )
     start = time.monotonic()
-    plan_merge(base, [task], tmp_path / "out")
+    check_merge(None, MergeOptions(tmp_path / "out", Checkpoints(base, [str(task)])))
     assert time.monotonic() - start < 10
 
 

@@ -9,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sequences import LARGE, SMALL, digests, save_sequence, sequence
+from sequences import LARGE, digests, save_sequence, sequence
 
-from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.engines.local import merge_checkpoints
 from tunable_magmax.engines.vectors import FileVectors
 from tunable_magmax.errors import StorageError
 from tunable_magmax.merging.kernels.native import NativeKernels
 from tunable_magmax.merging.reading import widen
 from tunable_magmax.merging.resources import AHEAD
-from tunable_magmax.workflows.plan import plan_merge
 
 PATIENCE = 20
 
@@ -123,29 +121,3 @@ def test_widening_bfloat16_is_what_torch_does(data) -> None:
     found = widen(stored, torch.empty(stored.numel()))
     same = found.view(torch.int32) == wanted.view(torch.int32)
     assert bool((same | (found.isnan() & wanted.isnan())).all())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"memory": "40MiB", "threads": 2},
-        {"weights": [1, 0, 0, 2], "compare": "active", "scale": 0.5},
-        {"weights": [1, 0, 1000, 0], "scope": "tensor", "scale": 1},  # in small tensors, the first has no budget
-        {"method": "average", "weights": [0, 1, 1, 0]},
-    ],
-    ids=str,
-)
-def test_a_merge_reads_what_its_dry_run_says(tmp_path, monkeypatch, options) -> None:
-    # Of headers alone nobody knows what is unchanged.
-    shapes = {name: shape for name, shape in SMALL.items() if "frozen" not in name}
-    base, tasks = save_sequence(tmp_path / "in", *sequence(4, shapes, "bf16"))
-    plan, read, original = plan_merge(base, tasks, **options), [], PositionedFile.read_into
-
-    def noted(self: PositionedFile, position: int, buffer: memoryview) -> None:
-        if position > 8:  # not the header
-            read.append(buffer.nbytes)
-        original(self, position, buffer)
-
-    monkeypatch.setattr(PositionedFile, "read_into", noted)
-    merge_checkpoints(base, tasks, tmp_path / "out.safetensors", **options)
-    assert sum(read) == plan.bytes_to_read

@@ -29,7 +29,7 @@ from tunable_magmax.models.state import read_state
 from tunable_magmax.runs.recipe import read_recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, find_head
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 
 CPU = Reading(device="cpu")
 COUNTS = {"red": 5, "blue": 3, "green": 4, "grey": 2}

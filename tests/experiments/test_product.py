@@ -20,8 +20,8 @@ from tunable_magmax.experiments.reproduce import JobOptions, reproduce_all, resu
 from tunable_magmax.experiments.results import load_results
 from tunable_magmax.experiments.tables import expected_table
 from tunable_magmax.experiments.workbench import Workbench, why_no_logistic
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import prefer
-from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 

@@ -154,8 +154,17 @@ def _preference(folder: Path) -> None:
         read.budget(1000)
         if read.prior is not None:
             assert np.isfinite(read.prior.bias(["cat", "owl"])).all()
-    arguments = [part for name in ("task1", "task2") for part in ("--task", folder / f"{name}.safetensors")]
-    tmx("plan", "--base", folder / "base.safetensors", *arguments, "--preference", folder / "preference.json")
+    arguments = ["--base", folder / "base.safetensors"]
+    arguments += [part for name in ("task1", "task2") for part in ("--task", folder / f"{name}.safetensors")]
+    tmx(
+        "merge",
+        "--dry-run",
+        "--base",
+        folder / "base.safetensors",
+        *arguments,
+        "--preference",
+        folder / "preference.json",
+    )
 
 
 def _profile(folder: Path) -> None:
@@ -172,7 +181,7 @@ def _run(folder: Path) -> None:
         with suppress(TmxError):
             _ = run.profiles
         _ = run.head, run.benchmark, run.checkpoints
-    tmx("plan", folder)
+    tmx("merge", "--dry-run", folder)
 
 
 def _head(folder: Path) -> None:
@@ -187,7 +196,7 @@ def _report(folder: Path) -> None:
 
 
 def _recipe(folder: Path) -> None:
-    tmx("plan", folder / "recipe.yml")
+    tmx("merge", "--dry-run", folder / "recipe.yml")
 
 
 def _tailored(folder: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_run_in_training(tmp_path):
     ("command", "options"),
     [
         ("merge", "-o out"),
-        ("plan", ""),
+        ("merge", "--dry-run"),
         ("sweep", "--from 1,0 --to 0,1 -o out"),
         ("prefer", "--equal"),
         ("tailor", "--equal -o out"),

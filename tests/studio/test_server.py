@@ -20,7 +20,7 @@ from tunable_magmax.studio.points import PointRequest
 from tunable_magmax.studio.session import Studio, StudioOptions
 from tunable_magmax.studio.state import state_of
 from tunable_magmax.workflows.evaluate import evaluate
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.tailored import read_record
 
 

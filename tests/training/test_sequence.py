@@ -29,7 +29,7 @@ from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import loop
 from tunable_magmax.workflows.evaluate import evaluate_run, measured_by_training
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 
 
 class Stopped(Exception):

@@ -28,7 +28,7 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.compare import Rivals, check_comparison, compare, compared_rows, least_samples
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.init import init_run
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 

@@ -113,7 +113,7 @@ def test_a_merge_in_memory_is_the_one_in_files(text_run, tmp_path):
     assert all(torch.equal(tensor, merged.state_dict[name]) for name, tensor in written.items())
     with run.session() as session:
         assert session.merge(weights=site, seed=7).report == merged.report
-    assert run.plan(site).elements == report.elements
+    assert run.check_merge(site)["elements"] == report.elements
 
 
 def test_tailored_from_pairs_in_memory_then_used(any_run, tmp_path, calm):

@@ -21,8 +21,8 @@ from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
 from tunable_magmax.workflows.classifier import Prediction, load_classifier
 from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.predict import Predicting, Predictions, predict
-from tunable_magmax.workflows.reading import Reading
 
 CPU = Predicting(device="cpu")
 BIAS = np.array([0.0, 3.0, -2.0, 100.0])

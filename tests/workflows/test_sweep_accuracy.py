@@ -12,7 +12,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.measuring import Measuring
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 
 
 def test_each_point_is_measured_as_eval_measures_its_checkpoint(image_run, tmx, tmp_path, monkeypatch):
@@ -45,8 +45,8 @@ def test_what_cannot_be_measured_is_refused(image_run, tmx, tmp_path, sequence):
     told = tmx("sweep", *sequence.arguments, *line, "-o", tmp_path / "out")
     assert told.code == 2
     assert "--data needs a run" in told.err
-    line = ["--from", "1,0", "--to", "0,1", "--steps", "2", "--reports-only", "--keep", "magnitude"]
+    line = ["--from", "1,0", "--to", "0,1", "--steps", "2", "--reports-only", "--compare", "active"]
     told = tmx("sweep", image_run.path, *line, "--data", tmp_path, "-o", tmp_path / "other")
     assert told.code == 2
-    assert "leave out --keep" in told.err
+    assert "leave out --compare" in told.err
     assert not (tmp_path / "other").exists()

@@ -31,7 +31,7 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.merge import merge_recipe, recipe_of
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, check_tailoring, tailor
 from tunable_magmax.workflows.tailored import (
@@ -169,7 +169,7 @@ import os, torch
 from pathlib import Path
 from tunable_magmax.workflows import tailor
 from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 torch.set_num_threads(1)
 tailor.{moment} = lambda *given, **more: os._exit(9)
 tailor.tailor({str(kept_run.path)!r}, SiteSources(inputs=Path({str(site[0].inputs)!r})), {str(out)!r},
@@ -381,7 +381,7 @@ def test_a_changed_fitted_head_does_not_verify(builtin, tmp_path):
 def test_a_saved_configuration_has_the_stacked_head_and_says_so(builtin, tmp_path):
     made(builtin, SiteSources(weights=(0.7, 0.3)), tmp_path / "site", method="average", scale=1.0)
     notes: list[str] = []
-    again = recipe_of(tmp_path / "site/tmx-config.yaml", None, None, None, {}, notes.append)
+    again = recipe_of(tmp_path / "site/tmx-config.yaml", notify=notes.append)
     assert len([note for note in notes if "fitted" in note]) == 1
     merge_recipe(again, tmp_path / "again", lambda note: None)
     run = Run.open(builtin)

@@ -1,4 +1,21 @@
-"""The `tmx` program: its commands, and how errors reach the user."""
+"""The `tmx` program: its commands, and how errors reach the user.
+
+How a command is made, with `merge` as the example:
+
+1. Its workflow, workflows/merge.py, declares the options as one frozen dataclass, `MergeOptions`: a field with a
+   default and a docstring for each option, and groups that commands share (`Weighting`, `Output`, `Reading`, ... of
+   workflows/options.py) as nested fields. A decorator `@Parameter(name="*")` makes fields options without a prefix; a
+   `Parameter` in a field's annotation gives another name or a parser (`Out`, `Numbers`, `FileOrValue`). Nothing heavy
+   is imported at the top of such a module: `tmx --help` imports all of them.
+2. The workflow is a function of what the command is about, the options, `progress` and `notify`: `merge(source,
+   options, progress, notify)`. It returns a typed record. With `options.dry_run`, the command calls the function that
+   checks everything and returns facts as a dict.
+3. The command, cli/merge.py, is a function of the same name: positional arguments, then `options: MergeOptions =
+   MergeOptions()`. It calls the workflow inside `working()`, which shows progress and warnings, and ends with
+   `show_result(record, lines)`. --json, --quiet and --debug belong to the program, and no command declares them.
+4. In Python, `from_flat(MergeOptions, **keywords)` makes the options of a method's keywords; `given(options)` are those
+   that a record needs to hold.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +31,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tunable_magmax.cli.help import UnwrappedHelp
 from tunable_magmax.cli.stopping import memory_message, stop_message, stopped_by_signals
-from tunable_magmax.cli.terminal import (
-    each_warning_once,
-    hush,
-    open_closed_streams,
-    show,
-    tell,
-    unprintable,
-    widen_narrow_screens,
-)
+from tunable_magmax.cli.terminal import Screen, hush, on_screen, open_closed_streams, show, tell, unprintable
 from tunable_magmax.errors import InputError, StorageError, TmxError
 from tunable_magmax.files import remedy
 from tunable_magmax.version import __version__
@@ -38,7 +47,6 @@ COMMANDS = (
     "tailor",
     "init",
     "merge",
-    "plan",
     "sweep",
     "prefer",
     "head",
@@ -55,10 +63,15 @@ COMMANDS = (
     "demo",
 )
 
+FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
+"""Options of the program, which every command has."""
+CONVERTED = ("merge",)
+"""Commands that leave --quiet and --json to the program; the others declare them."""
+
 
 def _shown_default(default: Any) -> Any:
-    """Returns a default worth showing: that of a flag is clear, and None or "" are explained in the help text."""
-    return None if default in (None, "") or isinstance(default, bool) else default
+    """Returns a default worth showing: that of a flag is clear, and an empty one is explained in the help text."""
+    return None if default in (None, "", ()) or isinstance(default, bool) else default
 
 
 app = App(
@@ -66,7 +79,9 @@ app = App(
     help="Merge the checkpoints of a continually trained model into the one model that a given deployment needs.",
     version=__version__,
     help_epilogue=(
-        "Exit codes: 0 done, 2 bad input or usage, 130 Ctrl-C, 1 anything else. --debug shows tracebacks.\n"
+        "Every command: --json prints the result, or the error, as JSON; --quiet (-q) neither progress nor a summary; "
+        "--debug shows tracebacks.\n"
+        "Exit codes: 0 done, 2 bad input or usage, 130 Ctrl-C, 1 anything else.\n"
         f"Docs: {DOCS}"
     ),
     help_format="plaintext",
@@ -81,12 +96,23 @@ app.register_install_completion_command(help="Install completion of options and 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit with its code."""
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
     open_closed_streams()
-    widen_narrow_screens()
-    with stopped_by_signals():
-        code = _run([token for token in tokens if token != "--debug"], "--debug" in tokens)
+    tokens, flags = split_flags(sys.argv[1:] if arguments is None else arguments)
+    with stopped_by_signals(), on_screen(Screen("quiet" in flags, "json" in flags)):
+        code = _run(tokens, flags)
     sys.exit(code)
+
+
+def split_flags(tokens: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Returns the tokens of a command, and which options of the program stand among them.
+
+    >>> split_flags(["merge", "run", "-q", "-o", "out"])
+    (['merge', 'run', '-o', 'out'], {'quiet'})
+    """
+    found = {FLAGS[token] for token in tokens if token in FLAGS}
+    if tokens and tokens[0] not in CONVERTED:
+        return [token for token in tokens if token != "--debug"], found
+    return [token for token in tokens if token not in FLAGS], found
 
 
 def _require_folder() -> None:
@@ -96,14 +122,14 @@ def _require_folder() -> None:
         raise InputError("the folder that this shell is in is gone: change to another with cd") from None
 
 
-def _run(tokens: Sequence[str], debug: bool) -> int:
+def _run(tokens: Sequence[str], flags: set[str]) -> int:
     command = next((name for name in COMMANDS if tokens[:1] == [name]), "")
 
     def fail(kind: str, message: str, code: int, problems: Sequence[str] = ()) -> int:
-        if debug:
+        if "debug" in flags:
             tell(traceback.format_exc())
         tell(f"error: {message.strip()}\n")
-        if "--json" in tokens:
+        if "json" in flags:
             listed = {"problems": list(problems)} if problems else {}
             record = {"error": {"kind": kind, "message": message.strip(), **listed}}
             try:
@@ -116,10 +142,7 @@ def _run(tokens: Sequence[str], debug: bool) -> int:
         _require_folder()
         if not command:
             list(app.subapps)  # imports all commands: the help of the program shows the first lines of theirs
-        with each_warning_once():
-            done = app(
-                tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero"
-            )
+        done = app(tokens, exit_on_error=False, print_error=False, result_action="return_int_as_exit_code_else_zero")
         show("")  # flushes what others printed, such as the help
         return int(done)
     except CycloptsError as error:

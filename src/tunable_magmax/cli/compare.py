@@ -96,7 +96,7 @@ def compare(
         check_picture(plot)
     from tunable_magmax.workflows.compare import Rivals, check_comparison
     from tunable_magmax.workflows.compare import compare as compare_models
-    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.options import Reading
 
     values = {key: value for key, value in asdict(site).items() if key not in ("data", "head")}
     common: dict[str, Any] = {"head": site.head, "reading": Reading(**values)}

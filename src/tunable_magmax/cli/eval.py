@@ -98,7 +98,7 @@ def eval(
         Print everything as JSON on stdout.
     """
     from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, kind_of, measured_by_training
-    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.scoring import preferred_prior
 
     kind = None if model is None else kind_of(model)

@@ -2,113 +2,79 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from tunable_magmax.cli.merge_options import (
-    HOW,
-    WHAT,
-    WHERE,
-    How,
-    Json,
-    Loose,
-    Quiet,
-    What,
-    Where,
-    read_what,
-    refuse_words,
-    settings_of,
-)
-from tunable_magmax.cli.plan import show_plan
-from tunable_magmax.cli.terminal import note, progress_bars, show, warn
-from tunable_magmax.errors import InputError
+from tunable_magmax.cli.terminal import note, show_result, table, warn, working
+from tunable_magmax.errors import some_of
+from tunable_magmax.files import show_size
+from tunable_magmax.showing import plural
+from tunable_magmax.workflows.merge import MergeOptions
 
 if TYPE_CHECKING:
-    from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.runs.recipe import Recipe
+    from tunable_magmax.workflows.merge import MergeResult
 
 
-def merge(
-    source: Path | None = None,
-    /,
-    *loose: Loose,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    what: What = WHAT,
-    how: How = HOW,
-    where: Where = WHERE,
-    dry_run: bool = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> int:
+def merge(source: Path | None = None, /, *, options: MergeOptions = MergeOptions()) -> None:
     """Merge a base and its task checkpoints into one checkpoint.
 
     tmx merge --base B --task A1 --task A2 --weights 3,1 -o OUT
     tmx merge RUN_DIR --preference site.json -o OUT
     tmx merge config.yml -o OUT
 
-    An interrupted merge continues when the same command is run again.
+    An output appears whole or not at all.
 
     Parameters
     ----------
     source
         A run directory, or a YAML configuration.
-    out
-        A directory, or one file if it ends in .safetensors.
-    dry_run
-        Read headers only and say what would be done.
     """
-    refuse_words("merge", loose, source, what)
-    recipe = read_what(source, what)
-    if dry_run:
-        return show_plan(recipe, out, how, as_json, where=where)
-    if out is None:
-        raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
-    from tunable_magmax.workflows.merge import merge_recipe
+    from tunable_magmax.workflows.merge import check_merge
+    from tunable_magmax.workflows.merge import merge as run
 
-    def notify(text: str) -> None:
-        if not quiet:
-            note(text)
-
-    # Ray prints messages about dying nodes to stdout, where the result goes.
-    with progress_bars(quiet or as_json) as progress, redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # they are in the report, and shown below
-        result = merge_recipe(recipe, out, notify, progress=progress, **settings_of(how), **asdict(where))
+    if options.dry_run:
+        with working():
+            facts = check_merge(source, options, note)
+        show_result(facts, _facts(facts))
+        return
+    with working() as work:
+        result = run(source, options, work.progress, note)
     report = result.report
     for warning in report.warnings:
         warn(warning)
-    if as_json:
-        # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
-        show(replace(report, warnings=(*report.warnings, *result.notes, *result.lacking)).to_json())
-    elif not quiet:
-        show(_summary(report, out, recipe))
-        show("".join(f"note: {text}\n" for text in result.lacking))
-    return 0
+    # Notes are not in the report beside the weights: they name paths, and equal merges must give equal bytes.
+    record = replace(report, warnings=(*report.warnings, *result.notes, *result.lacking))
+    show_result(record.to_json(), _summary(result, options))
 
 
-def _summary(report: MergeReport, out: Path, recipe: Recipe) -> str:
-    """Returns one line for the merge and one for each task, under its name or path."""
+def _summary(result: MergeResult, options: MergeOptions) -> Iterator[str]:
+    report, total = result.report, max(result.report.elements, 1)
     if report.options["scale"] == "matched":
-        whence = "matched"
+        source = "matched"
     else:
-        whence = "given" if recipe.options.get("scale") is not None else f"the default of {report.method}"
-    lines = [
-        f"{out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g} ({whence}), "
-        f"seed {report.seed}"
-    ]
-    total = max(report.elements, 1)
+        source = "given" if options.merging.scale is not None else "as the configuration or the method says"
+    yield f"{options.out}: {report.elements:,} elements merged by {report.method}, scale {report.scale:g} ({source})"
     if report.counts is not None:
-        width = max(len(f"{count:,}") for count in report.counts)
-        names = recipe.names or [str(path) for path in recipe.tasks]
-        lines += [
-            f"  task {t:<3} {n:>{width},} elements {n / total:7.2%}  {name}"
-            for t, (n, name) in enumerate(zip(report.counts, names, strict=True), start=1)
+        rows = [
+            [name, f"{count:,} elements", f"{count / total:.2%}"]
+            for name, count in zip(result.names, report.counts, strict=True)
         ]
+        yield from table(rows)
     if report.leftovers:
-        lines.append(f"  {report.leftovers:,} of them ({report.leftovers / total:.2%}) by lottery")
-    return "".join(f"{line}\n" for line in lines)
+        yield f"  {report.leftovers:,} of them ({report.leftovers / total:.2%}) by lottery"
+    yield from (f"note: {text}" for text in result.lacking)
+
+
+def _facts(facts: dict[str, Any]) -> Iterator[str]:
+    yield from (f"warning: {text}" for text in facts["warnings"])
+    yield f"method    {facts['method']}, {plural(len(facts['tasks']), 'task')}"
+    yield f"merges    {facts['elements']:,} elements in {plural(len(facts['merged']), 'tensor')}, if tasks changed them"
+    yield f"copies    {plural(len(facts['copied']), 'tensor')}: {some_of(facts['copied'], limit=3)}".removesuffix(": ")
+    if facts["budget"] is not None:
+        pairs = zip(facts["tasks"], facts["budget"], strict=True)
+        yield f"budget    {', '.join(f'{name} {count:,}' for name, count in pairs)}"
+    yield f"writes    {show_size(facts['bytes'])} in {plural(facts['files'], 'file')}"
+    yield f"memory    {show_size(facts['memory'])} beyond the interpreter"
+    yield from (f"note: {text}" for text in facts["notes"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tunable_magmax.cli.terminal import note, warn
-from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.cli.terminal import warn
+from tunable_magmax.errors import InputError
 
 if TYPE_CHECKING:
     from tunable_magmax.runs.recipe import Recipe
@@ -60,10 +60,6 @@ class Merging:
     compare: Annotated[
         Literal["all", "active"] | None,
         Parameter(help="Compare magnitudes with all earlier tasks, or with those that have a budget."),
-    ] = None
-    keep: Annotated[
-        Literal["random", "magnitude"] | None,
-        Parameter(help="Keep random candidates or the largest if a task has too many."),
     ] = None
     density: Annotated[
         str | None,
@@ -128,47 +124,38 @@ class How:
     overwrite: Annotated[bool, Parameter(help="Replace an existing output.")] = False
 
 
-@Parameter(name="*", group="Output and resources")
-@dataclass(frozen=True)
-class Where:
-    """Where the merge runs."""
-
-    engine: Annotated[
-        Literal["local", "ray"],
-        Parameter(help="Merge on this machine, or by workers of a Ray cluster (docs/scale.md)."),
-    ] = "local"
-    device: Annotated[str | None, Parameter(help="Merge on a GPU: cuda or cuda:1. Default: the CPU.")] = None
-    workers: Annotated[
-        int | None, Parameter(help="Share the work among so many Ray workers; --memory and --threads are for each.")
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        Parameter(help="Join the Ray cluster whose head is at HOST:PORT. Default: a cluster on this machine."),
-    ] = None
-
-
-WHAT, HOW, WHERE = What(), How(), Where()
+WHAT, HOW = What(), How()
 """No option was given."""
 
 
 def read_what(source: Path | None, what: What) -> Recipe:
     """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named."""
     from tunable_magmax.workflows.merge import recipe_of
+    from tunable_magmax.workflows.options import Checkpoints, Weighting
+    from tunable_magmax.workflows.options import Merging as Options
 
-    options = asdict(what)
-    base, tasks, preference = (options.pop(name) for name in ("base", "task", "preference"))
-    options["out_dtype"] = options.pop("dtype")
-    for name in ("weights", "budget"):
-        options[name] = numbers(options[name], f"--{name}")
-    if "," in (options["density"] or ""):
-        options["density"] = options["density"].split(",")
-    recipe = recipe_of(source, base, tasks, preference, options, warn)
-    for name in ("weights", "budget"):
-        named = options[name]
-        left = [task for task in recipe.names or () if task not in named] if isinstance(named, dict) else []
-        if left:
-            note(f"--{name} does not name {some_of(left)}, so {'that task gets' if len(left) == 1 else 'these get'} 0")
-    return recipe
+    weights, budget = (numbers(getattr(what, name), f"--{name}") for name in ("weights", "budget"))
+    scale: Any = what.scale if what.scale in (None, "matched") else float(str(what.scale))
+    density: Any = None if what.density is None else float(what.density)
+    dtype: Any = what.dtype
+    return recipe_of(
+        source,
+        Checkpoints(what.base, what.task or ()),
+        Weighting(weights, budget, what.preference),
+        Options(
+            what.method,
+            scale,
+            what.scope,
+            what.compare,
+            density,
+            what.seed,
+            dtype,
+            what.include or (),
+            what.exclude or (),
+            what.heads,
+        ),
+        warn,
+    )
 
 
 def settings_of(how: How) -> dict[str, Any]:
@@ -196,12 +183,6 @@ def numbers(text: str | None, option: str) -> list[str] | dict[str, str] | None:
     if len(by_name) < len(pairs):
         raise InputError(f"{option} is {text!r}, which names a task twice")
     return by_name
-
-
-def refuse_words(command: str, loose: Sequence[str], source: Path | None, what: What) -> None:
-    """Refuses words that belong to no option, with what was probably meant."""
-    hint = "; put --task before each task checkpoint" if what.task else ""
-    refuse_loose(command, loose, {"--weights": what.weights, "--budget": what.budget}, source, hint)
 
 
 def refuse_loose(

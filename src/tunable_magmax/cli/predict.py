@@ -114,7 +114,7 @@ def label_lines(found: Predictions) -> Iterator[str]:
         shown = printable(shown)
         cells = [cell for label, probability in prediction.top for cell in (label, f"{probability:.1%}")]
         rows.append([shown, *cells, *[""] * (2 * top - len(cells))])
-    yield from table(rows, indent="")
+    yield from table(rows)
     yield from _prior_lines(found)
 
 

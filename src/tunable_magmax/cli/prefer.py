@@ -128,9 +128,9 @@ def prefer(
     as_json
         Print preference and budget as JSON on stdout.
     """
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.prefer import PreferOptions
     from tunable_magmax.workflows.prefer import prefer as find
-    from tunable_magmax.workflows.reading import Reading
     from tunable_magmax.workflows.site import SiteSources
 
     refuse_loose("prefer", loose, {"--weights": sources.weights}, run_dir)

@@ -167,7 +167,7 @@ def sweep(
 
 
 def _measure(made: Sweep, run_dir: Path, out: Path, measured: Measured, progress: Progress | None) -> Sweep:
-    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.sweep_accuracy import measure_sweep
 
     data = None if measured.data is not None and str(measured.data) == "test" else measured.data

@@ -84,7 +84,7 @@ def tailor(
         Say what would be done. Reads headers only.
     """
     from tunable_magmax.runs.run import Run
-    from tunable_magmax.workflows.reading import Reading
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.site import SiteSources
     from tunable_magmax.workflows.tailor import check_tailoring
     from tunable_magmax.workflows.tailor import tailor as make

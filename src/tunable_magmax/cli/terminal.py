@@ -1,19 +1,21 @@
-"""What commands show on a terminal: tables of plain text, progress on stderr, and warnings as plain lines.
+"""What commands show: results on stdout, progress, warnings and notes on stderr; tables and bars are rich's.
 
 All text goes through `show` and `tell`, which make visible what would otherwise control the terminal.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunable_magmax.errors import StorageError
@@ -22,7 +24,6 @@ from tunable_magmax.files import Progress
 if TYPE_CHECKING:
     from tunable_magmax.training.loop import Tick
 
-NARROWEST = 20
 PIPED_WIDTH = 120
 
 # Control characters but tab and line end, marks that turn the direction of text, and halves of characters.
@@ -38,11 +39,6 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def unprintable(error: OSError) -> str:
-    """Returns what to say where nothing can be written to stdout."""
-    return f"the result cannot be printed ({error.strerror}): give stdout a place to go"
-
-
 def show(text: str) -> None:
     """Prints on stdout what a command was asked for. A full disk or a closed stdout is a `StorageError`."""
     try:
@@ -53,6 +49,11 @@ def show(text: str) -> None:
     except OSError as error:
         hush()
         raise StorageError(unprintable(error)) from None
+
+
+def unprintable(error: OSError) -> str:
+    """Returns what to say where nothing can be written to stdout."""
+    return f"the result cannot be printed ({error.strerror}): give stdout a place to go"
 
 
 def tell(text: str) -> None:
@@ -70,22 +71,12 @@ def hush() -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens stdout and stderr if the program was started without: a file would get their numbers, and what is printed.
-
-    Whatever is then printed on stdout fails, as it should.
-    """
-    for descriptor, mode in ((1, os.O_RDONLY), (2, os.O_WRONLY)):
-        if (sys.stdout, sys.stderr)[descriptor - 1] is not None:
-            continue
-        nowhere = os.open(os.devnull, mode)
-        if nowhere != descriptor:
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
-        stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        if descriptor == 1:
-            sys.stdout = stream
-        else:
-            sys.stderr = stream
+    """Gives stdout and stderr a place if the program was started without: else a file would get their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _encodable(text: str, encoding: str | None) -> str:
@@ -94,50 +85,134 @@ def _encodable(text: str, encoding: str | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Returns lines with the columns of `rows` aligned: the first to the left, the others to the right.
+# -- one command ------------------------------------------------------------------------------------------------------
 
-    >>> table([["layer", "elements"], ["head", "7,680"]])
-    ['  layer  elements', '  head      7,680']
+
+@dataclass
+class Screen:
+    """How one command was asked to print: --quiet, --json; and the warnings that it gave."""
+
+    quiet: bool = False
+    json: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+_screen: ContextVar[Screen] = ContextVar("screen", default=Screen())  # noqa: B039
+
+
+@contextmanager
+def on_screen(screen: Screen) -> Iterator[None]:
+    """Makes the functions below print as this command was asked to."""
+    token = _screen.set(screen)
+    try:
+        yield
+    finally:
+        _screen.reset(token)
+
+
+def is_quiet() -> bool:
+    """Returns whether --quiet was given."""
+    return _screen.get().quiet
+
+
+def show_result(record: Mapping[str, Any] | str, lines: Iterable[str]) -> None:
+    """Prints the result of a command: the record as JSON with --json, nothing with --quiet, else the lines."""
+    screen = _screen.get()
+    if screen.json:
+        text = record if isinstance(record, str) else json.dumps(record, indent=1, ensure_ascii=False)
+        show(f"{text.rstrip()}\n")
+    elif not screen.quiet:
+        show("".join(f"{line}\n" for line in lines))
+
+
+def warn(text: str) -> None:
+    """Prints a warning in one line on stderr, unless the command has given it already."""
+    given = _screen.get().warnings
+    if text not in given:
+        given.append(text)
+        tell(f"warning: {text}\n")
+
+
+def note(text: str) -> None:
+    """Prints a note in one line on stderr, unless --quiet was given."""
+    if not is_quiet():
+        tell(f"note: {text}\n")
+
+
+@dataclass(frozen=True)
+class Working:
+    """What a workflow gets while it works. `watch` shows the steps of a training."""
+
+    progress: Progress | None
+    watch: Callable[[Tick], None] | None
+
+
+@contextmanager
+def working() -> Iterator[Working]:
+    """Shows progress on stderr, and warnings for the user as they come, each once, in a line.
+
+    What libraries print on stdout goes to stderr, as stdout is for the result.
     """
-    rows = [[visible(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        (indent + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])).rstrip() for row in rows
-    ]
+
+    def shown(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, UserWarning):
+            warn(str(message))
+
+    with _display() as display, warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.showwarning = shown
+        warnings.simplefilter("always", UserWarning)
+        yield Working(None, None) if display is None else Working(_phases(display), _ticks(display))
 
 
-def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list[str]:
-    """Splits a wide table into several narrower ones, one below the other, each with the first `fixed` columns.
-
-    >>> wrapped_table([["", "task 1", "task 2"], ["a", "10", "20"]], fixed=1, width=14)
-    ['     task 1', '  a      10', '', '     task 2', '  a      20']
-    """
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    lines: list[str] = []
-    start = fixed
-    while start < len(widths):
-        stop, used = start + 1, sum(widths[:fixed]) + widths[start]
-        while stop < len(widths) and used + widths[stop] <= width:
-            used += widths[stop]
-            stop += 1
-        lines += [*([""] if lines else []), *table([[*row[:fixed], *row[start:stop]] for row in rows])]
-        start = stop
-    return lines
-
-
-def widen_narrow_screens() -> None:
-    """Sees to it that a screen has at least a few columns: libraries do not end laying out text for none or two."""
-    if not os.environ.get("COLUMNS", "").strip("0"):
-        os.environ.pop("COLUMNS", None)
-    if screen_width() < NARROWEST:
-        os.environ["COLUMNS"] = str(NARROWEST)
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def screen_width() -> int:
     """Returns the columns that the variable COLUMNS says, or those of the terminal, or a number where there is none."""
     return shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
 
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None, fixed: int = 1) -> list[str]:
+    """Returns the lines of a table: the first column to the left, the others to the right.
+
+    Where it is wider than the screen, the columns after the first `fixed` go on in further tables below.
+
+    >>> table([["head", "7,680"]], ["layer", "elements"])
+    ['  layer  elements', '  head      7,680']
+    """
+    cells = [[visible(cell).replace("\n", "\\n") for cell in row] for row in [*([header] if header else []), *rows]]
+    if not cells:
+        return []
+    widths = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
+    lines: list[str] = []
+    start = min(fixed, len(widths))
+    while True:
+        stop = start + 1
+        while stop < len(widths) and sum(widths[:fixed]) + sum(widths[start : stop + 1]) <= screen_width():
+            stop += 1
+        lines += [*([""] if lines else []), *_drawn([[*row[:fixed], *row[start:stop]] for row in cells])]
+        start = stop
+        if start >= len(widths):
+            return lines
+
+
+def _drawn(cells: Sequence[Sequence[str]]) -> list[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    for column in range(len(cells[0])):
+        grid.add_column(justify="right" if column else "left", no_wrap=True)
+    for row in cells:
+        grid.add_row(*map(Text, row))
+    console = Console(width=1 << 16, color_system=None)
+    with console.capture() as captured:
+        console.print(grid)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
 
 PHASES = {
     "train": "training",
@@ -149,33 +224,6 @@ PHASES = {
 }
 PATIENCE = 10.0
 """Seconds for which nothing is said where stderr is no terminal: short commands leave no lines in a log."""
-
-
-@contextmanager
-def progress_bars(quiet: bool) -> Iterator[Progress | None]:
-    """Yields a callback progress(phase, done, total) that shows how far each phase is; None if nothing is wanted."""
-    with _display(quiet) as display:
-        yield None if display is None else _phases(display)
-
-
-@contextmanager
-def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
-    """Yields such a callback, and one for training that also shows loss and speed; None if nothing is wanted."""
-    with _display(quiet) as display:
-        if display is None:
-            yield None, None
-            return
-
-        def watch(tick: Tick) -> None:
-            what = f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}"
-            # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
-            done = int(1000 * (tick.task + tick.step / tick.steps))
-            note = f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s"
-            display("training", what, done, 1000 * tick.tasks, note)
-
-        yield _phases(display), watch
-
-
 Display: TypeAlias = Callable[[str, str, int, int, str], None]
 """Called as display(bar, what, done, total, note): the bar is the same while what it is about changes."""
 
@@ -184,10 +232,22 @@ def _phases(display: Display) -> Progress:
     return lambda phase, done, total: display(phase, PHASES.get(phase, phase), done, total, "")
 
 
+def _ticks(display: Display) -> Callable[[Tick], None]:
+    def watch(tick: Tick) -> None:
+        what = f"task {tick.task + 1} of {tick.tasks}, epoch {tick.epoch}"
+        # Tasks of a sequence are about equally long, so the bar counts in shares of tasks.
+        done = int(1000 * (tick.task + tick.step / tick.steps))
+        shown = f"loss {tick.loss:.3f}, {tick.samples_per_second:,.0f} samples/s"
+        display("training", what, done, 1000 * tick.tasks, shown)
+
+    return watch
+
+
 @contextmanager
-def _display(quiet: bool) -> Iterator[Display | None]:
+def _display() -> Iterator[Display | None]:
     """Yields what shows progress on stderr: bars on a terminal, lines in a file or pipe; None if nothing is wanted."""
-    if quiet:
+    screen = _screen.get()
+    if screen.quiet or screen.json:
         yield None
     elif not sys.stderr.isatty():
         yield progress_lines()
@@ -196,8 +256,8 @@ def _display(quiet: bool) -> Iterator[Display | None]:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        what, note = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
-        columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), note)
+        what, shown = (TextColumn(form, markup=False) for form in ("{task.description:>10}", "{task.fields[note]}"))
+        columns = (what, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), shown)
         with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             yield drawn_bars(bars)
 
@@ -233,44 +293,30 @@ def progress_lines(clock: Callable[[], float] = time.monotonic) -> Display:
     return display
 
 
-_given: ContextVar[set[str] | None] = ContextVar("given", default=None)
+# -- for commands that still declare --quiet and --json themselves ----------------------------------------------------
+
+
+def wrapped_table(rows: Sequence[Sequence[str]], fixed: int, width: int) -> list[str]:
+    """Returns the lines of a table whose first row is its header."""
+    return table(rows, fixed=fixed)
 
 
 @contextmanager
-def each_warning_once() -> Iterator[None]:
-    """Makes `warn` leave out what it has said before in the same command."""
-    token = _given.set(set())
-    try:
-        yield
-    finally:
-        _given.reset(token)
+def progress_bars(quiet: bool) -> Iterator[Progress | None]:
+    """Yields a callback that shows progress."""
+    with on_screen(Screen(quiet=quiet)), _display() as display:
+        yield None if display is None else _phases(display)
 
 
-def warn(text: str) -> None:
-    """Prints a warning in one line on stderr, unless the command has given it already."""
-    given = _given.get()
-    if given is None or text not in given:
-        tell(f"warning: {text}\n")
-    if given is not None:
-        given.add(text)
-
-
-def note(text: str) -> None:
-    """Prints a note in one line on stderr."""
-    tell(f"note: {text}\n")
+@contextmanager
+def training_bars(quiet: bool) -> Iterator[tuple[Progress | None, Callable[[Tick], None] | None]]:
+    """Yields callbacks that show progress, and the steps of a training."""
+    with on_screen(Screen(quiet=quiet)), _display() as display:
+        yield (None, None) if display is None else (_phases(display), _ticks(display))
 
 
 @contextmanager
 def plain_warnings() -> Iterator[list[str]]:
-    """Prints each warning for the user once, as soon as it comes, in one line; yields the list of them."""
-    texts: list[str] = []
-
-    def show(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, UserWarning) and str(message) not in texts:
-            texts.append(str(message))
-            warn(str(message))
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        warnings.simplefilter("always", UserWarning)
-        yield texts
+    """Prints warnings for the user; yields the list of them."""
+    with working():
+        yield _screen.get().warnings

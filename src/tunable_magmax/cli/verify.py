@@ -52,7 +52,7 @@ def verify(
         Print all checks as JSON on stdout.
     """
     from tunable_magmax.runs.recipe import read_tasks
-    from tunable_magmax.workflows.merge_records import logged_inputs
+    from tunable_magmax.workflows.merge import logged_inputs
     from tunable_magmax.workflows.verify import verify_checkpoint
 
     paths, names = read_tasks(task or ())

@@ -37,7 +37,7 @@ from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
 from tunable_magmax.training.sequence import train_sequence
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import HEAD, Tailored

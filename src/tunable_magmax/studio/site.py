@@ -20,8 +20,8 @@ from tunable_magmax.studio.assignment import SETTLED, USUAL_OUTSIDE, Assigned, a
 from tunable_magmax.studio.guard import Refused
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import DataSet, Measuring, Setting
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import find_preference
-from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.site import Site, SiteSources
 
 THUMBNAIL = 96

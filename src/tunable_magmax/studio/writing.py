@@ -19,7 +19,7 @@ from tunable_magmax.studio.desk import Events, Stopped
 from tunable_magmax.studio.guard import Refused, error_body
 from tunable_magmax.studio.points import Preset
 from tunable_magmax.workflows.measuring import Setting
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
 from tunable_magmax.workflows.tailored import read_record

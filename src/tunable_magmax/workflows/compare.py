@@ -33,8 +33,8 @@ from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.merge import require_tasks
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.scoring import Data, find_head, open_encoder, open_head, open_labelled
 from tunable_magmax.workflows.tailor import TailorOptions, choose_spec
 from tunable_magmax.workflows.tailored import PREFERENCE, read_record

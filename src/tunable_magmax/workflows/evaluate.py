@@ -23,7 +23,7 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
 from tunable_magmax.workflows.merge import merge_recipe_in_memory
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.scoring import (
     YAML,
     AppliedPrior,

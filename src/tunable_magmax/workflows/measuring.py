@@ -29,7 +29,7 @@ from tunable_magmax.models.head import Linear, builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import KeptSamples, site_shares
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.scoring import Data, find_head, open_head, open_labelled
 from tunable_magmax.workflows.tailored import run_identity
 

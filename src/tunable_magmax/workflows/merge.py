@@ -1,14 +1,17 @@
-"""What `tmx merge` does: reads what to merge, merges it into an output, and says what a user must know about it."""
+"""What `tmx merge` does: finds out what to merge, and merges it into an output, or only checks that it can."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cyclopts import Parameter
+
 from tunable_magmax.errors import InputError
-from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
+from tunable_magmax.workflows.options import Checkpoints, Merging, Out, Output, Place, Weighting, flat
 
 if TYPE_CHECKING:
     from tunable_magmax.files import Progress
@@ -16,8 +19,25 @@ if TYPE_CHECKING:
     from tunable_magmax.merging.state_dicts import Merged
     from tunable_magmax.models.builtin import BuiltinEncoder
     from tunable_magmax.preference.preference import Preference
+    from tunable_magmax.runs.recipe import Recipe
 
 Notify = Callable[[str], None]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class MergeOptions:
+    """The options of `tmx merge`."""
+
+    out: Out = None
+    """Where the result goes: a directory, or one file if it ends in .safetensors."""
+    checkpoints: Checkpoints = Checkpoints()
+    weighting: Weighting = Weighting()
+    merging: Merging = Merging()
+    output: Output = Output()
+    place: Place = Place()
+    dry_run: bool = False
+    """Read headers only, check everything, and say what would be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +45,80 @@ class MergeResult:
     """A merge that was written."""
 
     report: MergeReport
+    names: tuple[str, ...]
+    """The tasks' names, or their paths."""
     notes: tuple[str, ...]
     """Notes about the inputs; they name paths, so they are not in the report."""
     lacking: tuple[str, ...]
     """What the output lacks to be loaded by transformers."""
 
 
-def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> MergeResult:
-    """Merges as a recipe says into `out`; `settings` are other arguments of `merge_checkpoints`.
+def merge(
+    source: Path | None, options: MergeOptions, progress: Progress | None = None, notify: Notify | None = None
+) -> MergeResult:
+    """Merges a run directory, a YAML configuration, or the checkpoints that the options name, into `options.out`.
 
     `notify` is called with each note as soon as it is known.
     """
+    if options.out is None:
+        raise InputError("where should the result go? Give -o OUT, a directory or a name that ends in .safetensors")
+    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
+    settings = {**flat(options.output), **flat(options.place)}
+    return merge_recipe(recipe, options.out, notify, progress=progress, **settings)
+
+
+def check_merge(source: Path | None, options: MergeOptions, notify: Notify | None = None) -> dict[str, Any]:
+    """Checks, from headers alone, all that `merge` would; returns what it would do.
+
+    Values are not read, so tensors that no task changed still count as merged here.
+    """
+    import torch
+
+    from tunable_magmax.checkpoints.writer import Output as Writer
+    from tunable_magmax.engines.inputs import Inputs, named_heads
+    from tunable_magmax.engines.outputs import check_space, expected_shards
+    from tunable_magmax.engines.settings import OutputSettings, Resources
+    from tunable_magmax.merging.methods import METHODS, read_options
+    from tunable_magmax.merging.resources import kernels_for, plan_memory
+
+    recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
+    resources = Resources(memory=options.output.memory, threads=options.output.threads, **flat(options.place))
+    resources.check()
+    heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
+    read = read_options(len(recipe.tasks), **{**recipe.options, "heads": heads})
+    resources.check_method(read.method)
+    with Inputs(recipe.base, recipe.tasks, read) as inputs:
+        layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
+        method = METHODS[read.method](read, len(recipe.tasks))
+        method.assume(layout.elements)
+        budget = method.expected_budget(layout.elements)
+        if read.budget is not None and sum(read.budget) > layout.elements:
+            raise InputError(f"the budget sums to {sum(read.budget):,}, but there are {layout.elements:,} elements")
+        memory = plan_memory(layout, read, kernels, resources.threads, resources.memory_bytes)
+        target = options.out or Path("out")
+        limit = OutputSettings(shard_size=options.output.shard_size).shard_bytes(target)
+        sizes = [shard.size for shard in expected_shards(layout, read.out_dtype, limit)]
+        if options.out is not None:
+            inputs.refuse_as_output(target)
+            Writer.check(target, options.output.overwrite)
+            check_space(target, sum(sizes) + (memory.planes if memory.spill else 0))
+        return {
+            "method": read.method,
+            "tasks": list(recipe.names or map(str, recipe.tasks)),
+            "elements": layout.elements,
+            "merged": [tensor.name for tensor in layout.mergeable],
+            "copied": [info.name for info in layout.copied],
+            "budget": None if budget is None else list(budget),
+            "bytes": sum(sizes),
+            "files": len(sizes),
+            "memory": memory.peak,
+            "warnings": list(dict.fromkeys([*inputs.warnings(), *layout.warnings])),
+            "notes": list(inputs.notes()),
+        }
+
+
+def merge_recipe(recipe: Recipe, out: Path, notify: Notify | None = None, **settings: Any) -> MergeResult:
+    """Merges as a recipe says into `out`; `settings` are other arguments of `merge_checkpoints`."""
     from tunable_magmax.checkpoints.companions import MODEL_CONFIG, missing_config_note
     from tunable_magmax.checkpoints.writer import is_one_file
     from tunable_magmax.engines.local import merge_checkpoints
@@ -44,13 +127,14 @@ def merge_recipe(recipe: Recipe, out: Path, notify: Notify, **settings: Any) -> 
 
     def note(text: str) -> None:
         notes.append(text)
-        notify(text)
+        if notify is not None:
+            notify(text)
 
     arguments = {**recipe.options, "names": recipe.names, **settings}
     report = merge_checkpoints(recipe.base, recipe.tasks, out, notify=note, **arguments)
     incomplete = not is_one_file(out) and MODEL_CONFIG not in report.files
     lacking = (missing_config_note(recipe.base, out, "give --base"),) if incomplete else ()
-    return MergeResult(report, tuple(notes), lacking)
+    return MergeResult(report, recipe.names or tuple(map(str, recipe.tasks)), tuple(notes), lacking)
 
 
 def merge_recipe_in_memory(
@@ -72,41 +156,51 @@ def merge_recipe_in_memory(
     return replace(merged, report=replace(merged.report, names=recipe.names)), encoder
 
 
+# -- what to merge ----------------------------------------------------------------------------------------------------
+
+
 def recipe_of(
     source: Path | None,
-    base: Path | None,
-    tasks: Sequence[str] | None,
-    preference: Preference | Path | None,
-    options: Mapping[str, Any],
-    warn: Notify,
+    checkpoints: Checkpoints | None = None,
+    weighting: Weighting | None = None,
+    merging: Merging | None = None,
+    notify: Notify | None = None,
 ) -> Recipe:
-    """Returns what to merge: `options` on top of a run directory or a YAML, or of the checkpoints named.
+    """Returns what to merge: options on top of a run directory or a YAML, or of the checkpoints named.
 
-    An option that is None leaves what the source says. Each task is a path, or NAME=PATH. Weights and budget may be by
-    name. The weights of a preference, or of its file, count as the option `weights`, and so does its scale, if it has
-    one and no other was asked for. A configuration that a merge saved names its models without saying where they are:
-    they are where the merge's log says, or where `base` and `tasks` say.
+    The weights of a preference count as the option `weights`, and so does its scale, if it has one and no other was
+    asked for. A configuration that a merge saved names its models without saying where they are: they are where the
+    merge's log says, or where `checkpoints` say.
     """
-    recipe = _source_of(source, base, tasks)
+    weighting, notify = weighting or Weighting(), notify or (lambda _: None)
+    recipe = _source_of(source, checkpoints or Checkpoints())
     for note in recipe.notes:
-        warn(note)
+        notify(note)
+    options = {name: value for name, value in flat(merging or Merging()).items() if value != ()}
     for name in ("weights", "budget"):
-        if isinstance(options.get(name), Mapping):
+        values = getattr(weighting, name)
+        if isinstance(values, Mapping):
             recipe = recipe.named()
-            options = {**options, name: recipe.in_order(options[name], f"--{name}")}
-    if preference is None:
+            values = recipe.in_order(values, name)
+        options[name] = values
+    if weighting.preference is None:
         return recipe.with_options(**options)
-    if options.get("weights") is not None or options.get("budget") is not None:
-        raise InputError("a preference holds weights; leave out --weights and --budget, or the preference")
-    chosen = read_preference(preference, recipe, warn)
-    if chosen.scale is not None and options.get("scale") is None:
-        options = {**options, "scale": chosen.scale}
-        carrier = preference if isinstance(preference, Path) else "the preference"
-        warn(f"the scale is {chosen.scale:g}, which {carrier} carries; --scale sets another one")
+    if weighting.weights is not None or weighting.budget is not None:
+        raise InputError("a preference holds weights: leave out the weights and the budget, or the preference")
+    chosen = read_preference(weighting.preference, recipe, notify)
+    if chosen.scale is not None and options["scale"] is None:
+        options["scale"] = chosen.scale
+        notify(f"the scale is {chosen.scale:g}, which the preference carries; --scale sets another one")
     return recipe.with_options(**{**options, "weights": list(chosen.weights)})
 
 
-def _source_of(source: Path | None, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
+def _source_of(source: Path | None, checkpoints: Checkpoints) -> Recipe:
+    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
+    from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
+
+    base, tasks = checkpoints.base, checkpoints.task
+    if source is not None and source.name == CONFIG and (source.parent / REPORT).is_file():
+        return _saved_recipe(source, checkpoints)
     if source is None:
         if base is None or not tasks:
             raise InputError(
@@ -114,8 +208,6 @@ def _source_of(source: Path | None, base: Path | None, tasks: Sequence[str] | No
             )
         paths, names = read_tasks(tasks)
         return Recipe(base, paths, names=names)
-    if _is_saved(source):
-        return _saved_recipe(source, base, tasks)
     if base is not None or tasks:
         raise InputError(
             f"{source} was given as well as --base or --task: if it is a task checkpoint, put --task before it; if it "
@@ -124,29 +216,19 @@ def _source_of(source: Path | None, base: Path | None, tasks: Sequence[str] | No
     return read_recipe(source)
 
 
-def _is_saved(source: Path) -> bool:
-    """Says whether this is the configuration that a merge saved into its output."""
-    from tunable_magmax.checkpoints.companions import CONFIG, REPORT
-
-    return source.name == CONFIG and (source.parent / REPORT).is_file()
-
-
-def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) -> Recipe:
+def _saved_recipe(source: Path, checkpoints: Checkpoints) -> Recipe:
     """Reads the configuration that a merge saved into its output, with the paths that its log has or that are given."""
-    from tunable_magmax.workflows.merge_records import logged_inputs
+    from tunable_magmax.runs.recipe import Recipe, read_recipe, read_tasks
 
     recipe = read_recipe(source)
-    if base is not None and tasks:
-        paths, names = read_tasks(tasks)
-        inputs: Recipe | None = Recipe(base, paths, names=names)
-    elif base is not None or tasks:
-        raise InputError(f"{source} was saved by a merge of other paths: give --base and one --task for each, or none")
+    if checkpoints.base is not None and checkpoints.task:
+        paths, names = read_tasks(checkpoints.task)
+        inputs: Recipe | None = Recipe(checkpoints.base, paths, names=names)
     else:
         inputs = logged_inputs(source.parent)
     if inputs is None:
-        log = source.parent.with_name(f"{source.parent.name}.log")
         raise InputError(
-            f"{source} names its models but does not say where they are, and {log} does not lead to them either: give "
+            f"{source} names its models but does not say where they are, and neither does the log beside it: give "
             f"--base and one --task for each of {len(recipe.tasks)} tasks"
         )
     if len(inputs.tasks) != len(recipe.tasks) or (inputs.names is not None and inputs.names != recipe.names):
@@ -155,16 +237,41 @@ def _saved_recipe(source: Path, base: Path | None, tasks: Sequence[str] | None) 
     return replace(recipe, base=inputs.base, tasks=inputs.tasks)
 
 
-def read_preference(source: Preference | Path, recipe: Recipe, warn: Notify) -> Preference:
+def logged_inputs(path: str | Path) -> Recipe | None:
+    """Returns a merge's base and tasks: by its log, if all still exist, or by its report, if all are on the hub."""
+    from tunable_magmax.checkpoints.hub import located
+    from tunable_magmax.engines.log import log_entries, read_report
+    from tunable_magmax.runs.recipe import Recipe
+
+    path = located(path)
+    report = read_report(path)
+    for entry in log_entries(path):
+        try:
+            made = entry["files"].items() <= dict(report.files).items()
+            inputs = Recipe(Path(entry["base"]), tuple(map(Path, entry["tasks"])), names=report.names)
+        except (KeyError, TypeError, AttributeError):
+            continue
+        there = all(place.exists() for place in (inputs.base, *inputs.tasks))
+        if made and there and len(inputs.tasks) == report.tasks:
+            return inputs
+    if len(report.hub) <= report.tasks:
+        return None
+    base, *tasks = (Path(report.hub[role]) for role in ("base", *(f"task {t}" for t in range(1, report.tasks + 1))))
+    return Recipe(base, tuple(tasks))
+
+
+def read_preference(
+    source: Preference | str | PathLike[str], recipe: Recipe, notify: Notify | None = None
+) -> Preference:
     """Returns a preference, or that of a file, which must be about the recipe's tasks."""
     from tunable_magmax.preference.preference import Preference
 
-    preference = Preference.load(source) if isinstance(source, Path) else source
-    require_tasks(preference, recipe.names, str(source) if isinstance(source, Path) else "the preference")
-    if recipe.names is None and preference.tasks is not None:
+    preference = source if isinstance(source, Preference) else Preference.load(source)
+    require_tasks(preference, recipe.names, "the preference" if preference is source else str(source))
+    if recipe.names is None and preference.tasks is not None and notify is not None:
         by_position = zip(recipe.tasks, preference.tasks, preference.weights, strict=False)
         order = ", ".join(f"{path} as {name} ({weight:.3g})" for path, name, weight in by_position)
-        warn(f"checkpoints given by --task have no names, so the weights go by position: {order}")
+        notify(f"checkpoints given by --task have no names, so the weights go by position: {order}")
     return preference
 
 

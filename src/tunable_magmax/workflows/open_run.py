@@ -27,10 +27,16 @@ from tunable_magmax.workflows.compare import Comparison, Rivals, compare
 from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_plan import InitOptions
-from tunable_magmax.workflows.merge import merge_recipe, merge_recipe_in_memory, read_preference, recipe_of
-from tunable_magmax.workflows.plan import MergePlan, plan_merge
+from tunable_magmax.workflows.merge import (
+    MergeOptions,
+    check_merge,
+    merge_recipe_in_memory,
+    read_preference,
+    recipe_of,
+)
+from tunable_magmax.workflows.merge import merge as merge_files
+from tunable_magmax.workflows.options import Reading, Weighting, from_flat
 from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, prefer
-from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
@@ -187,26 +193,22 @@ class Run:
         """Merges the tasks as `tmx merge` does: into `out`, which gives the report; without `out` in memory.
 
         `preference`: one of this run, or its file; without one, all tasks matter alike, or as `weights` say. The other
-        options are those of `merge_checkpoints`: method, scale, seed, overwrite, memory, ...
+        options are those of the command: method, scale, seed, overwrite, memory, ...
 
         >>> run.merge(site).state_dict  # doctest: +SKIP
         >>> run.merge(site, out="merged", scale=1).counts  # doctest: +SKIP
         (15000, 5000)
         """
         progress: Progress | None = options.pop("progress", None)
-        recipe = self._recipe(preference, options)
-        if out is None:
-            self._refuse_adapters("give `out`, a directory to merge into")
-            return merge_recipe_in_memory(recipe, progress)[0]
-        return merge_recipe(recipe, Path(out), lambda note: None, progress=progress).report
+        read = from_flat(MergeOptions, preference=preference, out=None if out is None else Path(out), **options)
+        if out is not None:
+            return merge_files(self.path, read, progress).report
+        self._refuse_adapters("give `out`, a directory to merge into")
+        return merge_recipe_in_memory(recipe_of(self.path, None, read.weighting, read.merging), progress)[0]
 
     def _preference(self, source: Chosen) -> Preference:
         place = source if isinstance(source, Preference) else Path(source)
         return read_preference(place, Recipe(self.base, self.tasks, names=self._run.names), lambda note: None)
-
-    def _recipe(self, preference: Chosen | None, options: Mapping[str, Any]) -> Recipe:
-        chosen = None if preference is None else self._preference(preference)
-        return recipe_of(self.path, None, None, chosen, options, lambda note: None)
 
     def _refuse_adapters(self, instead: str) -> None:
         adapter = next(filter(holds_adapter, self.tasks), None)
@@ -233,10 +235,12 @@ class Run:
         tasks = {name: read_tensors(path) for name, path in self._run.checkpoints.items()}
         return MergeSession(read_tensors(self.base), tasks, **options)
 
-    def plan(self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any) -> MergePlan:
-        """Returns what `merge` would do, from headers alone; the options are those of `plan_merge`."""
-        recipe = self._recipe(preference, options)
-        return plan_merge(recipe.base, recipe.tasks, None if out is None else Path(out), **recipe.options)
+    def check_merge(
+        self, preference: Chosen | None = None, *, out: Place | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Checks what `merge` would, from headers alone, and returns what it would do, as `tmx merge --dry-run`."""
+        place = None if out is None else Path(out)
+        return check_merge(self.path, from_flat(MergeOptions, preference=preference, out=place, **options))
 
     def sweep(self, points: Sequence[Point], out: Place, **options: Any) -> Sweep:
         """Merges for each of some points into `out/NAME`, as `tmx sweep` does; see `sweep_checkpoints`."""
@@ -339,7 +343,7 @@ class Run:
         """
         subject: Any = model
         if isinstance(model, Preference):
-            subject = self._recipe(model, {})
+            subject = recipe_of(self.path, weighting=Weighting(preference=model))
             prior = model if prior == "auto" else prior
         elif isinstance(model, str):
             places = {"last": self.tasks[-1], **self.checkpoints}

@@ -13,7 +13,7 @@ from tunable_magmax.errors import InputError, closest
 from tunable_magmax.files import Progress
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import Site, SiteSources
 
 PreferMethod: TypeAlias = Literal["auto", "label", "probe", "ot", "cosine", "mmd", "search"]

@@ -14,8 +14,8 @@ from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import HEAD_FILE, RUN_FILE, Run, is_run
-from tunable_magmax.workflows.merge_records import logged_inputs
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.merge import logged_inputs
+from tunable_magmax.workflows.options import Reading
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder

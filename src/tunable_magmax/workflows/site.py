@@ -24,7 +24,7 @@ from tunable_magmax.preference.base_features import TaskProbe
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.profile import require_base
 from tunable_magmax.runs.run import Run
-from tunable_magmax.workflows.reading import Reading
+from tunable_magmax.workflows.options import Reading
 
 if TYPE_CHECKING:
     from tunable_magmax.models.encoder import Encoder
@@ -104,7 +104,7 @@ class Site:
 
     run: Run
     sources: SiteSources = SiteSources()
-    reading: Reading = Reading()  # noqa: RUF009  (frozen)
+    reading: Reading = Reading()
     seed: int = 0
     progress: Progress | None = None
     facts: dict[str, Any] = field(default_factory=dict)

@@ -41,8 +41,8 @@ from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.material import KeptSamples, Material, open_site_material, site_shares
 from tunable_magmax.workflows.merge import merge_recipe
+from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, completed, find_preference
-from tunable_magmax.workflows.reading import Reading
 from tunable_magmax.workflows.site import NOTHING_KNOWN, Site, SiteSources
 from tunable_magmax.workflows.tailored import (
     HEAD,

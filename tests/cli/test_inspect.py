@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tunable_magmax.checkpoints.positioned_file import PositionedFile
-from tunable_magmax.cli.terminal import wrapped_table
+from tunable_magmax.cli.terminal import table
 from tunable_magmax.merging.report import MergeReport, TensorReport
 from tunable_magmax.plots.bars import save_picture
 from tunable_magmax.workflows.inspect import inspect_checkpoint, layer_of, layers
@@ -157,10 +157,11 @@ def test_a_report_without_the_owners_of_some_tensors(tmx, merge):
     assert tmx("inspect", merge).code == 0
 
 
-def test_wide_tables_are_wrapped_and_nothing_is_lost():
-    rows = [["layer", "elements", *(f"task {t}" for t in range(1, 51))], ["a", "5", *map(str, range(1000, 1050))]]
-    lines = wrapped_table(rows, fixed=2, width=80)
-    assert max(map(len, lines)) <= 82
+def test_wide_tables_go_on_below_and_nothing_is_lost(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    header = ["layer", "elements", *(f"task {t}" for t in range(1, 51))]
+    lines = table([["a", "5", *map(str, range(1000, 1050))]], header, fixed=2)
+    assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
     assert all(str(n) in words for n in range(1000, 1050))
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 
 import pytest
-import torch
 
 from tunable_magmax import Preference
 
@@ -65,14 +64,6 @@ def test_the_names_of_a_run_are_those_of_its_points(tmx, sequence, tmp_path):
     assert tmx("merge", sequence.folder, "--weights", "1,0,0", "-o", tmp_path / "single").code == 0
     same_files(tmp_path / "out" / "step-00", tmp_path / "single")
     assert "| task 1: cats | " in (tmp_path / "single" / "README.md").read_text()
-
-
-def test_a_plan_says_that_old_torch_files_take_more_memory(tmx, sequence, tmp_path):
-    torch.save(sequence.state_dicts[2], tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    arguments = ["--base", sequence.base, "--task", sequence.tasks[0], "--task", tmp_path / "old.pt"]
-    result = tmx("sweep", *arguments, "--from", "1,0", "--to", "0,1", "--dry-run", "-o", tmp_path / "out")
-    assert result.code == 0, result
-    assert "note: task 2 is in torch's old format (no zip archive), so it is loaded whole" in result.out
 
 
 def test_ends_with_spaces_between_their_numbers(tmx, sequence, tmp_path):

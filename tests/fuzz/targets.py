@@ -159,8 +159,6 @@ def _preference(folder: Path) -> None:
     tmx(
         "merge",
         "--dry-run",
-        "--base",
-        folder / "base.safetensors",
         *arguments,
         "--preference",
         folder / "preference.json",

@@ -15,8 +15,6 @@ from tunable_magmax import merge_checkpoints
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.run_models import RunModels
-from tunable_magmax.workflows.merge import MergeOptions, check_merge
-from tunable_magmax.workflows.options import Checkpoints
 from tunable_magmax.workflows.verify import verify_checkpoint
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
@@ -106,17 +104,6 @@ def test_classifiers_of_different_labels_are_stacked(make, tmp_path, kind):
     assert verify_checkpoint(out, base, tasks).ok
 
 
-def test_another_order_of_labels_is_another_merge(make, tmp_path):
-    base, tasks = make("bert")
-    merge_checkpoints(base, tasks, tmp_path / "out")
-    merge_checkpoints(base, tasks, tmp_path / "out")  # as it was: complete
-    changed = config(tasks[1])
-    changed["id2label"] = {"0": "nail", "1": "saw", "2": "file"}
-    (tasks[1] / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(InputError, match="already exists"):
-        merge_checkpoints(base, tasks, tmp_path / "out")
-
-
 def test_layers_that_only_the_tasks_have_are_means_by_weight(make, tmp_path):
     base, tasks = make("distilbert")
     report = merge_checkpoints(base, tasks, tmp_path / "out", weights=[3, 1])
@@ -141,7 +128,7 @@ def test_the_head_of_one_task_or_of_none(make, tmp_path):
     merge_checkpoints(base, tasks, tmp_path / "dropped", heads="drop")
     assert type(loaded(tmp_path / "dropped")).__name__ == "DistilBertModel"
     assert tensors(tmp_path / "dropped").keys() == tensors(base).keys()
-    with pytest.raises(InputError, match=r"heads is 'tolls' \(did you mean 'tools'\?\)"):
+    with pytest.raises(InputError, match=r"'tolls'.*'tools'"):
         merge_checkpoints(base, tasks, tmp_path / "no", heads="tolls", names=["animals", "tools"])
 
 
@@ -156,9 +143,9 @@ def test_a_label_of_several_tasks_is_the_mean_by_weight(make, tmp_path):
         assert torch.allclose(made[part], torch.stack([one[part][0], shared, two[part][1]]))
 
 
-def fitted(folder: Path, names: tuple[str, ...], labels: int, seed: int = 5) -> FittedTensors:
+def fitted(folder: Path, names: tuple[str, ...], labels: int) -> FittedTensors:
     """A random head in place of these tensors."""
-    draw, held = np.random.default_rng(seed), tensors(folder)
+    draw, held = np.random.default_rng(5), tensors(folder)
     last = next(name for name in reversed(names) if name.endswith("bias")).rpartition(".")[0]
     shapes = {name: (labels if name.startswith(last) else held[name].shape[0], *held[name].shape[1:]) for name in names}
     return FittedTensors({name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
@@ -190,21 +177,6 @@ def test_a_fitted_head_takes_the_place_of_the_tasks_and_changes_nothing_else(mak
     small = tmp_path / "small"
     merge_checkpoints(base, tasks, small, weights=[3, 1], fitted_head=head, out_dtype="bfloat16", shard_size="2KB")
     assert verify_checkpoint(small, base, tasks).ok
-    other = fitted(tasks[0], HEADS[kind], 5, seed=6)
-    assert other.digest != head.digest
-    with pytest.raises(InputError, match="already exists"):
-        merge_checkpoints(base, tasks, out, weights=[3, 1], fitted_head=other)
-
-
-def test_equal_heads_are_replaced_too(tmp_path):
-    base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
-    head = fitted(tasks[0], HEADS["vit"], 2)
-    merge_checkpoints(base, tasks, tmp_path / "plain")
-    merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=head)
-    for name, value in tensors(tmp_path / "plain").items():
-        expected = torch.from_numpy(head.tensors[name]) if name in head.tensors else value
-        assert torch.equal(tensors(tmp_path / "out")[name], expected), name
-    assert verify_checkpoint(tmp_path / "out", base, tasks).ok
 
 
 def test_a_fitted_head_of_other_names_or_shapes_is_refused(make, tmp_path):
@@ -237,12 +209,17 @@ def test_a_headed_base_with_bare_tasks_keeps_its_head(tmp_path):
     assert torch.equal(tensors(tmp_path / "out")[name], tensors(base)[name])
 
 
-def test_equal_heads_are_merged_like_any_tensor(tmp_path):
+def test_equal_heads_are_merged_like_any_tensor_and_can_be_replaced(tmp_path):
     base, *tasks = (saved("vit", tmp_path / str(k), ("cat", "dog"), k) for k in range(3))
-    report = merge_checkpoints(base, tasks, tmp_path / "out")
+    report = merge_checkpoints(base, tasks, tmp_path / "plain")
     assert report.heads is None
     assert "classifier.weight" in report.tensors
-    assert "heads" not in json.loads((tmp_path / "out/tmx-report.json").read_text())
+    head = fitted(tasks[0], HEADS["vit"], 2)
+    merge_checkpoints(base, tasks, tmp_path / "out", fitted_head=head)
+    for name, value in tensors(tmp_path / "plain").items():
+        expected = torch.from_numpy(head.tensors[name]) if name in head.tensors else value
+        assert torch.equal(tensors(tmp_path / "out")[name], expected), name
+    assert verify_checkpoint(tmp_path / "out", base, tasks).ok
 
 
 def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
@@ -254,18 +231,6 @@ def test_labels_without_names_and_old_names_of_layers(make, tmp_path):
     save_file(old, base / "model.safetensors", {"format": "pt"})
     merge_checkpoints(base, tasks, tmp_path / "out")
     assert loaded(tmp_path / "out").config.id2label[2] == "task2/LABEL_0"
-
-
-def test_a_dry_run_says_what_is_matched_and_a_lacking_layer_is_still_refused(make, tmp_path):
-    base, tasks = make("vit")
-    notes = check_merge(None, MergeOptions(checkpoints=Checkpoints(base, list(map(str, tasks)))))["notes"]
-    assert notes[0] == "names of the base are matched by adding 'vit.'"
-    assert notes[-1] == "the classifier has 5 labels, stacked of 2 tasks"
-    kept = tensors(tasks[1])
-    lost = next(name for name in kept if name.endswith(("q_proj.weight", "query.weight")))
-    save_file({n: v for n, v in kept.items() if n != lost}, tasks[1] / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="can't be merged"):
-        merge_checkpoints(base, tasks, tmp_path / "out")
 
 
 def test_rows_keep_their_bits_among_types(make, tmp_path):
@@ -286,5 +251,5 @@ def test_a_wrong_list_of_labels_is_named(make, tmp_path):
     written = config(tasks[1])
     written["id2label"] = {"0": "saw", "1": "nail", "2": "file", "3": "plane"}
     (tasks[1] / "config.json").write_text(json.dumps(written))
-    with pytest.raises(InputError, match=r"head of .*task2 has a row for each of the 4 labels"):
+    with pytest.raises(InputError, match=r"task2.* 4 labels"):
         merge_checkpoints(base, tasks, tmp_path / "out")

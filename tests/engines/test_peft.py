@@ -51,8 +51,8 @@ CASES: list[tuple[Callable[[], nn.Module], dict[str, Any]]] = [
         {
             "target_modules": ["q_proj", "k_proj", "down_proj", "embed_tokens", "lm_head"],
             "r": 4,
-            "rank_pattern": {"k_proj": 2, "^model.layers.1.self_attn.q_proj": 6, "embed_tokens": 3},
-            "alpha_pattern": {"layers.0.mlp.down_proj": 32, r".*\.q_proj": 3.5},
+            "rank_pattern": {"k_proj": 2, "model.layers.1.self_attn.q_proj": 6, "embed_tokens": 3},
+            "alpha_pattern": {"layers.0.mlp.down_proj": 32, "q_proj": 3.5},
             "use_rslora": True,
         },
     ),
@@ -95,20 +95,6 @@ def test_equals_merge_and_unload(make, config, tmp_path: Path) -> None:
     assert changed
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
-
-
-def test_an_embedding_that_peft_saves_whole(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = llama()
-    save_file(distinct(model), tmp_path / "base.safetensors")
-    adapted = trained(model, {"target_modules": ["embed_tokens"], "r": 2})
-    adapted.save_pretrained(tmp_path / "adapter")
-    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert "base_model.model.model.embed_tokens.base_layer.weight" in saved
-    out = tmp_path / "out.safetensors"
-    merge_checkpoints(tmp_path / "base.safetensors", [tmp_path / "adapter"], out, scale=1)
-    name = "model.embed_tokens.weight"
-    torch.testing.assert_close(load_file(out)[name], distinct(adapted.merge_and_unload())[name], rtol=1e-6, atol=1e-6)
 
 
 def test_an_adapter_of_a_model_with_a_head_on_the_bare_model(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tunable_magmax.runs.profile import Profile as Profile
     from tunable_magmax.training.config import TrainConfig as TrainConfig
     from tunable_magmax.training.sequence import train_sequence as train_sequence
-    from tunable_magmax.workflows.classifier import load_classifier as load_classifier
     from tunable_magmax.workflows.convert import convert_checkpoint as convert_checkpoint
     from tunable_magmax.workflows.evaluate import evaluate as evaluate
     from tunable_magmax.workflows.open_run import Run as Run
     from tunable_magmax.workflows.open_run import open_run as open_run
+    from tunable_magmax.workflows.predict import load_classifier as load_classifier
     from tunable_magmax.workflows.sweep import sweep_checkpoints as sweep_checkpoints
     from tunable_magmax.workflows.verify import verify_checkpoint as verify_checkpoint
 
@@ -54,7 +54,7 @@ _HOMES = {
     "budget": "merging.budget",
     "convert_checkpoint": "workflows.convert",
     "evaluate": "workflows.evaluate",
-    "load_classifier": "workflows.classifier",
+    "load_classifier": "workflows.predict",
     "merge_checkpoints": "engines.local",
     "merge_state_dicts": "merging.state_dicts",
     "open_run": "workflows.open_run",

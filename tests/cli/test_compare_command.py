@@ -54,12 +54,12 @@ def test_without_a_preference_all_tasks_matter_alike(tmx, text_run, site):
 
 
 def test_a_dry_run(tmx, text_run, site):
-    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--scales", "0.3", "--max-samples", "9")
+    given = ("--preference", site / "site.json", "--data", site / "test.csv", "--max-samples", "9")
     result = tmx("compare", text_run.path, *given, "--dry-run")
     assert result.code == 0, result.err
     record = json.loads(tmx("compare", text_run.path, *given, "--dry-run", "--json").out)
     assert record["samples"] == 9
-    assert {"base", "task first", "last", "tunable_magmax 0.3"} <= set(record["models"])
+    assert {"base", "task first", "last", "tunable_magmax 0.5"} <= set(record["models"])
     assert all(model in result.out for model in record["models"])
 
 
@@ -77,15 +77,12 @@ def test_without_the_extra_for_pictures(tmx, text_run, site, tmp_path, monkeypat
     [
         ("{run} --preference {new}/none.json --data {site}/test.csv", "none.json"),
         ("{run} --preference {new}/other.json --data {site}/test.csv", "a, b"),
-        ("{run} --preference {site}/site.json", "--data"),
+        ("{run} --preference {site}/site.json", "Give data"),
         ("{run} --preference {site}/site.json --data {new}/empty.csv", "empty.csv"),
         ("{run} --preference {site}/site.json --data {new}/zebra.csv", "'zebra'"),
         ("{run} --preference {site}/site.json --data {new}/bare.csv", "bare.csv"),
-        ("{run} --preference {site}/site.json --data {site}/test.csv --head {new}/no", "no"),
-        ("{run} --preference {site}/site.json --data {site}/test.csv --scales 1,zero", "'1,zero'"),
-        ("{run} --preference {site}/site.json --scales 1 2", "2"),
         ("{run} --preference {site}/site.json --plot p.doc", "p.doc"),
-        ("{headless} --preference {site}/site.json --data {site}/test.csv", "--head"),
+        ("{headless} --preference {site}/site.json --data {site}/test.csv", "give head"),
         ("{site} --preference {site}/site.json --data {site}/test.csv", "run.json"),
     ],
 )

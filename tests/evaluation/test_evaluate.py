@@ -148,7 +148,7 @@ def test_a_limit_is_a_seeded_draw(image_run, site):
     assert len(positions(6, 0)) == 6
     assert positions(6, 0) != positions(6, 1)
     assert positions(99, 0) == positions(None, 0) == tuple(range(14))
-    found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, limit=6))
+    found = evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, max_samples=6))
     assert found.accuracy.overall.samples == 6
     with pytest.raises(InputError, match="the limit is 0"):
         positions(0, 0)
@@ -235,22 +235,22 @@ def test_a_merged_directory_finds_its_run_by_its_log(image_run, site, tmp_path):
     assert found.accuracy.tasks == ("first", "second")
     # What was given goes first, then what lies beside it.
     shutil.copy(image_run.path / "head.safetensors", folder / "classifier-head.safetensors")
-    assert find_head(folder)[0] == folder / "classifier-head.safetensors"
-    assert find_head(folder, run=Run.open(image_run.path))[0] == image_run.path / "head.safetensors"
-    other = tmp_path / "other.safetensors"
-    assert find_head(folder, head=other, run=Run.open(image_run.path))[0] == other
+    assert find_head(folder).source == str(folder / "classifier-head.safetensors")
+    assert find_head(folder, run=Run.open(image_run.path)).source == str(image_run.path / "head.safetensors")
+    other = shutil.copy(image_run.path / "head.safetensors", tmp_path / "other.safetensors")
+    assert find_head(folder, head=other, run=Run.open(image_run.path)).source == str(other)
 
 
 def test_without_a_head(image_run, site, tmp_path):
     folder = merged(image_run.path, tmp_path / "site-model")
     (tmp_path / "site-model.log").unlink()
-    with pytest.raises(InputError, match=r"which head .* Give --head FILE, or --run RUN_DIR.* as classifier-head"):
+    with pytest.raises(InputError, match=r"which head .* Give head, a file.* as classifier-head"):
         evaluate(folder, site, reading=CPU)
     run = shutil.copytree(image_run.path, tmp_path / "run")
     record = json.loads((run / "run.json").read_text())
     del record["classifier"]
     (run / "run.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match=r"run.json names no classifier head: give it with --head"):
+    with pytest.raises(InputError, match=r"run.json names no classifier head: give head"):
         evaluate(run / "first", site, reading=CPU)
 
 
@@ -270,8 +270,6 @@ def test_unreadable_images(image_run, site):
         found = evaluate(image_run.path / "first", site, reading=CPU)
     assert found.unreadable == 1
     assert found.accuracy.by_class["red"].samples == 4
-    with pytest.raises(InputError, match="1 of 14 samples cannot be read"):
-        evaluate(image_run.path / "first", site, reading=dataclasses.replace(CPU, strict=True))
 
 
 def test_broken_weights(image_run, site, tmp_path):
@@ -294,9 +292,9 @@ def test_a_checkpoint_that_lacks_tensors(image_run, site, tmp_path):
 
 
 def test_no_data_and_no_benchmark(image_run):
-    with pytest.raises(InputError, match=r"run.json names no benchmark\. Give --data"):
+    with pytest.raises(InputError, match=r"run.json names no benchmark\. Give data"):
         evaluate(image_run.path / "first", reading=CPU)
-    with pytest.raises(InputError, match=r"on what data\? Give --data"):
+    with pytest.raises(InputError, match=r"on what data\? Give data"):
         evaluate(image_run.path.parent, head=image_run.path / "head.safetensors", reading=CPU)
 
 

@@ -50,7 +50,7 @@ def test_nothing_that_leaves_a_run_holds_its_samples(tmx, run, tmp_path, monkeyp
         assert done.code == 0, (command, done.err)
         assert SECRET not in done.out + done.err
     outputs = [item for item in tmp_path.iterdir() if item != run]
-    assert {"merged", "site-model", "converted", "page.html"} <= {item.name for item in outputs}
+    assert {"merged", "site-model", "converted"} <= {item.name for item in outputs}
     assert holds_secret(*outputs) == []
     # What a push of a task's checkpoint would send.
     sent = json.loads(tmx("push", run / "first", "org/name", "--dry-run", "--json").out)["files"]

@@ -50,8 +50,8 @@ def test_samples_in_memory_give_what_files_give(any_run, tmp_path, calm):
     assert in_memory.weights == by_files.weights
     assert in_memory.prior == by_files.prior
     assert run.prefer(inputs=inputs, device="cpu").weights == pytest.approx(run.prefer(inputs=files).weights, abs=1e-4)
-    compared = run.compare(in_memory, list(zip(inputs, LABELS, strict=True)), scales=[1.0])
-    assert [row.share for row in compared.rows] == [row.share for row in run.compare(by_files, files, scales=[1]).rows]
+    compared = run.compare(in_memory, list(zip(inputs, LABELS, strict=True)))
+    assert [row.share for row in compared.rows] == [row.share for row in run.compare(by_files, files).rows]
 
 
 def test_pictures_are_images_arrays_or_paths(image_run, tmp_path, calm):

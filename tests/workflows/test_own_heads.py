@@ -37,7 +37,7 @@ def run(tmp_path_factory) -> Path:
 def test_a_checkpoint_is_evaluated_by_its_own_classifier(run):
     found = evaluate(run / "pets", run / "pets.csv")
     assert found.accuracy.overall.value == 1.0
-    assert found.head == "that it has itself"
+    assert found.head == "the model's own classifier"
     with pytest.raises(InputError, match="'saw'"):
         evaluate(run / "pets", run / "tools.csv")
 

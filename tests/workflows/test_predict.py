@@ -19,12 +19,11 @@ from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.encoder import load_encoder
 from tunable_magmax.models.head import Head, load_head, save_head
-from tunable_magmax.workflows.classifier import Prediction, load_classifier
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.predict import Predicting, Predictions, predict
+from tunable_magmax.workflows.predict import Prediction, Predictions, load_classifier, predict
 
-CPU = Predicting(device="cpu")
+CPU = Reading(device="cpu")
 BIAS = np.array([0.0, 3.0, -2.0, 100.0])
 
 
@@ -96,7 +95,7 @@ def test_files_folders_and_order(image_run, model, tmp_path):
     data = image_run.pairs(tmp_path / "site", {"red": 2, "blue": 1})
     shutil.copy(data / "red" / "0.png", data / "loose.png")
     shutil.copy(data / "red" / "0.png", tmp_path / "no_suffix")
-    found = predict(model, [data / "red" / "1.png", data, tmp_path / "no_suffix"], options=CPU)
+    found = predict(model, [data / "red" / "1.png", data, tmp_path / "no_suffix"], reading=CPU)
     names = [Path(one.input).relative_to(tmp_path).as_posix() for one in found.predictions]
     assert names == [
         "site/red/1.png",
@@ -113,7 +112,7 @@ def test_files_folders_and_order(image_run, model, tmp_path):
 
 def test_labels_are_those_that_eval_counts(image_run, tmp_path):
     data = image_run.pairs(tmp_path / "site", {"red": 3, "blue": 2, "green": 2})
-    found = predict(image_run.path / "first", [data], options=CPU)  # its head is the run's
+    found = predict(image_run.path / "first", [data], reading=CPU)  # its head is the run's
     right = sum(Path(one.input).parent.name == one.label for one in found.predictions)
     assert right == evaluate(image_run.path / "first", data, reading=Reading(device="cpu")).accuracy.overall.right
 
@@ -123,10 +122,10 @@ def test_tables_of_texts(text_model, tmp_path):
     (tmp_path / "table.csv").write_text("id,query\n7,my card\n")
     (tmp_path / "rows.jsonl").write_text('{"words": "pay", "text": "hello"}\n')
     files = [tmp_path / name for name in ("lines.txt", "table.csv", "rows.jsonl")]
-    found = predict(text_model, files, texts=["my card"], options=CPU).predictions
+    found = predict(text_model, files, texts=["my card"], reading=CPU).predictions
     assert [one.text for one in found] == ["hello", "my card", "my card", "hello", "my card"]
-    assert [one.input for one in found][1:] == [f"{files[0]}:3", f"{files[1]}:1", f"{files[2]}:1", "--text 1"]
-    other = predict(text_model, files[2:], options=Predicting(device="cpu", text_column="words"))
+    assert [one.input for one in found][1:] == [f"{files[0]}:3", f"{files[1]}:1", f"{files[2]}:1", "text 1"]
+    other = predict(text_model, files[2:], reading=Reading(device="cpu", text_column="words"))
     assert other.predictions[0].text == "pay"
 
 
@@ -142,7 +141,7 @@ def test_parquet(image_run, model, tmp_path):
     with pytest.warns(
         UserWarning, match=r"1 of 4 inputs could not be read and got no label: .*site\.parquet:4 \(not an"
     ):
-        found = predict(model, [tmp_path / "site.parquet"], options=CPU).predictions
+        found = predict(model, [tmp_path / "site.parquet"], reading=CPU).predictions
     shares = expected(model, image_run.inputs("red", 3, 0)).max(axis=1)
     assert [one.probability for one in found[:3]] == pytest.approx(shares.tolist())
 
@@ -168,20 +167,18 @@ def test_unreadable_ones_get_no_label(image_run, model, tmp_path):
     with pytest.warns(
         UserWarning, match=r"1 of 2 inputs could not be read and got no label: .*0\.png \(not an image\)"
     ):
-        found = predict(model, [data], options=CPU)
+        found = predict(model, [data], reading=CPU)
     first, second = found.predictions
     assert (first.label, first.probability, first.top, first.error) == (None, None, (), "not an image")
     assert second.label is not None
     assert first.to_dict()["label"] is None
-    with pytest.raises(InputError, match=r"cannot be read: .*0\.png \(not an image\); take them out, or repair them"):
-        predict(model, [data], options=Predicting(device="cpu", strict=True))
     with pytest.raises(InputError, match=r"0\.png \(not an image\)"):
         load_classifier(model, "cpu").predict([data / "red" / "0.png"])
-    with pytest.raises(InputError, match=r"^the input cannot be read: .*0\.png \(not an image\)"):
-        predict(model, [data / "red" / "0.png"], options=CPU)
+    with pytest.raises(InputError, match=r"^none of 1 inputs can be read: .*0\.png \(not an image\)"):
+        predict(model, [data / "red" / "0.png"], reading=CPU)
     (data / "red" / "1.png").write_text("?")
     with pytest.raises(InputError, match=r"^none of 2 inputs can be read: .*0\.png \(not an image\), "):
-        predict(model, [data], options=CPU)
+        predict(model, [data], reading=CPU)
 
 
 def test_what_is_written():
@@ -205,8 +202,8 @@ def test_what_is_written():
         (lambda model, new: predict(model, [new / "no.png"]), r"no\.png: no such file or folder"),
         (lambda model, new: predict(model, [new]), r"holds no images \(.*\) and no parquet files"),
         (
-            lambda model, _: predict(model, texts=["hi"], options=CPU),
-            r"--text holds texts, but .*model classifies images",
+            lambda model, _: predict(model, texts=["hi"], reading=CPU),
+            r"text holds texts, but .*model classifies images",
         ),
         (lambda _, new: predict(new / "none", [new]), r"none does not exist: give the directory of a model"),
         (
@@ -218,7 +215,7 @@ def test_what_is_written():
             r"the input is of type int, expected a PIL",
         ),
         (lambda model, _: load_classifier(model, "cpu").predict([], top=0), r"top is 0, expected at least 1"),
-        (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"the batch is 0, expected at least 1"),
+        (lambda model, _: load_classifier(model, "cpu").predict([], batch=0), r"batch is 0, expected at least 1"),
     ],
 )
 def test_refused(model, tmp_path, call, says):
@@ -230,7 +227,7 @@ def test_models_that_are_refused(image_run, model, tmp_path):
     with pytest.raises(InputError, match=r"run is a run directory with several models: .*tmx tailor"):
         load_classifier(image_run.path)
     headless = shutil.copytree(image_run.path / "base", tmp_path / "headless")
-    with pytest.raises(InputError, match=r"which head turns its embeddings into classes\? Give --head FILE"):
+    with pytest.raises(InputError, match=r"which head turns its embeddings into classes\? Give head, a file"):
         load_classifier(headless)
     save_head(Head.of(np.eye(4), ["a", "b", "c", "d"], 1.0), headless / "head.safetensors")
     with pytest.raises(InputError, match=r"the head has width 4 and the encoder .* do not belong together"):

@@ -7,13 +7,12 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
-from tunable_magmax.cli.merge_options import Json, Loose, is_number, refuse_loose
+from tunable_magmax.cli.merge_options import Json, Loose, refuse_loose
 from tunable_magmax.cli.terminal import plain_warnings, progress_bars, screen_width, show, wrapped_table
-from tunable_magmax.errors import InputError
 from tunable_magmax.plots.figure import check_picture
 from tunable_magmax.showing import plural
 
@@ -32,8 +31,6 @@ class SiteData:
     data: Path | None = None
     """Labelled samples of the site: class folders of images, a table, parquet, or a benchmark's YAML. Default: the
     run's test data."""
-    head: Path | None = None
-    """The frozen head. Default: the run's."""
     split: str | None = None
     """Of data with several. Of a benchmark: test (default) or train."""
     text_column: str | None = None
@@ -57,7 +54,6 @@ def compare(
     *loose: Loose,
     preference: Path | None = None,
     site: SiteData = _SITE,
-    scales: str = "0.5,1",
     old_heads: bool = False,
     seed: int = 0,
     plot: Path | None = None,
@@ -78,8 +74,6 @@ def compare(
         A run directory.
     preference
         A model that tmx tailor made, or the site's preference, as tmx prefer writes it. Default: all tasks alike.
-    scales
-        Scales of the Tunable MAGMAX merge, numbers or matched, with commas.
     old_heads
         Also measure every model with the head that it had before fitting.
     seed
@@ -91,25 +85,26 @@ def compare(
     quiet
         No progress bars; print the sentences alone.
     """
-    refuse_loose("compare", loose, {"--scales": scales}, run_dir)
+    refuse_loose("compare", loose, {}, run_dir)
     if plot is not None:
         check_picture(plot)
-    from tunable_magmax.workflows.compare import Rivals, check_comparison
+    from tunable_magmax.workflows.compare import check_comparison
     from tunable_magmax.workflows.compare import compare as compare_models
     from tunable_magmax.workflows.options import Reading
 
-    values = {key: value for key, value in asdict(site).items() if key not in ("data", "head")}
-    common: dict[str, Any] = {"head": site.head, "reading": Reading(**values)}
-    common["rivals"] = Rivals(read_scales(scales), old_heads, seed)
+    values = {key: value for key, value in asdict(site).items() if key != "data"}
+    how = Reading(**values)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
         lines: Iterator[str]
         if dry_run:
-            record = check_comparison(run_dir, preference, site.data, **common)
-            shown = {**record, "models": ", ".join(record["models"]), "old_heads": "yes" if old_heads else "no"}
+            record = check_comparison(run_dir, preference, site.data, how)
+            shown = {**record, "models": ", ".join(record["models"])}
             lines = (f"{name.replace('_', ' '):10}{value}" for name, value in shown.items())
         else:
-            found = compare_models(run_dir, preference, site.data, progress=progress, **common)
-            record, lines = found.to_dict(), iter(found.sentences()) if quiet else comparison_lines(found)
+            found = compare_models(
+                run_dir, preference, site.data, old_heads=old_heads, seed=seed, reading=how, progress=progress
+            )
+            record, lines = found.to_dict(), iter(found.summary()) if quiet else comparison_lines(found)
             if plot is not None:
                 from tunable_magmax.plots.comparison import save_comparison
 
@@ -121,20 +116,6 @@ def compare(
     show(text)
 
 
-def read_scales(text: str) -> list[float | str]:
-    """Reads scales with commas between them: numbers above 0, or matched.
-
-    >>> read_scales("0.5,1,matched")
-    [0.5, 1.0, 'matched']
-    """
-    scales: list[float | str] = []
-    for part in (part.strip() for part in text.split(",")):
-        if part != "matched" and not (is_number(part) and "/" not in part and 0 < float(part) < float("inf")):
-            raise InputError(f"--scales is {text!r}, expected numbers above 0 or matched with commas: 0.5,1,matched")
-        scales.append(part if part == "matched" else float(part))
-    return scales
-
-
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -143,9 +124,8 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     yield f"{comparison.run} on {comparison.data}, {plural(comparison.samples, 'sample')}"
     if comparison.kept:
         yield f"heads fitted to {plural(comparison.kept, 'kept sample')}"
-    interval = f"{100 * comparison.level:g}% interval"
-    rows = [["", "right", interval, "points", "against *"]]
-    rows += [_cells(row, comparison.level) for row in comparison.rows]
+    rows = [["", "right", "95% interval", "points", "against *"]]
+    rows += [_cells(row) for row in comparison.rows]
     yield from wrapped_table(rows, 1, screen_width())
     if comparison.model is not None:
         star = f"the model in {comparison.model}"
@@ -153,12 +133,12 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         site = "this preference" if comparison.preference is not None else "tasks that matter alike"
         star = f"what tmx tailor would choose for {site}"
     notes = f"*: {star}; points: percent right less its; against *: sign tests, corrected for their number (Holm)"
-    for text in (notes, *comparison.sentences()):
+    for text in (notes, *comparison.summary()):
         yield from textwrap.wrap(text, min(WIDTH, screen_width()), break_on_hyphens=False)
 
 
-def _cells(row: Row, level: float) -> list[str]:
-    low, high = row.share.interval(level)
+def _cells(row: Row) -> list[str]:
+    low, high = row.share.interval()
     name = row.title if len(row.title) <= LONGEST else f"{row.title[: LONGEST - 3]}..."
     share = [f"{row.share.value:.1%}", f"{100 * low:.1f} to {100 * high:.1f}"]
     if row.pair is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +19,7 @@ from tunable_magmax.showing import plural
 if TYPE_CHECKING:
     from tunable_magmax.evaluation.accuracy import Accuracy, Share
     from tunable_magmax.evaluation.metrics import AccuracyMatrix
-    from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation
-    from tunable_magmax.workflows.scoring import AppliedPrior
+    from tunable_magmax.workflows.evaluate import Evaluation
 
 ALL = "all"
 NO_READING = ("data", "head", "run", "prior")
@@ -66,7 +64,6 @@ def eval(
     what: What = _WHAT,
     confusion: bool = False,
     per_class: bool = False,
-    explain: bool = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
@@ -90,8 +87,6 @@ def eval(
         Show for which tasks' classes the samples of each task were taken.
     per_class
         Show the accuracy of each class.
-    explain
-        Say what accuracy, intervals and metrics mean.
     quiet
         No progress bars; print the accuracy alone, as a number.
     as_json
@@ -99,7 +94,6 @@ def eval(
     """
     from tunable_magmax.workflows.evaluate import evaluate, evaluate_run, kind_of, measured_by_training
     from tunable_magmax.workflows.options import Reading
-    from tunable_magmax.workflows.scoring import preferred_prior
 
     kind = None if model is None else kind_of(model)
     merging = any(value is not None for value in asdict(what).values())
@@ -107,25 +101,26 @@ def eval(
     if model is not None and kind == "run" and not merging and checkpoint is None:
         matrix = measured_by_training(model)
         average = matrix.metrics()[0].value
-        lines = [f"{model}, as training measured it", *matrix_lines(matrix, explain=explain)]
+        lines = [f"{model}, as training measured it", *matrix_lines(matrix)]
         _print(matrix.to_dict(), lines, float("nan") if average is None else average, quiet, as_json)
         return
     values = {key: value for key, value in asdict(options).items() if key not in NO_READING}
     reading = Reading(**values)
-    prior = preferred_prior(what.preference, options.prior)
+    prior: Any = options.prior
+    if what.preference is not None and prior == "auto":
+        from tunable_magmax.preference.preference import Preference
+
+        prior = Preference.load(what.preference)
     with plain_warnings() as messages, progress_bars(quiet or as_json) as progress:
         common: dict[str, Any] = {"head": options.head, "prior": prior, "reading": reading, "progress": progress}
         if model is not None and checkpoint is not None:
             chosen = None if ALL in checkpoint else checkpoint
-            several = evaluate_run(model, options.data, checkpoints=chosen, **common)
-            record, shown = several.to_dict(), run_lines(several, confusion, per_class, explain)
-            accuracy = list(several.accuracies.values())[-1]
+            found = evaluate_run(model, options.data, checkpoints=chosen, **common)
         else:
             subject = model if model is not None and kind == "checkpoint" else read_what(model, what)
-            measured = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
-            record, shown = measured.to_dict(), evaluation_lines(measured, confusion, per_class, explain)
-            accuracy = measured.accuracy
-    _print({**record, "warnings": messages}, shown, accuracy.overall.value, quiet, as_json)
+            found = evaluate(subject, options.data, run=model if kind == "run" else options.run, **common)
+    shown = evaluation_lines(found, confusion, per_class)
+    _print({**found.to_dict(), "warnings": messages}, shown, found.accuracy.overall.value, quiet, as_json)
 
 
 def _refuse_unclear(
@@ -165,38 +160,27 @@ def _print(record: dict[str, Any], lines: Iterable[str], share: float, quiet: bo
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
-    """Yields the lines about one checkpoint or merge."""
+def evaluation_lines(evaluation: Evaluation, confusion: bool, per_class: bool) -> Iterator[str]:
+    """Yields the lines about a model, or about checkpoints of a run: all of them with the accuracy matrix."""
     yield f"{evaluation.model} on {evaluation.data}, with the head {evaluation.head}"
     report = evaluation.merge
     if report is not None:
         yield f"  merged in memory by {report.method}, scale {report.scale:g}, seed {report.seed}"
-    yield from prior_lines(evaluation.prior)
-    yield from accuracy_lines(evaluation.accuracy, confusion, per_class, explain)
-
-
-def prior_lines(prior: AppliedPrior | None) -> Iterator[str]:
-    """Yields a line about the prior, if one was applied."""
-    if prior is not None:
-        yield f"  with the site prior {prior.words} (--prior none leaves it out)"
-
-
-def run_lines(evaluation: RunEvaluation, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
-    """Yields the lines about some checkpoints of a run, or about all with the accuracy matrix."""
-    yield f"{evaluation.run} on {evaluation.data}, with the head {evaluation.head}"
-    yield from prior_lines(evaluation.prior)
+    if evaluation.prior is not None:
+        whose = "of the preference" if evaluation.prior == "preference" else "in the head's file"
+        yield f"  with the site prior {whose} (--prior none leaves it out)"
     if evaluation.matrix is not None:
         overall = {name: accuracy.overall.value for name, accuracy in evaluation.accuracies.items()}
-        yield from matrix_lines(evaluation.matrix, overall, explain)
+        yield from matrix_lines(evaluation.matrix, overall)
     if evaluation.matrix is None or confusion or per_class:
+        several = len(evaluation.accuracies) > 1 or evaluation.model not in evaluation.accuracies
         for name, accuracy in evaluation.accuracies.items():
-            yield ""
-            yield name if name == "base" else f"after {name}"
-            yield from accuracy_lines(accuracy, confusion, per_class, explain)
+            yield from ["", name if name == "base" else f"after {name}"] if several else []
+            yield from accuracy_lines(accuracy, confusion, per_class)
 
 
-def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool, explain: bool) -> Iterator[str]:
-    """Yields a table overall and by task, the tables that were asked for, and to `explain` what the numbers mean."""
+def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool) -> Iterator[str]:
+    """Yields a table overall and by task, and the tables that were asked for."""
     known = accuracy.known_by_task
     interval = f"{100 * accuracy.level:g}% interval"
     header = ["", "samples", "accuracy", interval]
@@ -211,20 +195,10 @@ def accuracy_lines(accuracy: Accuracy, confusion: bool, per_class: bool, explain
         yield from _classes(accuracy, interval)
     if confusion:
         yield from _confusion(accuracy)
-    if not explain:
-        return
-    notes = (
-        f"accuracy: the largest score among all {plural(len(accuracy.classes), 'class', 'classes')} of the head"
-        + ("; task known: among those of the sample's own task" if accuracy.known is not None else "")
-        + f"; intervals: Wilson, {100 * accuracy.level:g}%"
-    )
-    yield from textwrap.wrap(notes, screen_width())
 
 
-def matrix_lines(
-    matrix: AccuracyMatrix, overall: dict[str, float] | None = None, explain: bool = False
-) -> Iterator[str]:
-    """Yields R and its metrics, and to `explain` what these mean. `overall`: accuracies over all samples."""
+def matrix_lines(matrix: AccuracyMatrix, overall: dict[str, float] | None = None) -> Iterator[str]:
+    """Yields R and its metrics. `overall`: accuracies over all samples."""
     yield "accuracy after each task (rows) on each task (columns), the task unknown"
     extra = [] if overall is None else ["all samples"]
     rows = [["", *extra, *matrix.tasks]]
@@ -241,13 +215,7 @@ def matrix_lines(
     width = max(len(metric.title) for metric in metrics)
     for metric in metrics:
         value = "not known" if metric.value is None else f"{metric.value:.1%}"
-        lead = f"  {metric.title:<{width}}  {value:>9}  "
-        if not explain:
-            yield lead.rstrip()
-            continue
-        yield from textwrap.wrap(
-            metric.definition, screen_width(), initial_indent=lead, subsequent_indent=" " * len(lead)
-        )
+        yield f"  {metric.title:<{width}}  {value:>9}"
 
 
 def _classes(accuracy: Accuracy, interval: str) -> Iterator[str]:

@@ -39,8 +39,6 @@ class PredictOptions:
     """So many inputs at a time."""
     device: str | None = None
     """Default: the GPU if there is one."""
-    strict: bool = False
-    """An input that cannot be read is an error, not a warning."""
 
 
 _OPTIONS = PredictOptions()
@@ -53,7 +51,6 @@ def predict(
     text: list[str] | None = None,
     options: PredictOptions = _OPTIONS,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    csv: Path | None = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False,
     as_json: Json = False,
 ) -> None:
@@ -75,37 +72,31 @@ def predict(
         Classify this text; repeatable.
     out
         Write the labels to this file: .csv, .json or .jsonl.
-    csv
-        Write them as CSV, whatever the file's name.
     quiet
         No progress bars and no table.
     """
     if out is not None and out.suffix.lower() not in SUFFIXES:
         raise InputError(f"{out}: the name of a file of labels must end in one of {', '.join(SUFFIXES)}")
     from tunable_magmax.files import write_atomic
-    from tunable_magmax.workflows.predict import Predicting
+    from tunable_magmax.workflows.options import Reading
     from tunable_magmax.workflows.predict import predict as predict_files
 
     with plain_warnings(), progress_bars(quiet or as_json) as progress:
-        settings = Predicting(**asdict(options))
-        found = predict_files(model, inputs, texts=text or (), options=settings, progress=progress)
-    written = {}
+        values = asdict(options)
+        chosen = {name: values.pop(name) for name in ("head", "prior", "top")}
+        found = predict_files(model, inputs, texts=text or (), **chosen, reading=Reading(**values), progress=progress)
     if out is not None:
-        written[out] = found.to_bytes(out.suffix.lower())
-    if csv is not None:
-        written[csv] = found.to_bytes(".csv")
-    for file, content in written.items():
-        write_atomic(file, content)
+        write_atomic(out, found.to_bytes(out.suffix.lower()))
     if as_json:
         show(found.to_bytes(".json").decode())
     elif not quiet:
-        lines = summary_lines(found, [*written]) if written else label_lines(found)
+        lines = summary_lines(found, out) if out is not None else label_lines(found)
         show("".join(f"{line}\n" for line in lines))
 
 
 def label_lines(found: Predictions) -> Iterator[str]:
     """Yields a line for each input."""
-    from tunable_magmax.workflows.classifier import printable
+    from tunable_magmax.workflows.predict import printable
 
     top = max((len(prediction.top) for prediction in found.predictions), default=1) or 1
     rows = [["", *["label", "probability"] * top]]
@@ -118,13 +109,13 @@ def label_lines(found: Predictions) -> Iterator[str]:
     yield from _prior_lines(found)
 
 
-def summary_lines(found: Predictions, files: list[Path]) -> Iterator[str]:
+def summary_lines(found: Predictions, file: Path) -> Iterator[str]:
     """Yields where the labels are, and how often each was predicted."""
-    from tunable_magmax.workflows.classifier import printable
+    from tunable_magmax.workflows.predict import printable
 
     counts = some_of((f"{label} {count:,}" for label, count in found.counts().items()), limit=8)
     yield f"{plural(len(found.predictions), 'input')} classified: {counts or 'no label'}"
-    yield from (printable(f"written to {file}") for file in files)
+    yield printable(f"written to {file}")
     yield from _prior_lines(found)
 
 

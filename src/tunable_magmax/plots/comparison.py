@@ -22,7 +22,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
         colour = MINE if row is mine else OLD if row.head == "old" else FITTED
         if row is mine:
             axes.axhspan(place - 0.5, place + 0.5, color=MINE, alpha=0.09, linewidth=0, zorder=0)
-        low, high = (100 * end for end in row.share.interval(comparison.level))
+        low, high = (100 * end for end in row.share.interval())
         axes.hlines(place, low, high, color=colour, linewidth=1.6, zorder=2)
         face = "white" if row.head == "old" else colour
         style = {"color": colour, "markerfacecolor": face, "zorder": 3, "clip_on": False}
@@ -38,7 +38,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     count = plural(comparison.samples, "sample")
-    axes.set_xlabel(f"accuracy (%) on {count}, lines: {100 * comparison.level:g}% intervals", fontsize=9)
+    axes.set_xlabel(f"accuracy (%) on {count}, lines: 95% intervals", fontsize=9)
     axes.set_title(plain(f"{_tail(comparison.run)} on {_tail(comparison.data)}"), loc="left", fontsize=10)
     save_figure(figure, path)
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,48 +18,31 @@ from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.evaluation.accuracy import LEVEL, Share
 from tunable_magmax.evaluation.bench import Bench, BenchData, SiteFacts
 from tunable_magmax.evaluation.comparison import ALPHA, Paired, Verdict, holm, paired
-from tunable_magmax.evaluation.run_models import (
-    BASE,
-    MergeSpec,
-    merged_labels,
-    refuse_adapters,
-    refuse_too_large,
-    task_labels,
-)
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec, refuse_adapters, refuse_too_large, task_labels
 from tunable_magmax.files import Progress
-from tunable_magmax.models.builtin import BuiltinEncoder
+from tunable_magmax.models.builtin import BuiltinEncoder, builtin_labels
+from tunable_magmax.models.prepared import embed_prepared
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
 from tunable_magmax.showing import data_frame, plural
+from tunable_magmax.workflows.evaluate import Data, find_head, open_labelled
 from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.merge import require_tasks
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.scoring import Data, find_head, open_encoder, open_head, open_labelled
 from tunable_magmax.workflows.tailor import TailorOptions, choose_spec
 from tunable_magmax.workflows.tailored import PREFERENCE, read_record
 
 if TYPE_CHECKING:
     import pandas
 
-    from tunable_magmax.models.head import Head
-
-VERSION = 2
+VERSION = 3
+SCALES = (0.5, 1.0)
+"""Scales of the Tunable MAGMAX merges that are compared."""
 HeadKind = Literal["fitted", "old", "own"]
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """What is compared beside the tailored model.
-
-    `scales`: of Tunable MAGMAX. `old_heads`: every model also with the head that it had before fitting, and the site's
-    class shares. `seed`: of the merges' keys; the directory of a tailored model has its own.
-    """
-
-    scales: Sequence[float | str] = (0.5, 1.0)
-    old_heads: bool = False
-    seed: int = 0
+Bools: TypeAlias = NDArray[np.bool_]
+Answers: TypeAlias = tuple[str, HeadKind, MergeSpec | None, Bools]
+"""A model's name, its head, its merge (None of a directory), and which samples it gets right."""
 
 
 @dataclass(frozen=True)
@@ -67,44 +50,32 @@ class Row:
     """A model with a head, against the tailored model, which has None in all that says how they differ.
 
     `head`: "fitted" for this comparison, "old" as it was, or "own", which the tailored model's directory holds.
+    `p_value`: corrected for the number of comparisons. `needed`: about how many samples would tell the two apart, if
+    their difference is real.
     """
 
     model: str
     head: HeadKind
     spec: MergeSpec | None
-    """None of a directory."""
     share: Share
     pair: Paired | None = None
     p_value: float | None = None
-    """Corrected for the number of comparisons."""
     verdict: Verdict | None = None
     needed: int | None = None
-    """About how many samples would tell the two apart, if their difference is real; None if there is none."""
 
     @property
     def title(self) -> str:
         """What tables and sentences call it."""
         return f"{self.model}, old head" if self.head == "old" else self.model
 
-    def to_dict(self, level: float) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        spec = self.spec
-        return {
-            "model": self.model,
-            "head": self.head,
-            "method": None if spec is None else spec.method,
-            "scale": None if spec is None else spec.scale,
-            "checkpoint": None if spec is None else spec.checkpoint,
-            "right": self.share.right,
-            "accuracy": self.share.value,
-            "interval": list(self.share.interval(level)),
-            "won": None if self.pair is None else self.pair.won,
-            "lost": None if self.pair is None else self.pair.lost,
-            "difference": None if self.pair is None else self.pair.difference,
-            "p_value": self.p_value,
-            "verdict": self.verdict,
-            "needed": self.needed,
-        }
+        spec, pair = self.spec, self.pair
+        merge = {name: getattr(spec, name, None) for name in ("method", "scale", "checkpoint")}
+        pairs = {name: getattr(pair, name, None) for name in ("won", "lost", "difference")}
+        share = {"right": self.share.right, "accuracy": self.share.value, "interval": list(self.share.interval(LEVEL))}
+        told = {"p_value": self.p_value, "verdict": self.verdict, "needed": self.needed}
+        return {"model": self.model, "head": self.head, **merge, **share, **pairs, **told}
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,26 +96,16 @@ class Comparison:
     unknown_labels: int
     kept: int
     rows: tuple[Row, ...]
-    level: float = LEVEL
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.rows)} models of {self.run} on {self.data}:\n  {self.sentences()[0]})"
+        return f"Comparison({len(self.rows)} models of {self.run} on {self.data}:\n  {self.summary()[0]})"
 
     @property
     def tailored(self) -> Row:
         """The model in `model`; else what `tmx tailor` would choose for the preference."""
         return next(row for row in self.rows if row.pair is None)
 
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each model, best first, as a pandas frame."""
-        records = [row.to_dict(self.level) for row in self.rows]
-        names = ("head", "accuracy", "difference", "p_value", "verdict")
-        columns: dict[str, list[Any]] = {name: [record[name] for record in records] for name in names}
-        columns |= {end: [record["interval"][k] for record in records] for k, end in enumerate(("low", "high"))}
-        columns["tailored"] = [row.pair is None for row in self.rows]
-        return data_frame(columns, [record["model"] for record in records], "model")
-
-    def sentences(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Returns who wins, and whether a checkpoint would do without any merge."""
         mine, best = self.tailored, self.rows[0]
         others = [row for row in self.rows if row is not mine]
@@ -152,54 +113,49 @@ class Comparison:
         if self.samples < fewest:
             count = plural(self.samples, "sample")
             return [f"No verdict: {count} cannot tell any of these models apart; at least {fewest} are needed."]
-        beaten = sum(row.verdict == "clearly worse" for row in others)
-        lead = f"clearly better than {beaten} of the {len(others)} others"
-        if best is mine:
-            lines = [f"The tailored model is the best: {mine.share.value:.1%} right, {lead}."]
-        else:
-            lines = [verdict(best, mine)]
-            if best.verdict == "clearly better" and (command := self._command(best)) is not None:
-                lines.append(f"`{command}` makes `{best.title}`.")
-            elif beaten:
-                lines.append(f"The tailored model is {lead}.")
+        worse = sum(row.verdict == "clearly worse" for row in others)
+        lines = [f"The tailored model has {mine.share.value:.1%} and is clearly better than {worse} of {len(others)}."]
+        lines += [] if best is mine else [verdict(best, mine)]
         plain = next((row for row in others if row.spec is not None and row.spec.checkpoint is not None), None)
-        if plain is not None and plain.verdict != "clearly worse":
-            lines += [] if plain is best else [verdict(plain, mine)]
-            lines.append(f"`{plain.model}` needs no merge.")
+        if plain is not None and plain is not best and plain.verdict != "clearly worse":
+            lines.append(verdict(plain, mine))
+        if best.verdict == "clearly better" and (options := self._options(best)) is not None:
+            lines.append(f"To take `{best.title}`: {options}")
         return lines
 
-    def _command(self, row: Row) -> str | None:
+    def _options(self, row: Row) -> str | None:
         """Returns the command that makes a model with its head; None of a task's checkpoint."""
         spec = row.spec
         if spec is None or (spec.checkpoint is not None and row.model not in ("base", "last")):
             return None
         method, scale = ("last_task", int(not spec.is_base)) if spec.method is None else (spec.method, spec.scale)
-        words = ["tmx", "tailor", self.run]
-        words += ["--equal"] if self.preference is None else ["--preference", self.preference]
-        words += ["--method", method, "--scale", scale if isinstance(scale, str) else f"{scale:g}"]
+        known = ["--equal"] if self.preference is None else ["--preference", self.preference]
+        words = ["tmx", "tailor", self.run, *known, "--method", method, "--scale", f"{scale}"]
         return shlex.join([*words, *(["--head", "old"] if row.head == "old" else []), "-o", "OUT"])
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Returns a row for each model, best first, as a pandas frame."""
+        records = [row.to_dict() for row in self.rows]
+        names = ("head", "accuracy", "difference", "p_value", "verdict")
+        columns: dict[str, list[Any]] = {name: [record[name] for record in records] for name in names}
+        columns |= {end: [record["interval"][k] for record in records] for k, end in enumerate(("low", "high"))}
+        columns["tailored"] = [row.pair is None for row in self.rows]
+        return data_frame(columns, [record["model"] for record in records], "model")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
-        plain = {name: value for name, value in vars(self).items() if name != "rows"}
-        return {
-            "version": VERSION,
-            **plain,
-            "tailored": self.rows.index(self.tailored),
-            "rows": [row.to_dict(self.level) for row in self.rows],
-            "summary": self.sentences(),
-        }
+        rows = [row.to_dict() for row in self.rows]
+        place, about = self.rows.index(self.tailored), {**vars(self), "rows": rows}
+        return {"version": VERSION, **about, "tailored": place, "summary": self.summary()}
 
 
 def verdict(one: Row, tailored: Row) -> str:
     """Returns what the samples say of a model against the tailored one, as a sentence."""
-    assert one.pair is not None
     shares = f"{one.share.value:.1%} against {tailored.share.value:.1%}"
     if one.verdict != "cannot tell":
         return f"`{one.title}` is {one.verdict} than the tailored model: {shares}."
-    count = plural(one.share.samples, "sample")
     would = "" if one.needed is None else f"; about {one.needed:,} would, if the difference is real"
-    return f"{count} cannot tell `{one.title}` from the tailored model ({shares}){would}."
+    return f"{plural(one.share.samples, 'sample')} cannot tell `{one.title}` from it ({shares}){would}."
 
 
 def least_samples(comparisons: int) -> int:
@@ -211,8 +167,8 @@ def least_samples(comparisons: int) -> int:
     return 1 + math.ceil(math.log2(max(1, comparisons) / ALPHA))
 
 
-def compared_rows(models: Sequence[tuple[str, HeadKind, MergeSpec | None, Bools]], tailored: int) -> tuple[Row, ...]:
-    """Compares models, each with the samples that it gets right, with the one at place `tailored`; best first."""
+def compared_rows(models: Sequence[Answers], tailored: int) -> tuple[Row, ...]:
+    """Compares models, each by the samples that it gets right, with the one at place `tailored`; best first."""
     mine = models[tailored][3]
     pairs = [paired(right, mine) for *_, right in models]
     others = [k for k in range(len(models)) if k != tailored]
@@ -223,9 +179,8 @@ def compared_rows(models: Sequence[tuple[str, HeadKind, MergeSpec | None, Bools]
         if k != tailored:
             needed = pairs[k].needed(ALPHA / len(others))
             needed = None if needed is None else max(needed, least_samples(len(others)))
-            row = replace(
-                row, pair=pairs[k], p_value=corrected[k], verdict=pairs[k].verdict(corrected[k]), needed=needed
-            )
+            told = pairs[k].verdict(corrected[k])
+            row = replace(row, pair=pairs[k], p_value=corrected[k], verdict=told, needed=needed)
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.share.right, row.pair is not None)))
 
@@ -238,9 +193,9 @@ def compare(
     preference: Preference | str | Path | None = None,
     data: Data = None,
     *,
-    head: str | Path | None = None,
-    rivals: Rivals = Rivals(),  # noqa: B008  (frozen)
-    reading: Reading | None = None,
+    old_heads: bool = False,
+    seed: int = 0,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Comparison:
     """Measures base, every task's checkpoint, merges and the tailored model on the same labelled samples.
@@ -248,55 +203,53 @@ def compare(
     Every model gets a head that is fitted to it with the run's kept samples, for the class shares of the preference;
     never with the samples that are compared on. Each is compared with the tailored model by an exact sign test,
     corrected for the number of comparisons. `preference`: by default equal weights. The directory of a tailored model
-    is compared as it is. `data` and `head` are as for `evaluate`.
+    is compared as it is. `old_heads`: every model also with the head that it had before. `data` is as for `evaluate`.
 
-    >>> compare("run", "site.json", "site/test").sentences()  # doctest: +SKIP
-    ['The tailored model is the best: 71.2% right, clearly better than 9 of the 15 others.']
+    >>> compare("run", "site.json", "site/test").rows[0].model  # doctest: +SKIP
+    'tunable_magmax 0.5'
     """
-    reading = reading or Reading()
-    site = _open(run, preference, head, rivals)
-    labelled, origin = open_labelled(data, site.head, site.run, reading)
-    folder, weights = site.folder, tuple(site.preference.weights)
-    with Bench(site.run, head=_file_head(site.head), seed=site.seed, device=reading.device, progress=progress) as bench:
+    subject = _open(run, preference, seed)
+    run, chosen, folder = subject.run, subject.preference, subject.folder
+    head = find_head(run.base, None, run)
+    labelled, origin = open_labelled(data, head.head, run, reading)
+    with Bench(run, head=head.frozen, seed=subject.seed, device=reading.device, progress=progress) as bench:
         samples = bench.open_labelled("compared", labelled)
-        specs = _candidates(site.run, weights, rivals.scales)
-        fewest = least_samples((1 + rivals.old_heads) * len(specs))
+        specs = _candidates(run, chosen.weights)
+        fewest = least_samples((1 + old_heads) * len(specs))
         if len(samples) < fewest:
             warnings.warn(
                 f"{plural(len(samples), 'sample')} cannot show any difference between so many models, however large "
                 f"it is: give at least {fewest}, better some hundred",
                 stacklevel=2,
             )
-        material = open_material(bench, site.preference, fits=bool(bench.views))
-        facts, mine = material.all, None
+        material, mine = open_material(bench, chosen, fits=bool(bench.views)), None
         if folder is None:
-            mine, _, _ = choose_spec(bench, site.preference, TailorOptions(seed=site.seed), material)
+            mine, _, _ = choose_spec(bench, chosen, TailorOptions(seed=subject.seed), material)
             specs = list(dict.fromkeys([*specs, mine]))
-        models: list[tuple[str, HeadKind, MergeSpec | None, Bools]] = []
+        models: list[Answers] = []
         for done, spec in enumerate(specs, 1):
-            title, fitted = model_title(site.run, spec), bench.fit(spec, facts)
+            title, fitted = model_title(run, spec), bench.fit(spec, material.all)
             kind: HeadKind = "old" if fitted.kind == "old" else "fitted"
             models.append((title, kind, spec, _right(bench.logits(spec, samples, fitted.linear), samples)))
-            if rivals.old_heads and kind == "fitted":
-                logits = _old_logits(bench, spec, samples, facts)
+            if old_heads and kind == "fitted":
+                logits = _old_logits(bench, spec, samples, material.all)
                 models += [] if logits is None else [(title, "old", spec, _right(logits, samples))]
             if progress is not None:
                 progress("comparing", done, len(specs))
         if folder is not None:
-            right = _right_as_written(folder, samples, site.run, bench.classes, reading)
+            right = _right_as_written(folder, samples, run, bench.classes, reading)
             models.append((folder.name or str(folder), "own", None, right))
-    place = next(k for k, (_, _, spec, _) in enumerate(models) if spec == mine)
     return Comparison(
-        str(site.run.path),
-        origin,
-        site.file,
-        None if folder is None else str(folder),
-        dict(zip(site.run.labels, map(float, weights), strict=True)),
-        len(samples),
-        samples.prepared.failed,
-        labelled.unknown,
-        0 if facts.kept is None else len(facts.kept),
-        compared_rows(models, place),
+        run=str(run.path),
+        data=origin,
+        preference=subject.file,
+        model=None if folder is None else str(folder),
+        weights=dict(zip(run.labels, map(float, chosen.weights), strict=True)),
+        samples=len(samples),
+        unreadable=samples.prepared.failed,
+        unknown_labels=labelled.unknown,
+        kept=0 if material.all.kept is None else len(material.all.kept),
+        rows=compared_rows(models, next(k for k, (_, _, spec, _) in enumerate(models) if spec == mine)),
     )
 
 
@@ -304,92 +257,65 @@ def check_comparison(
     run: Run | str | Path,
     preference: Preference | str | Path | None = None,
     data: Data = None,
-    *,
-    head: str | Path | None = None,
-    rivals: Rivals = Rivals(),  # noqa: B008  (frozen)
-    reading: Reading | None = None,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
 ) -> dict[str, Any]:
     """Returns what `compare` would do, from headers alone; what prevents it is an error."""
-    site = _open(run, preference, head, rivals)
-    labelled, origin = open_labelled(data, site.head, site.run, reading or Reading())
-    specs = _candidates(site.run, site.preference.weights, rivals.scales)
-    titles = list(dict.fromkeys(model_title(site.run, spec) for spec in specs))
-    return {
-        "run": str(site.run.path),
-        "data": origin,
-        "samples": len(labelled),
-        "models": titles,
-        "tailored": "what tmx tailor would choose" if site.folder is None else str(site.folder),
-        "old_heads": rivals.old_heads,
-    }
+    subject = _open(run, preference, 0)
+    labelled, origin = open_labelled(data, find_head(subject.run.base, None, subject.run).head, subject.run, reading)
+    titles = [model_title(subject.run, spec) for spec in _candidates(subject.run, subject.preference.weights)]
+    tailored = "what tmx tailor would choose" if subject.folder is None else str(subject.folder)
+    about = {"run": str(subject.run.path), "data": origin, "samples": len(labelled)}
+    return {**about, "models": list(dict.fromkeys(titles)), "tailored": tailored}
 
 
 @dataclass(frozen=True)
-class _Site:
+class _Subject:
+    """What is compared: a run, and a preference or the directory of a tailored model."""
+
     run: Run
     preference: Preference
-    head: Head
     folder: Path | None
-    """The directory of a tailored model."""
     file: str | None
     seed: int
 
 
-def _open(
-    run: Run | str | Path, preference: Preference | str | Path | None, head: str | Path | None, rivals: Rivals
-) -> _Site:
-    trained = run if isinstance(run, Run) else Run.open(run)
-    folder, file, seed = None, None, rivals.seed
+def _open(run: Run | str | Path, preference: Preference | str | Path | None, seed: int) -> _Subject:
+    run = run if isinstance(run, Run) else Run.open(run)
+    folder, file = None, None
     if preference is None:
-        chosen = Preference.equal(len(trained.tasks))
+        chosen = Preference.equal(len(run.tasks))
     elif isinstance(preference, Preference):
         chosen, file = preference, "FILE"
     else:
-        chosen, file = Preference.load(preference), str(preference)
-        if Path(preference).is_dir():
-            folder, file = Path(preference), str(Path(preference) / PREFERENCE)
-    name = "the preference" if isinstance(preference, Preference) else str(file)
-    require_tasks(chosen, trained.names, name)
-    if len(chosen.weights) != len(trained.tasks):
+        chosen, folder = Preference.load(preference), Path(preference) if Path(preference).is_dir() else None
+        file = str(preference if folder is None else folder / PREFERENCE)
+    require_tasks(chosen, run.names, file or "the preference")
+    if len(chosen.weights) != len(run.tasks):
         raise InputError(
-            f"{name} has {len(chosen.weights)} weights, and {trained.path} has {len(trained.tasks)} tasks: make a "
-            f"preference for this run with `tmx prefer {trained.path}`"
+            f"{file} has {len(chosen.weights)} weights, and {run.path} has {len(run.tasks)} tasks: make a preference "
+            f"for this run with `tmx prefer {run.path}`"
         )
-    refuse_adapters(trained.tasks)
-    refuse_too_large(trained.base, trained.tasks)
+    refuse_adapters(run.tasks)
+    refuse_too_large(run.base, run.tasks)
     if folder is None:
-        chosen = completed(chosen, trained)
-    else:
-        read_record(folder)
-        report = read_report(folder)
-        heads = report.options.get("heads")
-        trained, seed = trained.with_heads(heads if isinstance(heads, str) else None), report.seed
-    if head is not None and trained.head is None and merged_labels(trained.base, trained.tasks, trained.heads):
-        raise InputError(
-            f"the tasks of {trained.path} have classifiers of their own: leave out --head, or enter the head into the "
-            f"run with `tmx init {trained.path} --head {head}`"
-        )
-    head_file, _ = find_head(trained.base, head, trained)
-    return _Site(trained, chosen, open_head(head_file)[0], folder, file, seed)
+        return _Subject(run, completed(chosen, run), None, file, seed)
+    read_record(folder)
+    report = read_report(folder)
+    heads = report.options.get("heads")
+    return _Subject(run.with_heads(heads if isinstance(heads, str) else None), chosen, folder, file, report.seed)
 
 
-def _file_head(head: Head) -> Head | None:
-    return None if head.builtin else head
-
-
-def _candidates(run: Run, weights: Sequence[Any], scales: Sequence[float | str]) -> list[MergeSpec]:
+def _candidates(run: Run, weights: Sequence[float]) -> list[MergeSpec]:
     """Returns what is worth comparing: base, every task's checkpoint, other merges, Tunable MAGMAX at each scale."""
     shares = tuple(weights)
-    sizes = [scale if isinstance(scale, str) else float(scale) for scale in scales]
-    specs = [
+    return [
         BASE,
         *(MergeSpec(checkpoint=t) for t in range(1, len(run.tasks) + 1)),
         MergeSpec("average", 1.0, shares),
         MergeSpec("magmax", "matched"),
         MergeSpec("tsv", 1.0, shares),
-        *(MergeSpec("tunable_magmax", scale, shares) for scale in sizes),
+        *(MergeSpec("tunable_magmax", scale, shares) for scale in SCALES),
     ]
-    return list(dict.fromkeys(specs))
 
 
 def model_title(run: Run, spec: MergeSpec) -> str:
@@ -414,7 +340,7 @@ def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts
     known = np.ones(len(bench.classes), dtype=bool)
     if bench.is_builtin and spec.checkpoint is not None:
         run = bench.run
-        own = _base_labels(run) if spec.is_base else task_labels(run.base, run.tasks)[spec.checkpoint - 1]
+        own = builtin_labels(run.base) if spec.is_base else task_labels(run.base, run.tasks)[spec.checkpoint - 1]
         known = np.isin(bench.classes, own or ())
         if not known.any():
             return None
@@ -423,26 +349,19 @@ def _old_logits(bench: Bench, spec: MergeSpec, data: BenchData, facts: SiteFacts
     return logits
 
 
-def _base_labels(run: Run) -> tuple[str, ...] | None:
-    from tunable_magmax.models.builtin import builtin_labels
-
-    return builtin_labels(run.base)
-
-
 def _right_as_written(folder: Path, data: BenchData, run: Run, classes: Sequence[str], reading: Reading) -> Bools:
     """Returns which samples the model in a directory gets right, as `tmx eval` measures it."""
-    from tunable_magmax.models.prepared import embed_prepared
-
-    head = open_head(find_head(folder)[0])[0]
-    lacking = [name for name in classes if name not in head.classes]
+    used = find_head(folder)
+    lacking = [name for name in classes if name not in used.head.classes]
     if lacking:
         raise InputError(
             f"{folder} does not know {plural(len(lacking), 'class', 'classes')} of {run.path}, first "
-            f"{some_of(lacking[:1], show=repr)}: it was made with another head; give that one as --head"
+            f"{some_of(lacking[:1], show=repr)}: it was made with another head"
         )
-    places = np.array([head.classes.index(name) for name in classes], dtype=np.int64)
-    encoder = open_encoder(folder, head, run, reading.device)
-    used = encoder.head if isinstance(encoder, BuiltinEncoder) else head
-    logits = used.logits(embed_prepared(encoder, data.prepared, reading.batch))
-    right: Bools = logits.argmax(axis=1) == places[data.labels]
+    places = np.array([used.head.classes.index(name) for name in classes], dtype=np.int64)
+    encoder = replace(used, run=run).encoder(folder, reading.device)
+    head = encoder.head if isinstance(encoder, BuiltinEncoder) else used.head
+    right: Bools = (
+        head.logits(embed_prepared(encoder, data.prepared, reading.batch)).argmax(axis=1) == places[data.labels]
+    )
     return right

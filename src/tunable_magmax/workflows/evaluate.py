@@ -6,117 +6,101 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.heads import BASE, MERGED
 from tunable_magmax.checkpoints.hub import hub_name, located
+from tunable_magmax.config import read_yaml
+from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
+from tunable_magmax.data.samples import Samples
+from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import Bench, measure_model
+from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
 from tunable_magmax.evaluation.metrics import AccuracyMatrix
-from tunable_magmax.evaluation.run_models import MergeSpec, RunModels
+from tunable_magmax.evaluation.run_models import MergeSpec, RunModels, merged_labels
 from tunable_magmax.files import Progress
 from tunable_magmax.merging.state_dicts import Merged
+from tunable_magmax.models.builtin import builtin_labels, load_builtin
+from tunable_magmax.models.encoder import Encoder, load_encoder
+from tunable_magmax.models.head import Head, builtin_head, load_head
+from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
-from tunable_magmax.runs.run import METRICS, Run, is_run, refuse_run_file
+from tunable_magmax.runs.run import HEAD_FILE, METRICS, RUN_FILE, Run, is_run, refuse_run_file
 from tunable_magmax.showing import data_frame, shown_shares
-from tunable_magmax.workflows.merge import merge_recipe_in_memory
+from tunable_magmax.workflows.merge import logged_inputs, merge_recipe_in_memory
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.scoring import (
-    YAML,
-    AppliedPrior,
-    Data,
-    Prior,
-    checkpoint_number,
-    find_head,
-    open_encoder,
-    open_head,
-    open_labelled,
-)
 
 if TYPE_CHECKING:
     import pandas
 
     from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.models.encoder import Encoder
+
+Data: TypeAlias = str | Path | Samples | Benchmark | None
+"""Samples, a benchmark, or the path of either; None stands for the test data of the run's benchmark."""
+Prior: TypeAlias = Preference | Literal["auto", "none"]
+"""A preference whose site prior the head gets; "auto": the bias that its file holds, if any; "none": no prior."""
+HEAD_FILES = (HEAD_FILE, "head.safetensors")
+YAML = (".yml", ".yaml")
+OWN = "the model's own classifier"
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The accuracy of a model on data with a head; for a merge also its report."""
+    """The accuracy of a model on labelled data, or of several checkpoints of a run.
+
+    `accuracies`: by name, in order. `head`: its file, or the model's own classifier. `prior`: where the prior on its
+    logits came from, "preference" or "head". `merge`: the report of a merge in memory. `matrix`, `known_matrix`: R with
+    the task unknown and known, if all tasks' checkpoints were measured.
+    """
 
     model: str
     data: str
     head: str
-    accuracy: Accuracy
+    accuracies: Mapping[str, Accuracy]
+    prior: str | None = None
     unreadable: int = 0
-    merge: MergeReport | None = None
-    prior: AppliedPrior | None = None
     unknown_labels: int = 0
+    merge: MergeReport | None = None
+    matrix: AccuracyMatrix | None = None
+    known_matrix: AccuracyMatrix | None = None
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """The accuracy of the model, of several that of the last one."""
+        return list(self.accuracies.values())[-1]
 
     def __repr__(self) -> str:
         prior = "" if self.prior is None else ", with a site prior"
-        return f"Evaluation({self.model} on {self.data}: {self.accuracy.overall.words(self.accuracy.level)}{prior})"
+        if len(self.accuracies) == 1:
+            shown = self.accuracy.overall.words(self.accuracy.level)
+        else:
+            shown = shown_shares(list(self.accuracies), [each.overall.value for each in self.accuracies.values()])
+        return f"Evaluation({self.model} on {self.data}: {shown}{prior})"
 
     def to_frame(self) -> pandas.DataFrame:
-        """Returns accuracy and interval over all samples and by task, as a pandas frame."""
-        return self.accuracy.to_frame()
+        """Returns a row for each model, with its accuracy on all samples and on each task, as a pandas frame."""
+        rows = self.accuracies.values()
+        columns = {"all": [accuracy.overall.value for accuracy in rows]}
+        for task in self.accuracy.tasks:
+            columns[task] = [accuracy.by_task[task].value for accuracy in rows]
+        return data_frame(columns, list(self.accuracies), "model")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything for JSON; of the merge, what decided its numbers."""
-        record: dict[str, Any] = {"model": self.model, "data": self.data, "head": self.head}
-        record["prior"] = None if self.prior is None else asdict(self.prior)
+        """Returns everything for JSON; of a merge, what decided its numbers."""
+        record: dict[str, Any] = {name: getattr(self, name) for name in ("model", "data", "head", "prior")}
         record |= {"unreadable": self.unreadable, "unknown_labels": self.unknown_labels}
-        record["accuracy"] = self.accuracy.to_dict()
+        record["accuracies"] = {name: accuracy.to_dict() for name, accuracy in self.accuracies.items()}
+        for name in ("matrix", "known_matrix"):
+            matrix = getattr(self, name)
+            record |= {} if matrix is None else {name: matrix.to_dict()}
         if self.merge is not None:
             kept = ("method", "scale", "seed", "elements", "names", "budget", "counts", "options")
             record["merge"] = {name: getattr(self.merge, name) for name in kept}
         return record
-
-
-@dataclass(frozen=True, repr=False)
-class RunEvaluation:
-    """The accuracies of some checkpoints of a run (`base` among them), and R if all tasks' were asked for."""
-
-    run: str
-    data: str
-    head: str
-    accuracies: Mapping[str, Accuracy]
-    unreadable: int = 0
-    matrix: AccuracyMatrix | None = None
-    """With the task unknown."""
-    known_matrix: AccuracyMatrix | None = None
-    """With the task known."""
-    prior: AppliedPrior | None = None
-    unknown_labels: int = 0
-
-    def __repr__(self) -> str:
-        shares = [accuracy.overall.value for accuracy in self.accuracies.values()]
-        return f"RunEvaluation({self.run} on {self.data}: {shown_shares(list(self.accuracies), shares)})"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each checkpoint, with its accuracy on all samples and on each task, as a pandas frame."""
-        rows = self.accuracies.values()
-        columns = {"all": [accuracy.overall.value for accuracy in rows]}
-        for task in next(iter(rows)).tasks:
-            columns[task] = [accuracy.by_task[task].value for accuracy in rows]
-        return data_frame(columns, list(self.accuracies), "checkpoint")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything for JSON."""
-        return {
-            "run": self.run,
-            "data": self.data,
-            "head": self.head,
-            "prior": None if self.prior is None else asdict(self.prior),
-            "unreadable": self.unreadable,
-            "unknown_labels": self.unknown_labels,
-            "matrix": None if self.matrix is None else self.matrix.to_dict(),
-            "known_matrix": None if self.known_matrix is None else self.known_matrix.to_dict(),
-            "checkpoints": {name: accuracy.to_dict() for name, accuracy in self.accuracies.items()},
-        }
 
 
 def evaluate(
@@ -126,7 +110,7 @@ def evaluate(
     head: str | Path | None = None,
     run: str | Path | None = None,
     prior: Prior = "auto",
-    reading: Reading | None = None,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measures the accuracy of a checkpoint, of a merge in memory, or of a `Recipe` to merge there, on labelled data.
@@ -141,57 +125,45 @@ def evaluate(
     >>> evaluate("site-model", "site/test", head="head.safetensors").accuracy.overall.value  # doctest: +SKIP
     0.84
     """
-    from tunable_magmax.models.builtin import builtin_labels
-
-    reading = reading or Reading()
     given = None if run is None else Run.open(run)
-    merged: Merged | None = None
+    merged = model if isinstance(model, Merged) else None
     subject: Path | Recipe
-    if isinstance(model, Merged):
+    if merged is not None:
         if given is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
-        merged, subject = model, given.base
-        rule = None if model.report.heads is None else model.report.heads["rule"]
+        subject = given.base
+        rule = None if merged.report.heads is None else merged.report.heads["rule"]
         given = given.with_heads(None if rule in (MERGED, BASE) else rule)
     else:
+        assert not isinstance(model, Merged)
         subject = model.located() if isinstance(model, Recipe) else located(model)
-    head_file, owner = find_head(subject, head, given)
+    used = find_head(subject, head, given, prior)
     base = subject.base if isinstance(subject, Recipe) else subject
-    used, applied = open_head(head_file, prior)
+    labelled, origin = open_labelled(data, used.head, used.run, reading)
     state = None if merged is None else merged.state_dict
-    labelled, origin = open_labelled(data, used, owner, reading)
     encoder: Encoder | None = None
     if isinstance(subject, Recipe):
         merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
-    elif used.builtin and given is not None and (number := checkpoint_number(base, given)) is not None:
+    elif used.head.builtin and given is not None and (number := _checkpoint_number(base, given)) is not None:
         with RunModels(given.base, given.tasks, given.heads, progress=progress) as models:
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
-    encoder = encoder or open_encoder(base, used, owner, reading.device)
-    measured = measure_model(
-        encoder,
-        used,
-        labelled,
-        state,
-        batch=reading.batch,
-        progress=progress,
-    )
-    accuracy = measured.accuracy
-    report = None if merged is None else merged.report
+    encoder = encoder or used.encoder(base, reading.device)
+    measured = measure_model(encoder, used.head, labelled, state, batch=reading.batch, progress=progress)
+    report, overall = None if merged is None else merged.report, measured.accuracy.overall
     name = str(subject) if report is None else f"merge of {report.tasks} tasks by {report.method}"
-    if (
-        not used.builtin
-        and accuracy.overall.interval()[0] <= 1 / len(used.classes)
-        and builtin_labels(base) is not None
-    ):
+    guessing = 1 / len(used.head.classes)
+    if not used.head.builtin and overall.interval()[0] <= guessing and builtin_labels(base) is not None:
         warnings.warn(
-            f"{accuracy.overall.value:.1%} is no better than guessing among {len(used.classes)} classes: are the rows "
-            f"of {head_file} for the normalised embeddings of this model? It has a classifier of its own, which is "
-            "used if no head is given",
+            f"{overall.value:.1%} is no better than guessing among {len(used.head.classes)} classes: are the rows of "
+            f"{used.source} for the normalised embeddings of this model? It has a classifier of its own, which is used "
+            "if no head is given",
             stacklevel=2,
         )
-    return Evaluation(name, origin, str(head_file), accuracy, measured.unreadable, report, applied, labelled.unknown)
+    return Evaluation(
+        name, origin, used.source, {name: measured.accuracy}, used.prior, measured.unreadable, labelled.unknown, report
+    )
 
 
 def evaluate_run(
@@ -201,15 +173,14 @@ def evaluate_run(
     checkpoints: Sequence[str] | None = None,
     head: str | Path | None = None,
     prior: Prior = "auto",
-    reading: Reading | None = None,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
-) -> RunEvaluation:
+) -> Evaluation:
     """Measures a run's checkpoints, given by task name, `base` or `last`; by default all, which gives the matrix R."""
-    reading = reading or Reading()
     trained = Run.open(run)
     places = ["base", *trained.checkpoints]
     chosen = places if checkpoints is None else [_named(name, trained) for name in checkpoints]
-    head_file, _ = find_head(trained.base, head, trained)
+    used = find_head(trained.base, head, trained, prior)
     accuracies: dict[str, Accuracy] = {}
 
     def over_all(phase: str, done: int, total: int) -> None:
@@ -217,26 +188,15 @@ def evaluate_run(
         if progress is not None:
             progress(phase, len(accuracies) * total + done, len(chosen) * total)
 
-    used, applied = open_head(head_file, prior)
-    labelled, origin = open_labelled(data, used, trained, reading)
-    with Bench(trained, head=None if used.builtin else used, device=reading.device, progress=over_all) as bench:
+    labelled, origin = open_labelled(data, used.head, trained, reading)
+    with Bench(trained, head=used.frozen, device=reading.device, progress=over_all) as bench:
         opened = bench.open_labelled("data", labelled)
         readable = labelled.readable(opened.prepared.positions)
         for name in chosen:
             logits = bench.logits(MergeSpec(checkpoint=places.index(name)), opened)
-            accuracies[name] = readable.accuracy(logits, used.classes)
-    unknown, known = _matrices(trained, accuracies)
-    return RunEvaluation(
-        str(trained.path),
-        origin,
-        str(head_file),
-        accuracies,
-        opened.prepared.failed,
-        unknown,
-        known,
-        applied,
-        labelled.unknown,
-    )
+            accuracies[name] = readable.accuracy(logits, used.head.classes)
+    facts = (used.prior, opened.prepared.failed, labelled.unknown, None)
+    return Evaluation(str(trained.path), origin, used.source, accuracies, *facts, *_matrices(trained, accuracies))
 
 
 def measured_by_training(run: str | Path) -> AccuracyMatrix:
@@ -247,8 +207,7 @@ def measured_by_training(run: str | Path) -> AccuracyMatrix:
         data = " --data DATA" if opened.benchmark is None else ""
         raise InputError(
             f"{run} has no {METRICS}, so what training measured is not known: `tmx eval {run} --checkpoint all{data}` "
-            "evaluates every checkpoint; with --preference FILE, --weights or --method in place of --checkpoint, it "
-            "evaluates a merge"
+            "measures every checkpoint; with --preference FILE, --weights or --method in place of --checkpoint, a merge"
         )
     try:
         return AccuracyMatrix.from_dict(metrics)
@@ -271,9 +230,6 @@ def kind_of(model: Path) -> Literal["run", "recipe", "checkpoint"]:
     return "recipe" if model.suffix.lower() in YAML else "checkpoint"
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
-
-
 def _named(name: str, run: Run) -> str:
     """Returns the task that is meant; a task called `last` goes before the last task."""
     if name in ("base", *run.checkpoints):
@@ -293,18 +249,150 @@ def _matrices(run: Run, accuracies: Mapping[str, Accuracy]) -> tuple[AccuracyMat
     tasks = next(iter(accuracies.values())).tasks
     if tasks[: len(trained)] != trained or any(name not in accuracies for name in trained):
         return None, None
-    samples = accuracies[trained[0]].task_samples
 
-    def shares(name: str, known: bool) -> list[float]:
-        accuracy = accuracies[name]
-        by_task = accuracy.known_by_task if known else accuracy.by_task
-        return [math.nan] * len(tasks) if by_task is None else [by_task[task].value for task in tasks]
+    def matrix(known: bool) -> AccuracyMatrix:
+        def shares(name: str) -> list[float]:
+            by_task = accuracies[name].known_by_task if known else accuracies[name].by_task
+            return [math.nan] * len(tasks) if by_task is None else [by_task[task].value for task in tasks]
 
-    before = "base" in accuracies and "base" not in trained
-    unknown, known = (
-        AccuracyMatrix.of(
-            tasks, [shares(task, known) for task in trained], shares("base", known) if before else None, samples
+        before = shares("base") if "base" in accuracies and "base" not in trained else None
+        return AccuracyMatrix.of(tasks, [shares(task) for task in trained], before, accuracies[trained[0]].task_samples)
+
+    return matrix(known=False), matrix(known=True)
+
+
+# -- the head ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class UsedHead:
+    """The head that a model is scored with. `source`: its file, or `OWN`. `run`: the run that knows the tasks.
+
+    `prior`: where the prior in its bias came from, "preference" or "head"; None without one.
+    """
+
+    head: Head
+    source: str
+    run: Run | None
+    prior: str | None
+
+    @property
+    def frozen(self) -> Head | None:
+        """The head, unless it stands for the models' own classifiers."""
+        return None if self.head.builtin else self.head
+
+    def encoder(self, checkpoint: Path, device: str | None) -> Encoder:
+        """Loads the encoder that the head belongs to; what it lacks beside its weights comes from the run's base."""
+        load = load_builtin if self.head.builtin else load_encoder
+        return load(checkpoint, device, assets=None if self.run is None else self.run.base)
+
+
+def find_head(
+    model: Path | Recipe, head: str | Path | None = None, run: Run | None = None, prior: Prior = "auto"
+) -> UsedHead:
+    """Returns the head to score a model with: the one given; else beside the model; else that of the run.
+
+    The run is `run`, or that whose checkpoints these are or were merged, by the merge's log. Without any of them it is
+    the classifier that the model has itself; of a checkpoint of `run`, that which merges of its tasks have.
+    """
+    owner = run or _run_of(model)
+    place = model.base if isinstance(model, Recipe) else model
+    folder = place if place.is_dir() else place.parent
+    if head is None:
+        files = [] if isinstance(model, Recipe) else [folder / name for name in HEAD_FILES]
+        beside, in_run = next(filter(Path.is_file, files), None), None if owner is None else owner.head
+        head = (in_run or beside) if run is not None else (beside or in_run)
+    if head is not None:
+        return _with_prior(load_head(head), str(head), owner, prior)
+    if (labels := _own_labels(model, run)) is not None:
+        return _with_prior(builtin_head(labels), OWN, owner, prior)
+    if owner is not None:
+        raise InputError(
+            f"{owner.path / RUN_FILE} names no classifier head: give head, a file, or enter one with "
+            f"`tmx init {owner.path} --head HEAD`"
         )
-        for known in (False, True)
+    similar = sorted(folder.glob("*head*.safetensors"))
+    hint = f" (perhaps {similar[0]})" if similar else ""
+    raise InputError(
+        f"{place}: which head turns its embeddings into classes? Give head, a file{hint}, or put the head "
+        f"beside it as {HEAD_FILES[0]}"
     )
-    return unknown, known
+
+
+def _with_prior(head: Head, source: str, run: Run | None, prior: Prior) -> UsedHead:
+    if prior == "none":
+        return UsedHead(head.with_bias(None), source, run, None)
+    if isinstance(prior, Preference) and prior.prior is not None:
+        return UsedHead(head.with_bias(prior.prior.bias(head.classes)), source, run, "preference")
+    return UsedHead(head, source, run, "head" if head.bias.any() else None)
+
+
+def _own_labels(model: Path | Recipe, run: Run | None) -> tuple[str, ...] | None:
+    if isinstance(model, Recipe):
+        return merged_labels(model.base, model.tasks, named_heads(model.options.get("heads"), model.names, model.tasks))
+    if run is not None and _checkpoint_number(model, run) is not None:
+        return merged_labels(run.base, run.tasks, run.heads)
+    return builtin_labels(model)
+
+
+def _checkpoint_number(model: Path, run: Run) -> int | None:
+    """Returns which checkpoint of a run a path is, 0 is the base; None if it is none of them."""
+    places = [path.resolve() for path in (run.base, *run.tasks)]
+    return places.index(model.resolve()) if model.resolve() in places else None
+
+
+def _run_of(model: Path | Recipe) -> Run | None:
+    """Returns the run whose checkpoints these are, or were merged."""
+    if isinstance(model, Recipe):
+        return _holder([model.base, *model.tasks])
+    try:
+        inputs = None if (run := _holder([model])) else logged_inputs(model)
+    except InputError:  # no merge, or one without its report
+        return None
+    return run if inputs is None else _holder([inputs.base, *inputs.tasks])
+
+
+def _holder(checkpoints: list[Path]) -> Run | None:
+    """Returns the nearest run directory above the first checkpoint, if its run.json lists them all."""
+    folder = next(filter(is_run, checkpoints[0].parents), None)
+    try:
+        run = None if folder is None else Run.open(folder)
+    except InputError:
+        return None
+    listed = set() if run is None else {path.resolve() for path in (run.base, *run.tasks)}
+    return run if {path.resolve() for path in checkpoints} <= listed else None
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> tuple[Labelled, str]:
+    """Opens the data with labels in the head's classes and the run's tasks; also returns what to call them."""
+    if data is None:
+        if run is None or run.benchmark is None:
+            why = "" if run is None else f" {run.path / RUN_FILE} names no benchmark."
+            raise InputError(
+                f"on what data?{why} Give data, a folder of class folders or a table with labels; or run, a run that "
+                "was trained on a benchmark, whose test data are taken then"
+            )
+        data = open_benchmark(BenchmarkOptions.read(run.benchmark, run.path))
+    elif isinstance(data, str | Path):
+        data = _benchmark_of(Path(data)) if Path(data).suffix.lower() in YAML else reading.open(Path(data))
+    if isinstance(data, Samples):
+        tasks = {} if run is None else run.classes
+        if head.builtin:  # one task's own classifier knows its own classes only
+            tasks = {name: classes for name, classes in tasks.items() if set(classes) <= set(head.classes)}
+        return label_samples(data, head.classes, tasks).draw(reading.max_samples), data.origin
+    split = reading.split or "test"
+    if split not in ("train", "test"):
+        hint = closest(split, ["train", "test"])
+        raise InputError(f"a benchmark has the splits train and test, not {split!r}{hint}")
+    labelled = label_benchmark(data, head.classes, "train" if split == "train" else "test")
+    return labelled.draw(reading.max_samples), f"{data.name} ({split})"
+
+
+def _benchmark_of(path: Path) -> Benchmark:
+    """Opens the benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
+    wanted = "the section 'benchmark', as in the run.yaml of tmx train"
+    content = read_yaml(path, f"a YAML file with {wanted}", wanted)
+    return open_benchmark(BenchmarkOptions.read(content.get("benchmark", content), path.parent))

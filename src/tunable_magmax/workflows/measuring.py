@@ -28,9 +28,9 @@ from tunable_magmax.models.fitting import FittedHead
 from tunable_magmax.models.head import Linear, builtin_head
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.evaluate import OWN, Data, find_head, open_labelled
 from tunable_magmax.workflows.material import KeptSamples, site_shares
 from tunable_magmax.workflows.options import Reading
-from tunable_magmax.workflows.scoring import Data, find_head, open_head, open_labelled
 from tunable_magmax.workflows.tailored import run_identity
 
 SAMPLES = 400
@@ -158,15 +158,14 @@ class Measuring:
         device: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        file, _ = find_head(run.base, head, run)
+        used = find_head(run.base, head, run, "none")
         self.run, self.seed = run, seed
-        found = open_head(file, "none")[0]
-        self.bench = Bench(run, head=None if found.builtin else found, seed=seed, device=device, progress=progress)
+        self.bench = Bench(run, head=used.frozen, seed=seed, device=device, progress=progress)
         if self.bench.is_builtin and head is not None:
             raise InputError(f"{run.path}: its tasks have classifiers themselves, so {head} has no place; leave it out")
-        self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else found
+        self.head = builtin_head(self.bench.classes) if self.bench.is_builtin else used.head
         self.kept = self._open_kept()
-        files = [file] if isinstance(file, Path) else []
+        files = [] if used.source == OWN else [Path(used.source)]
         self.identity = _digest([run_identity(run, files), seed])
         self._usual: dict[MergeSpec, FittedHead] = {}
         self._known: set[tuple[MergeSpec, str]] = set()

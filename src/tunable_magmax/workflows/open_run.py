@@ -23,8 +23,16 @@ from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run as RunDirectory
 from tunable_magmax.showing import plural
-from tunable_magmax.workflows.compare import Comparison, Rivals, compare
-from tunable_magmax.workflows.evaluate import Evaluation, RunEvaluation, evaluate, evaluate_run, measured_by_training
+from tunable_magmax.workflows.compare import Comparison, compare
+from tunable_magmax.workflows.evaluate import (
+    HEAD_FILES,
+    Data,
+    Evaluation,
+    Prior,
+    evaluate,
+    evaluate_run,
+    measured_by_training,
+)
 from tunable_magmax.workflows.init import init_run
 from tunable_magmax.workflows.init_plan import InitOptions
 from tunable_magmax.workflows.merge import (
@@ -37,7 +45,6 @@ from tunable_magmax.workflows.merge import (
 from tunable_magmax.workflows.merge import merge as merge_files
 from tunable_magmax.workflows.options import Reading, Weighting, from_flat
 from tunable_magmax.workflows.prefer import PreferMethod, PreferOptions, prefer
-from tunable_magmax.workflows.scoring import HEAD_FILES, Data, Prior
 from tunable_magmax.workflows.site import SiteSources
 from tunable_magmax.workflows.sweep import Sweep, sweep_checkpoints
 from tunable_magmax.workflows.tailor import TailorOptions, tailor
@@ -304,23 +311,19 @@ class Run:
         preference: Chosen | None = None,
         data: Any = None,
         *,
-        scales: Sequence[float | str] = Rivals().scales,
         old_heads: bool = False,
         seed: int = 0,
-        head: str | Path | None = None,
         progress: Progress | None = None,
         **reading: Any,
     ) -> Comparison:
         """Measures which model of the run is best for a site, on its labelled samples, as `tmx compare` does.
 
         `preference`: one of this run, its file, or a tailored model; by default all tasks alike. `data`: pairs of input
-        and label, or the path of such data; by default the run's own test data. `reading`: split, limit, batch, ...
+        and label, or the path of such data; by default the run's own test data. `reading`: as for `prefer`.
         """
         source = preference if preference is None or isinstance(preference, Preference) else Path(preference)
-        rivals, how = Rivals(tuple(scales), old_heads, seed), divide("compare", reading, Reading)[0]
-        return compare(
-            self._run, source, _data(data), head=head, rivals=rivals, reading=Reading(**how), progress=progress
-        )
+        how = Reading(**divide("compare", reading, Reading)[0])
+        return compare(self._run, source, _data(data), old_heads=old_heads, seed=seed, reading=how, progress=progress)
 
     def evaluate(
         self,
@@ -373,7 +376,7 @@ class Run:
         prior: Prior = "auto",
         progress: Progress | None = None,
         **reading: Any,
-    ) -> RunEvaluation:
+    ) -> Evaluation:
         """Measures the run's checkpoints, by default all: the accuracy matrix, as `tmx eval --checkpoint all` does."""
         options: dict[str, Any] = {"checkpoints": checkpoints, "head": head, "prior": prior, "progress": progress}
         return evaluate_run(

@@ -1,43 +1,229 @@
-"""What `tmx predict` does: classifies files, folders and tables with a model and its head, a batch at a time."""
+"""What `tmx predict` and `load_classifier` do: a model with its head, ready to classify files, folders and values."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tunable_magmax.checkpoints.hub import located
+from tunable_magmax.data.given import WANTED, given_samples, is_one_input
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
-from tunable_magmax.data.samples import Kind, Samples
-from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.samples import Kind, Samples, Unreadable
 from tunable_magmax.data.tables import TABLE_SUFFIXES, text_samples
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
-from tunable_magmax.workflows.classifier import CLASSIFYING_BATCH, Prediction, load_classifier, printable
+from tunable_magmax.runs.run import is_run
+from tunable_magmax.workflows.evaluate import find_head
+from tunable_magmax.workflows.options import Reading
+
+if TYPE_CHECKING:
+    from tunable_magmax.models.encoder import Encoder
+    from tunable_magmax.models.head import Head
 
 TABLES = TABLE_SUFFIXES | {".parquet", ".json"}
 Named: TypeAlias = tuple[Samples, Callable[[int], str]]
 """Samples, and what to call each of them, by its position."""
 
 
-@dataclass(frozen=True)
-class Predicting:
-    """How files are classified; None stands for the usual choice."""
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """The likeliest class of an input. `top`: the likeliest classes with probabilities, best first.
 
-    head: Path | None = None
-    prior: Literal["auto", "none"] = "auto"
-    top: int = 1
-    split: str | None = None
-    text_column: str | None = None
-    batch: int = CLASSIFYING_BATCH
-    device: str | None = None
-    strict: bool = False
-    """An input that cannot be read is an error, not a warning."""
+    `input`: the file, or the table and its row, such as "site.csv:3"; `text`: the text itself. An input that could not
+    be read has no label, and `error` says why.
+
+    >>> Prediction("cat", 0.9312, (("cat", 0.9312),))
+    Prediction('cat', 0.931)
+    """
+
+    label: str | None
+    probability: float | None
+    top: tuple[tuple[str, float], ...] = ()
+    input: str = ""
+    text: str | None = None
+    error: str | None = None
+
+    def __repr__(self) -> str:
+        if self.label is None:
+            return f"Prediction(None, error={self.error!r})"
+        return f"Prediction({self.label!r}, {self.probability:.3f})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        record: dict[str, Any] = {"input": printable(self.input)}
+        record |= {} if self.text is None else {"text": printable(self.text)}
+        record |= {"label": self.label, "probability": self.probability}
+        if len(self.top) > 1:
+            record["top"] = [{"label": label, "probability": probability} for label, probability in self.top]
+        return record if self.error is None else {**record, "error": self.error}
+
+
+def printable(text: str) -> str:
+    """Returns a text that any file can hold; names of files that are not UTF-8 have surrogates, which become escapes.
+
+    >>> print(printable("caf\\udce9.png"))
+    caf\\udce9.png
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# -- a model in Python ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoadedClassifier:
+    """A model with its head, ready to use: `predict` gives labels with probabilities.
+
+    `has_prior`: whether a site's prior is added to its scores.
+
+    Inputs are PIL images, arrays [height, width, 3] of uint8 or paths of image files for a model of images, and texts
+    (or paths of text files, each one text) for a model of texts. One input alone is taken as a list of one.
+
+    >>> model = load_classifier("site-model")  # doctest: +SKIP
+    >>> model.predict(["photo.jpg"])  # doctest: +SKIP
+    [Prediction('cat', 0.931)]
+    """
+
+    encoder: Encoder
+    head: Head
+    head_file: str
+    has_prior: bool
+
+    def __repr__(self) -> str:
+        prior = "with a site prior" if self.has_prior else "without a site prior"
+        classes = f"{len(self.classes)} classes of {self.kind}s: {some_of(self.classes, show=repr)}"
+        return f"LoadedClassifier({str(self.encoder.path)!r}: {classes}; {prior})"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the columns of `probabilities`."""
+        return self.head.classes
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the model takes images or texts."""
+        return "image" if self.encoder.image_processor is not None else "text"
+
+    def probabilities(self, inputs: Any, batch: int = 64) -> NDArray[np.float32]:
+        """Returns class probabilities [n, classes]; an input that cannot be read is an `InputError`."""
+        failed: dict[int, Unreadable] = {}
+        samples = self._samples(inputs)
+        parts = [shares for _, _, shares in self._batches(samples, batch, failed)]
+        _refuse_unreadable(samples.origin, failed)
+        return np.concatenate(parts) if parts else np.zeros((0, len(self.classes)), np.float32)
+
+    def predict(self, inputs: Any, top: int = 1, batch: int = 64) -> list[Prediction]:
+        """Returns the likeliest class of each input; an input that cannot be read is an `InputError`."""
+        return self.predict_samples(self._samples(inputs), lambda k: f"input {k + 1}", top, batch, strict=True)
+
+    def predict_samples(
+        self,
+        samples: Samples,
+        name: Callable[[int], str],
+        top: int = 1,
+        batch: int = 64,
+        progress: Callable[[int], None] | None = None,
+        *,
+        strict: bool = False,
+    ) -> list[Prediction]:
+        """Classifies samples, `batch` at a time; `name` says what to call each, by its position.
+
+        Those that cannot be read get no label, or are an error if `strict`. `progress` gets the number done.
+        """
+        if top < 1:
+            raise InputError(f"top is {top}, expected at least 1 class for each input")
+        found: dict[int, Prediction] = {}
+        failed: dict[int, Unreadable] = {}
+        for positions, inputs, shares in self._batches(samples, batch, failed):
+            for position, value, row in zip(positions, inputs, shares, strict=True):
+                best = np.argsort(-row, kind="stable")[:top]
+                likely = tuple((self.classes[k], float(row[k])) for k in best.tolist())
+                text = value if isinstance(value, str) else None
+                found[position] = Prediction(*likely[0], likely, name(position), text)
+            if progress is not None:
+                progress(len(found) + len(failed))
+        if strict:
+            _refuse_unreadable(samples.origin, failed)
+        for position, item in failed.items():
+            found[position] = Prediction(None, None, (), name(position), None, item.why)
+        return [found[position] for position in range(len(samples))]
+
+    def _batches(
+        self, samples: Samples, batch: int, failed: dict[int, Unreadable]
+    ) -> Iterator[tuple[list[int], list[Any], NDArray[np.float32]]]:
+        """Yields positions, inputs and probabilities of readable samples."""
+        if samples.kind != self.kind:
+            takes, holds = (f"{kind}s" for kind in (self.kind, samples.kind))
+            raise InputError(f"{samples.origin} holds {holds}, but {self.encoder.path} classifies {takes}")
+        if batch < 1:
+            raise InputError(f"batch is {batch}, expected at least 1")
+        for positions, inputs in samples.batches(range(len(samples)), batch, failed):
+            yield positions, inputs, self.head.probabilities(self.encoder.embed(inputs, batch))
+
+    def _samples(self, inputs: Any) -> Samples:
+        """Returns whatever a caller gave as samples of the model's kind."""
+        alone = is_one_input(inputs)
+        if not alone and not isinstance(inputs, Iterable):
+            raise InputError(
+                f"the input is of type {type(inputs).__name__}, expected {WANTED[self.kind]}, or a list of such"
+            )
+        return replace(given_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
+
+
+def _refuse_unreadable(origin: str, failed: dict[int, Unreadable]) -> None:
+    if failed:
+        names = some_of(f"{item.name} ({item.why})" for item in failed.values())
+        raise InputError(f"{origin}: cannot be read: {names}; take them out, or repair them")
+
+
+def load_classifier(
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    *,
+    head: str | Path | None = None,
+    prior: Literal["auto", "none"] = "auto",
+) -> LoadedClassifier:
+    """Loads a model directory, as `tmx tailor` leaves it, or any checkpoint whose head can be found or is its own.
+
+    `head`: by default the one beside the model, or of the run it comes from. `prior`: "none" leaves out the bias of the
+    head's file. `device`: by default the GPU if there is one.
+
+    >>> load_classifier("site-model").predict("photo.jpg")  # doctest: +SKIP
+    [Prediction('cat', 0.931)]
+    """
+    from tunable_magmax.models.builtin import BuiltinEncoder
+    from tunable_magmax.models.head import require_match
+
+    model = located(path)
+    if not model.exists():
+        raise InputError(
+            f"{model} does not exist: give the directory of a model, as tmx tailor or tmx merge writes it, or the name "
+            "of one on the Hugging Face hub, org/name@revision"
+        )
+    if is_run(model):
+        raise InputError(
+            f"{model} is a run directory with several models: give one of its checkpoints, or make the one for your "
+            f"site with `tmx tailor {model}` first"
+        )
+    used = find_head(model, head, prior=prior)
+    encoder = used.encoder(model, device)
+    chosen = encoder.head if isinstance(encoder, BuiltinEncoder) else used.head
+    require_match(encoder, chosen)
+    return LoadedClassifier(encoder, chosen, used.source, used.prior is not None)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,8 +242,9 @@ class Predictions:
     def to_dict(self) -> dict[str, Any]:
         """Returns everything for JSON."""
         rows = [found.to_dict() for found in self.predictions]
-        model, head = printable(self.model), printable(self.head)
-        return {"model": model, "head": head, "prior": self.prior, "predictions": rows}
+        return {
+            "model": printable(self.model), "head": printable(self.head), "prior": self.prior, "predictions": rows
+        }  # fmt: skip
 
     def to_bytes(self, suffix: str) -> bytes:
         """Returns the content of a file: .csv and .jsonl have a row for each input, .json everything."""
@@ -73,9 +260,8 @@ class Predictions:
         rows.writerow(["input", *(["text"] if texts else []), "label", "probability", *more])
         for found in self.predictions:
             cells = [cell for label, probability in found.top for cell in (label, f"{probability:.6g}")]
-            cells += [""] * (2 * top - len(cells))
-            own = [found.input, *([found.text or ""] if texts else [])]
-            rows.writerow([*map(printable, own), *cells])
+            named = [found.input, *([found.text or ""] if texts else [])]
+            rows.writerow([*map(printable, named), *cells, *[""] * (2 * top - len(cells))])
         return content.getvalue().encode()
 
 
@@ -84,7 +270,10 @@ def predict(
     inputs: Sequence[str | Path] = (),
     *,
     texts: Sequence[str] = (),
-    options: Predicting = Predicting(),  # noqa: B008  (frozen)
+    head: Path | None = None,
+    prior: Literal["auto", "none"] = "auto",
+    top: int = 1,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
     progress: Progress | None = None,
 ) -> Predictions:
     """Classifies image files, folders of images, tables of texts, parquet, and texts, a batch at a time.
@@ -95,14 +284,14 @@ def predict(
     {'cat': 31, 'dog': 12}
     """
     if not inputs and not texts:
-        raise InputError("what should be classified? Give image files, a folder, a table of texts, or --text TEXT")
+        raise InputError("what should be classified? Give image files, a folder, a table of texts, or text")
     missing = [str(path) for path in inputs if not Path(path).exists()]
     if missing:
         raise InputError(f"{some_of(missing)}: no such file or folder")
-    classifier = load_classifier(model, options.device, head=options.head, prior=options.prior)
-    sources = [*_sources([Path(path) for path in inputs], classifier.kind, options)]
+    classifier = load_classifier(model, reading.device, head=head, prior=prior)
+    sources = list(_sources([Path(path) for path in inputs], classifier.kind, reading))
     if texts:
-        sources.append((text_samples("--text", list(texts), None), lambda k: f"--text {k + 1}"))
+        sources.append((text_samples("text", list(texts), None), lambda k: f"text {k + 1}"))
     total, found = sum(len(samples) for samples, _ in sources), list[Prediction]()
     for samples, name in sources:
         before = len(found)
@@ -111,21 +300,18 @@ def predict(
             if progress is not None:
                 progress("classifying", before + done, total)
 
-        found += classifier.predict_samples(
-            samples, name, options.top, options.batch, strict=options.strict, progress=report
-        )
+        found += classifier.predict_samples(samples, name, top, reading.batch, report)
     failed = [f"{item.input} ({item.error})" for item in found if item.error is not None]
     if failed and len(failed) == len(found):
-        what = "the input" if len(found) == 1 else f"none of {len(found)} inputs"
-        raise InputError(f"{what} {'cannot' if len(found) == 1 else 'can'} be read: {some_of(failed)}")
+        raise InputError(f"none of {len(found)} inputs can be read: {some_of(failed)}")
     if failed:
         warnings.warn(
             f"{len(failed)} of {len(found)} inputs could not be read and got no label: {some_of(failed)}", stacklevel=2
         )
-    return Predictions(str(model), str(classifier.head_file), classifier.has_prior, tuple(found))
+    return Predictions(str(model), classifier.head_file, classifier.has_prior, tuple(found))
 
 
-def _sources(paths: Sequence[Path], kind: Kind, options: Predicting) -> Iterator[Named]:
+def _sources(paths: Sequence[Path], kind: Kind, reading: Reading) -> Iterator[Named]:
     """Yields samples with their names; image files that follow each other are read together."""
     images: list[Path] = []
 
@@ -147,7 +333,7 @@ def _sources(paths: Sequence[Path], kind: Kind, options: Predicting) -> Iterator
             images.append(path)  # whatever its name: Pillow tells whether it is an image
         else:
             yield from gathered()
-            yield open_samples(path, options.split, options.text_column), _rows_of(path)
+            yield reading.open(path), _rows_of(path)
     yield from gathered()
 
 

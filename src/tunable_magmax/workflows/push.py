@@ -14,7 +14,7 @@ from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.files import is_plain_name, read_json
 from tunable_magmax.version import __version__
-from tunable_magmax.workflows.scoring import HEAD_FILES
+from tunable_magmax.workflows.evaluate import HEAD_FILES
 from tunable_magmax.workflows.tailored import PREFERENCE, RECORD
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"})

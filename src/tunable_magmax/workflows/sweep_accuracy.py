@@ -16,11 +16,11 @@ from tunable_magmax.files import Progress, write_atomic
 from tunable_magmax.merging.methods import METHODS
 from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.run import Run
+from tunable_magmax.workflows.evaluate import Data
 from tunable_magmax.workflows.measured import MeasuredFile, measure_all
 from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.prefer import completed
-from tunable_magmax.workflows.scoring import Data
 from tunable_magmax.workflows.sweep import SUMMARY, Sweep, SweepPoint
 
 MEASURED, TABLE = "measured.jsonl", "sweep.csv"

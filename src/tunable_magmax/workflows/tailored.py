@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from tunable_magmax.merging.report import MergeReport
-    from tunable_magmax.workflows.classifier import LoadedClassifier, Prediction
+    from tunable_magmax.workflows.predict import LoadedClassifier, Prediction
     from tunable_magmax.workflows.tailor import Decision
 
 HEAD, PREFERENCE, RECORD = "head.safetensors", FILE, "tmx-tailor.json"
@@ -313,7 +313,7 @@ class Tailored:
     @cached_property
     def classifier(self) -> LoadedClassifier:
         """The model with its head, loaded when it is first used."""
-        from tunable_magmax.workflows.classifier import load_classifier
+        from tunable_magmax.workflows.predict import load_classifier
 
         return load_classifier(self.out)
 

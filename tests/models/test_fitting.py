@@ -178,18 +178,6 @@ def test_fewer_rows_than_dimensions():
     assert (found.linear.logits(fresh).argmax(axis=1) == truth).mean() > 0.8
 
 
-def test_rows_of_one_sample_stay_in_one_fold():
-    """Copies of a sample in other folds would make noise look learned."""
-    rng = np.random.default_rng(0)
-    noise, labels = rng.normal(size=(40, 60)), rng.integers(0, 2, 40)
-    twice = np.concatenate([noise, noise]), np.concatenate([labels, labels])
-    groups = np.concatenate([np.arange(40), np.arange(40)])
-    flattered = fit_head(Rows.of(*twice), [0.5, 0.5], None)
-    honest = fit_head(Rows.of(*twice, groups=groups), [0.5, 0.5], None)
-    assert flattered.loss < 0.4
-    assert honest.loss > 0.6
-
-
 def test_rows_that_may_not_judge_are_fitted_to_but_not_judged():
     features, labels, _ = draw(80)
     judged = np.arange(80) < 40

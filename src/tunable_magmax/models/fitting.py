@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.arrays import Floats
+from tunable_magmax.data.arrays import Floats, feature_matrix, unit_rows
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.discriminant import Discriminant, class_totals, stratified_folds
+from tunable_magmax.models.discriminant import FOLDS, Discriminant, Ints, class_totals, stratified_folds
 from tunable_magmax.models.head import Linear
 
-Ints = NDArray[np.int64]
-FOLDS = 5
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 0.9)
 START = 4
 """Where the search for a shrinkage begins."""
@@ -30,6 +27,7 @@ CAUTIOUS = 0.2
 """The factor of discriminants that cannot be judged, because no class has two rows: they are far too sure."""
 LEAST_GAIN = 0.002
 """A fitted head whose log loss is not smaller than the old one's by this is not worth having."""
+SMALLEST_SHARE = 1e-9
 TINY_CHANCE = 1e-12
 NEWTON_STEPS = 30
 SMALL_STEP = 1e-4
@@ -41,17 +39,16 @@ class Rows:
 
     `features` [n, dim]; `labels` [n]: class indices; `counts` [n]: how much each counts for its class, 1 unless classes
     are shared by tasks that matter differently; `judged` [n]: whether a row may judge (it was embedded as the site's
-    inputs will be); `groups` [n]: rows of one group are copies of one sample and stay in one fold.
+    inputs will be).
     """
 
     features: Floats
     labels: Ints
     counts: Floats
     judged: NDArray[np.bool_]
-    groups: Ints | None = None
 
     @classmethod
-    def of(cls, features: Any, labels: Any, counts: Any = None, judged: Any = None, groups: Any = None) -> Rows:
+    def of(cls, features: Any, labels: Any, counts: Any = None, judged: Any = None) -> Rows:
         """Checks rows; by default all count alike and all may judge."""
         matrix = np.asarray(features, dtype=np.float64)
         owners = np.asarray(labels, dtype=np.int64)
@@ -64,7 +61,7 @@ class Rows:
             raise InputError(f"{bad} of {len(matrix)} features hold NaN or infinity: the model's numbers are broken")
         count = np.ones(len(matrix)) if counts is None else np.asarray(counts, dtype=np.float64)
         may = np.ones(len(matrix), dtype=bool) if judged is None else np.asarray(judged, dtype=bool)
-        return cls(matrix, owners, count, may, None if groups is None else np.asarray(groups, dtype=np.int64))
+        return cls(matrix, owners, count, may)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -79,14 +76,17 @@ class View:
     old: bool = True
 
 
+WHOLE = View("features", slice(None))
+
+
 @dataclass(frozen=True, eq=False)
 class FittedHead:
     """A head for one encoder and one site, and what its rows say of it.
 
-    `kind`: "fitted", or "old" where the old head is as good, or nothing could be fitted. `old_share`: a / (a + b), how
-    much of the logits is the old head's. `loss`, `old_loss`: cross-validated, None where nothing could be judged.
-    `right`, `chances` [judged rows]: whether each judged row is right without its fold, and the probability of its
-    class; `row_weights` [judged rows]: how much each counts at the site; `judged`: their positions.
+    `kind`: "fitted", or "old" where the old head is as good, or nothing could be fitted. `old_factor`, `fit_factor`: a
+    and b. `loss`, `old_loss`: cross-validated, None where nothing could be judged. `right`, `chances` [judged rows]:
+    whether each judged row is right without its fold, and the probability of its class; `row_weights` [judged rows]:
+    how much each counts at the site; `judged`: their positions.
     """
 
     linear: Linear
@@ -108,6 +108,13 @@ class FittedHead:
         """The cross-validated share of right answers, weighted as the site; None where nothing could be judged."""
         return float(self.row_weights @ self.right) if len(self.right) else None
 
+    def surely_better(self, other: FittedHead, errors: float, least: float = 0.0) -> bool:
+        """Whether its log loss on the same rows is smaller by more than `least` and so many standard errors."""
+        gains = np.log(np.maximum(self.chances, TINY_CHANCE)) - np.log(np.maximum(other.chances, TINY_CHANCE))
+        mean = float(self.row_weights @ gains)
+        error = float(np.sqrt(np.square(self.row_weights * (gains - mean)).sum()))
+        return mean > max(least, errors * error)
+
 
 def fit_head(
     rows: Rows | FoldedRows,
@@ -126,28 +133,19 @@ def fit_head(
     [0]
     """
     shares = np.asarray(site_shares, dtype=np.float64)
-    log_site = np.log(np.maximum(shares / shares.sum(), 1e-9))
-    imbalance = np.zeros(len(shares)) if old_shares is None else np.log(np.asarray(old_shares, dtype=np.float64))
-    fair = None if old is None else Linear(old.weight, old.bias - imbalance)
+    if old is not None and old_shares is not None:
+        old = Linear(old.weight, old.bias - np.log(np.asarray(old_shares, dtype=np.float64)))
     folded = rows if isinstance(rows, FoldedRows) else FoldedRows(rows, len(shares))
-    problem = _Problem.of(folded, log_site, fair)
-    usable = [view for view in views or [View("features", slice(None))] if view.old or not problem.lacks_classes]
-    fits = [found for view in usable if (found := problem.fitted(view)) is not None]
+    problem = _Problem(folded, shares / shares.sum(), old)
     old_fit = problem.old_only()
-    if not fits:
+    usable = [view for view in views or [WHOLE] if view.old or folded.present.all()]
+    if not len(folded.rows) or not usable:
         if old_fit is None:
             raise InputError("there is neither a labelled sample nor an old head to make a head from")
         return old_fit
-    best = min(fits, key=lambda fit: np.inf if fit.loss is None else fit.loss)
-    return old_fit if old_fit is not None and best.loss is not None and not _is_better(best, old_fit) else best
-
-
-def _is_better(one: FittedHead, other: FittedHead) -> bool:
-    """Whether the first has the smaller log loss on the same rows, by more than a standard error of few rows."""
-    gains = np.log(np.maximum(one.chances, TINY_CHANCE)) - np.log(np.maximum(other.chances, TINY_CHANCE))
-    mean = float(one.row_weights @ gains)
-    error = float(np.sqrt(np.square(one.row_weights * (gains - mean)).sum()))
-    return mean > max(LEAST_GAIN, error)
+    best = min(map(problem.fitted, usable), key=lambda fit: np.inf if fit.loss is None else fit.loss)
+    keeps_old = old_fit is not None and best.loss is not None and not best.surely_better(old_fit, 1.0, LEAST_GAIN)
+    return old_fit if keeps_old and old_fit is not None else best
 
 
 def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
@@ -165,192 +163,148 @@ def site_weights(labels: Ints, counts: Floats, shares: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _ViewFits:
-    """The discriminants of a view: of all rows, and for each fold of the others, with its judging rows."""
+    """The discriminant of all rows of a view; for each fold, its judged rows and the discriminant of all others.
+
+    `scores`: of the judged rows, by shrinkage.
+    """
 
     whole: Discriminant
-    parts: list[tuple[Ints, Discriminant, Floats]]
+    parts: list[tuple[Ints, Floats, Discriminant]]
+    scores: dict[float, Floats] = field(default_factory=dict)
 
 
 class FoldedRows:
-    """Rows in folds, with discriminants that are made once: they serve every site. For one old head."""
+    """Rows in folds, with discriminants and their scores, which serve every site. For one old head."""
 
-    def __init__(self, rows: Rows, classes: int) -> None:
-        folds = _folds(rows.labels.tobytes())
-        if rows.groups is not None:
-            first = np.unique(rows.groups, return_index=True, return_inverse=True)
-            folds = folds[first[1]][first[2]]
+    def __init__(self, rows: Rows, classes: int, seed: int = 0) -> None:
+        self.rows, self.classes = rows, classes
+        self.folds = stratified_folds(rows.labels, seed)
         each = np.zeros((FOLDS, classes))
-        np.add.at(each, (folds, rows.labels), 1.0)
-        elsewhere = each.sum(axis=0) - each[folds]
-        known = elsewhere[np.arange(len(rows)), rows.labels] > 0
-        self.rows, self.folds, self.classes = rows, folds, classes
-        self.present = np.bincount(rows.labels, minlength=classes) > 0
-        self.judged = np.flatnonzero(rows.judged & known)
+        np.add.at(each, (self.folds, rows.labels), 1.0)
+        self.present = each.sum(axis=0) > 0
+        elsewhere = (each.sum(axis=0) - each[self.folds])[np.arange(len(rows)), rows.labels] > 0
+        self.judged = np.flatnonzero(rows.judged & elsewhere)
         """Rows that judge: their class has other rows, in other folds."""
         self._views: dict[str, _ViewFits] = {}
 
-    def fits(self, view: View, anchors: NDArray[Any] | None) -> _ViewFits:
+    def fits(self, view: View, anchors: NDArray[Any] | None = None) -> _ViewFits:
         """Returns the discriminants of a view. `anchors`: directions of classes without rows."""
         if view.name not in self._views:
             rows = self.rows
             features = rows.features[:, view.columns]
             centre = features.mean(axis=0)
             centred = features - centre
-            totals = []
-            for fold in range(FOLDS):
-                mine = self.folds == fold
-                totals.append(class_totals(centred[mine], rows.labels[mine], self.classes, rows.counts[mine]))
+            members = [np.flatnonzero(self.folds == fold) for fold in range(FOLDS)]
+            totals = [class_totals(centred[m], rows.labels[m], self.classes, rows.counts[m]) for m in members]
 
             def fit(folds: Sequence[int], about: Floats) -> Discriminant:
-                counts, sums, scatter = (np.sum([totals[k][part] for k in folds], axis=0) for part in range(3))
-                found = Discriminant.of((counts, sums, scatter), about)
+                counts, sums, scatter = (sum(totals[k][part] for k in folds) for part in range(3))
+                found = Discriminant.of((counts, sums, scatter), about)  # type: ignore[arg-type]
                 return found if anchors is None else found.with_anchors(anchors)
 
             parts = []
             for fold in range(FOLDS):
-                mine = self.judged[self.folds[self.judged] == fold]
-                if len(mine):
+                places = np.flatnonzero(self.folds[self.judged] == fold)
+                if len(places):
                     others = fit([k for k in range(FOLDS) if k != fold], np.zeros_like(centre))
-                    parts.append((mine, others, centred[mine] @ others.axes))
+                    parts.append((places, centred[self.judged[places]], others))
             self._views[view.name] = _ViewFits(fit(range(FOLDS), centre), parts)
         return self._views[view.name]
 
+    def scores(self, view: View, shrinkage: float) -> Floats:
+        """Returns scores [judged, classes], about 0 in each row, of the judged rows by fits without their folds."""
+        fits = self.fits(view)
+        if shrinkage not in fits.scores:
+            scores = np.empty((len(self.judged), self.classes))
+            for places, features, others in fits.parts:
+                weight, bias = others.linear(shrinkage)
+                scores[places] = features @ weight.T + bias
+            fits.scores[shrinkage] = _centred(scores)
+        return fits.scores[shrinkage]
 
-@lru_cache(8)
-def _folds(labels: bytes) -> Ints:
-    """Returns the folds of int64 labels; kept, since many models are judged by the same rows."""
-    return stratified_folds(np.frombuffer(labels, dtype=np.int64), 0, FOLDS)
 
-
-@dataclass(frozen=True, eq=False)
 class _Problem:
-    """Folded rows at a site, and all that does not depend on the view."""
+    """Folded rows at a site with some class shares: the heads that may be made of them, judged by their log loss."""
 
-    folded: FoldedRows
-    log_site: Floats
-    old: Linear | None
-    weights: Floats
-    targets: Floats
-    """[judged, classes]: what the rows ask for; a row that was not seen may be of any class."""
-    old_scores: Floats | None
-
-    @classmethod
-    def of(cls, folded: FoldedRows, log_site: Floats, old: Linear | None) -> _Problem:
+    def __init__(self, folded: FoldedRows, shares: Floats, old: Linear | None) -> None:
         rows, judged = folded.rows, folded.judged
-        shares = np.exp(log_site)
-        weights = site_weights(rows.labels[judged], rows.counts[judged], shares)
-        effective = 1 / np.square(weights).sum() if len(judged) else 1.0
-        unseen = 1 / (1 + effective)
-        targets = np.tile(unseen * shares / shares.sum(), (len(judged), 1))
-        targets[np.arange(len(judged)), rows.labels[judged]] += 1 - unseen
-        scores = None if old is None else _centred(old.logits(rows.features[judged]))
-        return cls(folded, log_site, old, weights, targets, scores)
-
-    @property
-    def rows(self) -> Rows:
-        return self.folded.rows
-
-    @property
-    def judged(self) -> Ints:
-        return self.folded.judged
-
-    @property
-    def lacks_classes(self) -> bool:
-        """Whether classes have no row at all."""
-        return not bool(self.folded.present.all())
+        self.folded, self.old = folded, old
+        self.log_site = np.log(np.maximum(shares, SMALLEST_SHARE))
+        self.labels = rows.labels[judged]
+        self.weights = site_weights(self.labels, rows.counts[judged], shares)
+        # What the rows ask for [judged, classes]; a row that was not seen may be of any class.
+        unseen = 1 / (1 + 1 / np.square(self.weights).sum()) if len(judged) else 0.5
+        self.targets = np.tile(unseen * shares, (len(judged), 1))
+        self.targets[np.arange(len(judged)), self.labels] += 1 - unseen
+        self.old_scores: list[Floats] = []
+        self.old_pooled: tuple[float, float | None] = 1.0, None
+        """The old head's factor, and its loss if anything can judge."""
+        if old is not None and len(judged):
+            self.old_scores = [_centred(old.logits(rows.features[judged]))]
+            (factor,), loss = self._pooled(self.old_scores, [1.0])
+            self.old_pooled = factor, loss
 
     def old_only(self) -> FittedHead | None:
         """Returns the old head with the site's shares, at the scale that the rows ask for."""
         if self.old is None:
             return None
-        (factor, loss), judged = self._old_pooled, {}
-        if loss is not None and self.old_scores is not None:
-            judged = self._judgement(factor * self.old_scores)
+        factor, loss = self.old_pooled
+        judged = {} if loss is None else self._judgement(factor * self.old_scores[0])
         linear = Linear(factor * self.old.weight, factor * self.old.bias + self.log_site)
-        return FittedHead(linear, "old", "", len(self.rows), None, factor, 0.0, loss, loss, **judged)
+        return FittedHead(linear, "old", "", len(self.folded.rows), None, factor, 0.0, loss, loss, **judged)
 
-    @cached_property
-    def _old_pooled(self) -> tuple[float, float | None]:
-        """The old head's factor, and its loss if anything can judge."""
-        if self.old_scores is None or not len(self.judged):
-            return 1.0, None
-        (factor,), loss = self._pooled([self.old_scores], [1.0])
-        return factor, loss
-
-    def fitted(self, view: View) -> FittedHead | None:
-        """Returns the best head on a view of the features; None if there is nothing to fit to."""
-        if not len(self.rows):
-            return None
+    def fitted(self, view: View) -> FittedHead:
+        """Returns the best head on a view of the features."""
         old = self.old if view.old else None
         fits = self.folded.fits(view, None if old is None else old.weight[:, view.columns])
-        whole, parts = fits.whole, fits.parts
-        if not len(self.judged):
-            factors = (1.0 if old is not None else 0.0, CAUTIOUS)
-            return self._finished(view, old, whole, SHRINKAGES[-1], factors, None, {})
-        place = np.empty(len(self.rows), dtype=np.int64)
-        place[self.judged] = np.arange(len(self.judged))
-        tried: dict[int, tuple[float, tuple[float, ...], Floats]] = {}
-        start: tuple[float, ...] = (1.0, CAUTIOUS) if old is not None else (CAUTIOUS,)
+        factors: tuple[float, ...] = (CAUTIOUS,) if old is None else (1.0, CAUTIOUS)
+        shrinkage, loss = SHRINKAGES[-1], None
+        judged: dict[str, Any] = {}
+        if len(self.labels):
+            shrinkage, factors, loss = self._search(view, factors)
+            judged = self._judgement(np.tensordot(factors, self._tables(view, shrinkage), axes=1))
+        old_factor, fit_factor = (0.0, *factors)[-2:]
+        weight, bias = fits.whole.linear(shrinkage)
+        full = np.zeros((len(self.log_site), self.folded.rows.features.shape[1]))
+        full[:, view.columns] = fit_factor * weight
+        offset = fit_factor * bias + self.log_site
+        if old is not None:
+            full, offset = full + old_factor * old.weight, offset + old_factor * old.bias
+        settings = (shrinkage, old_factor, fit_factor, loss, self.old_pooled[1])
+        return FittedHead(Linear(full, offset), "fitted", view.name, len(self.folded.rows), *settings, **judged)
+
+    def _tables(self, view: View, shrinkage: float) -> list[Floats]:
+        return [*(self.old_scores if view.old else []), self.folded.scores(view, shrinkage)]
+
+    def _search(self, view: View, start: tuple[float, ...]) -> tuple[float, tuple[float, ...], float]:
+        """Returns the shrinkage with the least loss, going downhill from `START`; its factors and its loss."""
+        tried: dict[int, tuple[tuple[float, ...], float]] = {}
         for step in (1, -1):
             k, guess = START, start
             while 0 <= k < len(SHRINKAGES):
                 if k not in tried:
-                    scores = np.empty((len(self.judged), len(self.log_site)))
-                    for mine, others, rotated in parts:
-                        scores[place[mine]] = others.scores(rotated, SHRINKAGES[k])
-                    scores = _centred(scores)
-                    tables = [scores] if old is None or self.old_scores is None else [self.old_scores, scores]
-                    found, loss = self._pooled(tables, guess)
-                    tried[k] = (loss, found, sum(f * t for f, t in zip(found, tables, strict=True)))  # type: ignore[assignment]
-                guess = tried[k][1]
-                if k != START and tried[k][0] >= tried[k - step][0]:
+                    tried[k] = self._pooled(self._tables(view, SHRINKAGES[k]), guess)
+                guess = tried[k][0]
+                if k != START and tried[k][1] >= tried[k - step][1]:
                     break
                 k += step
         # Of equally good ones the largest: with few rows, small ones are a matter of luck.
-        least = min(loss for loss, *_ in tried.values())
-        best = max(k for k in tried if tried[k][0] <= least + LEAST_GAIN)
-        loss, found, logits = tried[best]
-        pair = (0.0, found[0]) if len(found) == 1 else (found[0], found[1])
-        return self._finished(view, old, whole, SHRINKAGES[best], pair, loss, self._judgement(logits))
+        least = min(loss for _, loss in tried.values())
+        best = max(k for k in tried if tried[k][1] <= least + LEAST_GAIN)
+        return SHRINKAGES[best], *tried[best]
 
-    def _pooled(self, tables: Sequence[Floats], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    def _pooled(self, tables: list[Floats], start: Sequence[float]) -> tuple[tuple[float, ...], float]:
         """Returns the factors of tables [judged, classes] with the smallest loss, none below 0, and that loss."""
-        factors = _least_loss(tables, self.targets, self.weights, self.log_site, np.array(start, dtype=np.float64))
-        logits = sum(f * t for f, t in zip(factors, tables, strict=True)) + self.log_site
-        right = _log_softmax(logits)[np.arange(len(self.judged)), self.rows.labels[self.judged]]
+        factors = _least_loss(np.stack(tables), self.targets, self.weights, self.log_site, np.array(start))
+        logits = np.tensordot(factors, tables, axes=1) + self.log_site
+        right = _log_softmax(logits)[np.arange(len(self.labels)), self.labels]
         return tuple(factors.tolist()), -float(self.weights @ right)
 
     def _judgement(self, scores: Floats) -> dict[str, Any]:
         logits = scores + self.log_site
-        labels = self.rows.labels[self.judged]
-        chances = np.exp(_log_softmax(logits)[np.arange(len(labels)), labels])
-        return {
-            "right": logits.argmax(axis=1) == labels,
-            "chances": chances,
-            "row_weights": self.weights,
-            "judged": self.judged,
-        }
-
-    def _finished(
-        self,
-        view: View,
-        old: Linear | None,
-        whole: Discriminant,
-        shrinkage: float,
-        factors: tuple[float, float],
-        loss: float | None,
-        judged: dict[str, Any],
-    ) -> FittedHead:
-        weight, bias = whole.linear(shrinkage)
-        full = np.zeros((len(self.log_site), self.rows.features.shape[1]))
-        full[:, view.columns] = factors[1] * weight
-        offset = factors[1] * bias + self.log_site
-        if old is not None:
-            full, offset = full + factors[0] * old.weight, offset + factors[0] * old.bias
-        old_loss = self._old_pooled[1]
-        return FittedHead(
-            Linear(full, offset), "fitted", view.name, len(self.rows), shrinkage, *factors, loss, old_loss, **judged
-        )
+        chances = np.exp(_log_softmax(logits)[np.arange(len(self.labels)), self.labels])
+        right = logits.argmax(axis=1) == self.labels
+        return {"right": right, "chances": chances, "row_weights": self.weights, "judged": self.folded.judged}
 
 
 def _centred(scores: Floats) -> Floats:
@@ -364,47 +318,87 @@ def _log_softmax(logits: Floats) -> Floats:
     return result
 
 
-def _least_loss(tables: Sequence[Floats], targets: Floats, weights: Floats, offset: Floats, start: Floats) -> Floats:
-    """Returns factors >= 0 of logit tables with the smallest cross-entropy: Newton's method, since it is convex."""
-    factors = start.copy()
-    active = list(range(len(tables)))
-    wanted = np.array([float(weights @ (targets * table).sum(axis=1)) for table in tables])
+def _least_loss(tables: Floats, targets: Floats, weights: Floats, offset: Floats, start: Floats) -> Floats:
+    """Returns factors [k] >= 0 of logit tables [k, n, classes] with the smallest cross-entropy.
 
-    def loss(values: Floats) -> float:
-        logits = sum(f * t for f, t in zip(values, tables, strict=True)) + offset
-        return -float(weights @ (targets * _log_softmax(logits)).sum(axis=1))
+    Newton's method: it is convex. A factor that is 0 and would fall is held there.
+    """
 
-    now = loss(factors)
+    def loss_of(values: Floats) -> tuple[float, Floats]:
+        logs = _log_softmax(np.tensordot(values, tables, axes=1) + offset)
+        return -float(weights @ (targets * logs).sum(axis=1)), logs
+
+    factors = start.astype(np.float64)
+    wanted = (tables * targets).sum(axis=2) @ weights
+    loss, logs = loss_of(factors)
     for _ in range(NEWTON_STEPS):
-        logits = sum(f * t for f, t in zip(factors, tables, strict=True)) + offset
-        chances = np.exp(_log_softmax(logits))
-        means = [(chances * tables[k]).sum(axis=1) for k in active]
-        slope = np.array([weights @ mean for mean in means]) - wanted[active]
-        curve = np.array(
-            [
-                [
-                    weights @ ((chances * tables[j] * tables[k]).sum(axis=1) - mean_j * mean_k)
-                    for k, mean_k in zip(active, means, strict=True)
-                ]
-                for j, mean_j in zip(active, means, strict=True)
-            ]
-        )
-        step = np.linalg.solve(curve + 1e-12 * np.eye(len(active)) * max(1.0, float(np.trace(curve))), -slope)
+        chances = np.exp(logs)
+        means = (tables * chances).sum(axis=2)
+        slope = means @ weights - wanted
+        scaled = (tables * np.sqrt(chances * weights[:, None])).reshape(len(tables), -1)
+        curve = scaled @ scaled.T - (means * weights) @ means.T
+        free = np.flatnonzero((factors > 0) | (slope < 0))
+        if not len(free):
+            break
+        inner = curve[np.ix_(free, free)]
+        step = np.zeros(len(factors))
+        step[free] = np.linalg.solve(inner + 1e-12 * max(1.0, np.trace(inner)) * np.eye(len(free)), -slope[free])
         size = 1.0
-        while True:
-            tried = factors.copy()
-            tried[active] = np.maximum(factors[active] + size * step, 0.0)
-            then = loss(tried)
-            if then <= now or size < 1e-12:
+        while size > 1e-12:
+            tried = np.maximum(factors + size * step, 0.0)
+            then, found = loss_of(tried)
+            if then <= loss:
                 break
             size /= 2
+        else:
+            break
         moved = np.abs(tried - factors).max() / max(1e-9, float(np.abs(factors).max()))
-        if then <= now:
-            factors, now = tried, then
-        held = [k for k in active if factors[k] > 0]
-        if held and len(held) < len(active):
-            active = held
-            continue
-        if moved < SMALL_STEP or then > now:
+        factors, loss, logs = tried, then, found
+        if moved < SMALL_STEP:
             break
     return factors
+
+
+class Probe:
+    """A discriminant that tells classes by embeddings of unit length, with the rows' own class shares as prior.
+
+    `held_out` [judged, classes]: posteriors of the judged rows by a fit without their fold; `held_out_distances`
+    [judged]: to the nearest class. `judged`: those rows whose class has others; of none, nothing is known.
+    """
+
+    def __init__(self, features: Any, labels: Any, classes: int, seed: int = 0) -> None:
+        """Fits a probe to embeddings [rows, width] and their class indices [rows]. One seed, one result.
+
+        >>> probe = Probe([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]], [0, 0, 1, 1], 2)
+        >>> probe.posterior([[1.0, 0.0]]).argmax(axis=1).tolist()
+        [0]
+        """
+        folded = FoldedRows(Rows.of(unit_rows(feature_matrix(features, "features")), labels), classes, seed)
+        shares = np.bincount(folded.rows.labels, minlength=classes) / len(folded.rows)
+        self.fit = fit_head(folded, shares, None)
+        self.judged, self._fits = folded.judged, folded.fits(WHOLE)
+        assert self.fit.shrinkage is not None
+        self.shrinkage = self.fit.shrinkage
+        scores = self.fit.fit_factor * folded.scores(WHOLE, self.shrinkage)
+        self.held_out = np.exp(_log_softmax(scores + np.log(np.maximum(shares, SMALLEST_SHARE))))
+        self.held_out_distances = np.empty(len(self.judged))
+        for places, rows, others in self._fits.parts:
+            self.held_out_distances[places] = others.distances(rows, self.shrinkage)
+
+    def posterior(self, features: Any) -> Floats:
+        """Returns class probabilities [n, classes] of embeddings [n, width]."""
+        return np.exp(_log_softmax(self.fit.linear.logits(self._rows(features))))
+
+    def distances(self, features: Any) -> Floats:
+        """Returns squared Mahalanobis distances [n] of embeddings to the nearest class mean."""
+        return self._fits.whole.distances(self._rows(features), self.shrinkage)
+
+    def _rows(self, features: Any) -> Floats:
+        matrix = feature_matrix(features, "features")
+        width = self.fit.linear.weight.shape[1]
+        if matrix.shape[1] != width:
+            raise InputError(
+                f"the features have width {matrix.shape[1]}, but the probe was fitted to width {width}; embed both "
+                "with the same encoder"
+            )
+        return unit_rows(matrix)

@@ -24,14 +24,14 @@ from tunable_magmax.data.arrays import (
     task_matrices,
 )
 from tunable_magmax.errors import InputError
-from tunable_magmax.models.discriminant import Probe
+from tunable_magmax.models.fitting import Probe
 from tunable_magmax.preference.estimate import JSON
 from tunable_magmax.preference.labels import plain_list
 from tunable_magmax.preference.mixture import Groups
 
 # A sample that is impossible under every task that is left says nothing, rather than dividing by 0.
-LEAST = 1e-12
-FAR = 0.95
+TINY_LIKELIHOOD = 1e-12
+FAR_SHARE = 0.95
 USUAL_OOD = 0.1
 """About one in twenty samples of a mixture of the tasks is far from all of them; more than this are another kind."""
 
@@ -57,7 +57,7 @@ class TaskProbe:
         labels = [groups.setdefault((t, label), len(groups)) for t, own in enumerate(task_labels) for label in own]
         owners = np.array([t for t, _ in groups], dtype=np.int64)
         indices = np.array(labels, dtype=np.int64)
-        probe = Probe.fit(np.concatenate([*task_features]), indices, len(groups), seed)
+        probe = Probe(np.concatenate([*task_features]), indices, len(groups), seed)
         return cls(probe, owners, owners[indices], indices, tuple(name for _, name in groups))
 
     @property
@@ -70,7 +70,7 @@ class TaskProbe:
         priors = np.bincount(self.members, minlength=self.tasks) / len(self.members)
         likelihoods = posterior @ belongs / priors
         likelihoods /= likelihoods.max(axis=1, keepdims=True)
-        return np.maximum(likelihoods, LEAST)
+        return np.maximum(likelihoods, TINY_LIKELIHOOD)
 
     def evidence(self, features: Any, groups: Groups) -> Floats:
         """Returns p(x | group) [n, groups] of embeddings [n, width], up to a factor for each row.
@@ -87,23 +87,20 @@ class TaskProbe:
             if key in columns:
                 evidence[:, columns[key]] = own[:, k]
         evidence /= evidence.max(axis=1, keepdims=True)
-        return evidence.clip(min=LEAST)
+        return evidence.clip(min=TINY_LIKELIHOOD)
 
     def facts(self) -> dict[str, JSON]:
         """Returns the probe's settings and how well it tells held-out rows."""
-        probe = self.probe
-        settings: dict[str, JSON] = {"covariance_shrinkage": probe.shrinkage, "temperature": probe.temperature}
-        return {**settings, "log_loss": probe.loss, **self.accuracies()}
-
-    def accuracies(self) -> dict[str, JSON]:
-        """Returns the shares of held-out rows whose class and whose task the probe tells; the latter also by task."""
-        guesses = self.probe.held_out.argmax(axis=1)
-        right = (self.probe.held_out @ np.eye(self.tasks)[self.owners]).argmax(axis=1) == self.members
-        each = np.bincount(self.members, weights=right) / np.bincount(self.members)
+        probe, judged = self.probe, self.probe.judged
+        facts: dict[str, JSON] = {"shrinkage": probe.shrinkage, "factor": probe.fit.fit_factor}
+        if not len(judged):
+            return facts
+        right = (probe.held_out @ np.eye(self.tasks)[self.owners]).argmax(axis=1) == self.members[judged]
         return {
-            "class_accuracy": float((guesses == self.labels).mean()),
+            **facts,
+            "log_loss": probe.fit.loss,
+            "class_accuracy": float((probe.held_out.argmax(axis=1) == self.labels[judged]).mean()),
             "task_accuracy": float(right.mean()),
-            "task_accuracies": each.tolist(),
         }
 
 
@@ -148,11 +145,13 @@ def ood_share(fitted: TaskProbe, weights: Floats, distances: Floats) -> float:
 
 def farthest(fitted: TaskProbe, weights: Floats) -> float:
     """Returns the distance within which 95% of the tasks' own held-out rows lie; tasks count by their weights."""
-    own = fitted.probe.held_out_distances
-    importance = (weights / np.bincount(fitted.members, minlength=fitted.tasks))[fitted.members]
+    own, members = fitted.probe.held_out_distances, fitted.members[fitted.probe.judged]
+    importance = (weights / np.maximum(np.bincount(members, minlength=fitted.tasks), 1))[members]
+    if not importance.any():
+        return np.inf
     order = np.argsort(own, kind="stable")
     reached = np.cumsum(importance[order])
-    return float(own[order][min(int(np.searchsorted(reached, FAR * reached[-1])), len(own) - 1)])
+    return float(own[order][min(int(np.searchsorted(reached, FAR_SHARE * reached[-1])), len(own) - 1)])
 
 
 def _checked(

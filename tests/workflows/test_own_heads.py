@@ -16,7 +16,6 @@ from tunable_magmax import load_classifier, merge_checkpoints, open_run
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.builtin import load_builtin
 from tunable_magmax.models.head import Head, save_head
-from tunable_magmax.preference.preference import Preference
 from tunable_magmax.runs.recipe import Recipe
 from tunable_magmax.runs.run import Run
 from tunable_magmax.workflows.evaluate import evaluate, evaluate_run
@@ -90,21 +89,6 @@ def test_a_head_that_is_not_for_the_embeddings_is_told(run, tmp_path):
     shutil.copytree(run / "pets", tmp_path / "pets", dirs_exist_ok=True)
     with pytest.warns(UserWarning, match="is no better than guessing among 2 classes"):
         evaluate(tmp_path / "pets", run / "pets.csv", head=tmp_path / "head.safetensors")
-
-
-def test_what_one_call_does_with_heads_is_not_left_behind(run, tmp_path):
-    opened = open_run(run)
-    opened.tailor(tmp_path / "site", weights=[1, 1], heads="tools")
-    assert load_classifier(tmp_path / "site").classes == TASKS["tools"]
-    tools = run / "tools.csv"
-    merged = opened.merge(weights=[1, 1], heads="tools", scale=1)
-    assert merged.report.heads["rule"] == "task 2"
-    written = evaluate(tmp_path / "site", tools, prior="none").accuracy
-    assert opened.evaluate(merged, tools).accuracy.class_right == written.class_right
-    opened.compare(tmp_path / "site", tools)
-    assert len(opened.compare(Preference.from_weights([1, 1]), run / "all.csv").rows) > 1  # has all five labels again
-    with pytest.raises(InputError, match="`merge` does, in memory too"):
-        opened.session()
 
 
 def numbered(source: Path, labels: tuple[str, ...], file: Path) -> Path:

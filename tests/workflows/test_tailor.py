@@ -415,13 +415,6 @@ def test_a_classifier_without_a_linear_last_layer_keeps_the_old_head(builtin, tm
     assert (found.record.head.kind, found.report.heads["fitted"]) == ("old", None)
 
 
-def test_a_site_may_take_the_head_of_one_task(builtin, tmp_path):
-    found = made(builtin, SiteSources(weights=(1, 1)), tmp_path / "site", heads="tools", method="average", scale=1.0)
-    assert load_classifier(tmp_path / "site").classes == builtin_run.TASKS["tools"]
-    assert verify_checkpoint(tmp_path / "site").ok
-    assert found.record.likeliest.keys() <= set(builtin_run.TASKS["tools"])
-
-
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -6,29 +6,24 @@ then the network. Of a repository the weights, configuration and tokenizer are f
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunable_magmax.checkpoints.companions import CARD, MODEL_CONFIG, REPORT, is_companion
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
 from tunable_magmax.checkpoints.shards import INDEX
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, WEIGHT_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.files import read_json, show_size
+from tunable_magmax.files import read_json
 from tunable_magmax.version import __version__
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 SCHEME = "hf://"
 _NAME = re.compile(r"(?P<scheme>hf:/{1,2})?(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?")
@@ -103,16 +98,18 @@ def fetched(name: HubName, local: Path) -> Path:
     with _explained(name, local):
         if (folder := _cached(name)) is not None:
             return folder
-        sizes = _Remote.ask(name).needed
-        configured = MODEL_CONFIG in sizes or CONFIG_NAME in sizes
-        if not configured or not any(file in sizes for file, _ in _WEIGHTS):
+        from huggingface_hub import HfApi, snapshot_download
+
+        listed = HfApi(library_name="tunable-magmax", library_version=__version__).list_repo_files(
+            name.repo, revision=name.revision
+        )
+        needed = needed_files(listed)
+        if not {MODEL_CONFIG, CONFIG_NAME} & set(needed) or not any(file in needed for file, _ in _WEIGHTS):
             raise InputError(
                 f"the hub model {str(name)!r} has no {MODEL_CONFIG} with model.safetensors or pytorch_model.bin beside "
-                f"it (found {some_of(sorted(sizes)) or 'nothing'}): it is no model of transformers"
+                f"it (found {some_of(sorted(needed)) or 'nothing'}): it is no model of transformers"
             )
-        from huggingface_hub import snapshot_download
-
-        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in sizes]
+        patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in needed]
         with bars_on_terminals():
             return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns))
 
@@ -183,88 +180,6 @@ def needed_files(names: Sequence[str]) -> list[str]:
         or any(fnmatchcase(name, pattern) for pattern in own)
         or (is_companion(name) and not name.endswith(".py"))
     ]
-
-
-# -- without a download -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def previewed(paths: Sequence[str | Path]) -> Iterator[tuple[list[Path], list[str]]]:
-    """Yields paths whose headers can be read, and a note for each model that would be downloaded.
-
-    Of a model that is not in the cache, only headers are read from the hub. Its stand-in has the same names, types,
-    shapes and sizes, and takes no room on the disk; its values are zeros. It goes away with the block.
-    """
-    notes: list[str] = []
-    with TemporaryDirectory(prefix="tmx-headers-") as scratch:
-        places = []
-        for k, path in enumerate(paths):
-            name = None if _exists(Path(path)) else hub_name(path)
-            if name is None:
-                places.append(Path(path))
-                continue
-            with _explained(name, Path(path)):
-                folder = _cached(name)
-                if folder is None:
-                    remote = _Remote.ask(name)
-                    folder = Path(scratch) / str(k)
-                    remote.stand_in(folder)
-                    size = show_size(sum(remote.needed.values()))
-                    notes.append(f"{name.repo}@{remote.commit} is not in the hub's cache: {size} would be downloaded")
-            places.append(folder)
-        yield places, notes
-
-
-@dataclass(frozen=True, slots=True)
-class _Remote:
-    """A model as the hub lists it."""
-
-    api: HfApi
-    repo: str
-    commit: str
-    needed: Mapping[str, int]
-    """The sizes of the files that are needed."""
-
-    @classmethod
-    def ask(cls, name: HubName) -> _Remote:
-        from huggingface_hub import HfApi
-
-        api = HfApi(library_name="tunable-magmax", library_version=__version__)
-        info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        return cls(api, name.repo, str(info.sha), {file: sizes[file] for file in needed_files(list(sizes))})
-
-    def stand_in(self, folder: Path) -> None:
-        """Makes a directory with the model's headers."""
-        from huggingface_hub import hf_hub_download
-
-        folder.mkdir()
-        weights = [file for file in self.needed if Path(file).suffix in WEIGHT_SUFFIXES]
-        torch_files = [file for file in weights if not file.endswith(".safetensors")]
-        if torch_files:
-            size = show_size(sum(self.needed[file] for file in torch_files))
-            raise InputError(
-                f"{self.repo}@{self.commit} is not in the hub's cache, and its weights are torch files, of which "
-                f"nothing is known before they are downloaded ({size}): `hf download {self.repo}` does that"
-            )
-        for file in {INDEX, MODEL_CONFIG, CONFIG_NAME} & self.needed.keys():
-            here = hf_hub_download(self.repo, file, revision=self.commit)
-            (folder / file).write_bytes(Path(here).read_bytes())
-        for file in weights:
-            found = self.api.parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
-            _write_header(folder / file, found.metadata, found.tensors)
-
-
-def _write_header(file: Path, metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> None:
-    """Writes a safetensors file of these tensors, in which there is nothing but the header."""
-    entries = {
-        name: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
-        for name, info in tensors.items()
-    }
-    header = json.dumps({"__metadata__": dict(metadata), **entries} if metadata else entries).encode()
-    with open(file, "wb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        stream.truncate(8 + len(header) + max((entry["data_offsets"][1] for entry in entries.values()), default=0))
 
 
 # -- errors and progress ----------------------------------------------------------------------------------------------

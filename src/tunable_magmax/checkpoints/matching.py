@@ -1,96 +1,96 @@
-"""Matches models of transformers that differ in their heads: a bare base, tasks with classifiers of their own.
+"""Fits together models of transformers that differ in their heads: a bare base, tasks with classifiers of their own.
 
-Names are matched as transformers does it: a model with a head keeps the bare model under a prefix. The rules for the
-heads themselves are in docs/merge.md.
+Names are matched as transformers does it: a model with a head keeps the bare model under a prefix.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.heads import (
-    BASE,
-    CHOICES,
-    DROP,
-    LAST,
-    MERGED,
-    STACK,
-    FittedTensors,
-    HeadedModel,
-    Heads,
-)
+from tunable_magmax.checkpoints.heads import MERGED, OF_BASE, STACKED, FittedTensors, Heads
 from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
 from tunable_magmax.checkpoints.tensors import TensorInfo, widest
-from tunable_magmax.checkpoints.views import View
+from tunable_magmax.checkpoints.views import View, read_tensor
 from tunable_magmax.errors import InputError, some_of
 
-_TASK = re.compile(r"task ([1-9][0-9]*)")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _USUAL = re.compile(r"(^|\.)(\w*classifier|out_proj|score|logits_proj|head|fc)\.weight$")
 _UNUSED = ("mask_token",)
 """Parameters that only pre-training needs, inside modules that classifiers have too."""
 
 
-def match_heads(
-    opened: Sequence[Opened], heads: str | None = None, fitted: FittedTensors | None = None
-) -> Heads | None:
+@dataclass(frozen=True)
+class _Model:
+    """A checkpoint with its configuration; `names` are its own names by those that all models have in common."""
+
+    opened: Checkpoint
+    config: ModelConfig
+    names: Mapping[str, str]
+
+    def info(self, name: str) -> TensorInfo:
+        own = self.names[name]
+        return self.opened.tensors[self.opened.aliases.get(own, own)]
+
+    def is_bare(self, prefix: str) -> bool:
+        return not any(_modern(own) == name for name, own in self.names.items() if name.startswith(prefix))
+
+
+def match_heads(opened: Sequence[Opened], fitted: FittedTensors | None = None) -> Heads | None:
     """Returns how base (first) and tasks fit together in spite of their heads; None if they have to be equal.
 
     That is so for checkpoints without a config.json or of different architectures, for adapters, and where names and
-    shapes are equal already. `heads`: what to do with them; None: merge them if they are equal, else stack them.
-    `fitted`: tensors that take the place of the tasks' own.
+    shapes are equal already. `fitted`: tensors that take the place of the tasks' own.
     """
     models = _models(opened)
     if models is None:
-        if heads is not None or fitted is not None:
+        if fitted is not None:
             raise InputError(
-                "heads can be chosen for models of transformers only: base and tasks must be directories with a "
+                "heads can be fitted to models of transformers only: base and tasks must be directories with a "
                 "config.json of one model type that names their architectures, and no adapters"
             )
         return None
     prefix, base, tasks = models[0], models[1][0], models[1][1:]
-    if not _acceptable(prefix, base, tasks):
+    if not _differ_in_heads_only(prefix, base, tasks):
         return None
-    kinds = [_head_names(task, base, prefix) if task.config.is_headed else () for task in tasks]
-    rule = _rule(heads, base, tasks, kinds)
-    labels = [task.config.labels if kind else None for task, kind in zip(tasks, kinds, strict=True)]
-    known = [each for each in labels if each is not None]
-    if rule == MERGED and heads is None and fitted is None and _alike(base, tasks, known):
+    heads = [_head_names(task, base, prefix) if task.config.is_headed else () for task in tasks]
+    if not any(heads):
+        return _with_head_of_base(prefix, base, tasks)
+    labels = [task.config.labels if head else None for task, head in zip(tasks, heads, strict=True)]
+    rule = _rule(base, tasks, heads)
+    if rule == MERGED and fitted is None and _need_no_matching(base, tasks, labels[0]):
         return None
-    if rule in (DROP, BASE):
-        return _without_heads(rule, prefix, base, tasks)
-    return _with_heads(rule, prefix, base, tasks, kinds, _distinct(labels, tasks), fitted)
+    return _with_heads(rule, prefix, base, tasks, heads, _distinct(labels, tasks), fitted)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def _models(opened: Sequence[Opened]) -> tuple[str, list[HeadedModel]] | None:
-    """Returns the prefix of the bare model and all models under the names of one with a head."""
-    configs = [ModelConfig.of(each.path) for each in opened]
-    if any(config is None for config in configs) or not all(isinstance(each, Checkpoint) for each in opened):
-        return None
-    known = [config for config in configs if config is not None]
+def _models(opened: Sequence[Opened]) -> tuple[str, list[_Model]] | None:
+    """Returns the prefix of the bare model, and all models under the names of one with a head."""
     checkpoints = [each for each in opened if isinstance(each, Checkpoint)]
-    headed = next((k for k in (*range(1, len(known)), 0) if known[k].is_headed), None)
-    if headed is None or len({config.model_type for config in known}) > 1 or known[0].model_type is None:
+    configs = [config for each in checkpoints if (config := ModelConfig.of(each.path)) is not None]
+    headed = next((k for k in (*range(1, len(configs)), 0) if k < len(configs) and configs[k].is_headed), None)
+    if len(configs) < len(opened) or headed is None:
+        return None
+    if len({config.model_type for config in configs}) > 1 or configs[0].model_type is None:
         return None
     reference = {_modern(name) for name in _all_names(checkpoints[headed])}
     prefix, count = Counter(name.split(".")[0] for name in reference).most_common(1)[0]
     if 2 * count < len(reference):
         return None
     models = []
-    for checkpoint, config in zip(checkpoints, known, strict=True):
+    for checkpoint, config in zip(checkpoints, configs, strict=True):
         own = {_modern(name): name for name in _all_names(checkpoint)}
         bare = sum(f"{prefix}.{name}" in reference for name in own) > sum(name in reference for name in own)
-        models.append(
-            HeadedModel(checkpoint, config, {f"{prefix}." * bare + name: stored for name, stored in own.items()})
-        )
+        models.append(_Model(checkpoint, config, {f"{prefix}." * bare + name: stored for name, stored in own.items()}))
     return f"{prefix}.", models
 
 
@@ -103,7 +103,7 @@ def _modern(name: str) -> str:
     return _OLD.sub(lambda old: f"LayerNorm.{'weight' if old[1] == 'gamma' else 'bias'}", name)
 
 
-def _acceptable(prefix: str, base: HeadedModel, tasks: Sequence[HeadedModel]) -> bool:
+def _differ_in_heads_only(prefix: str, base: _Model, tasks: Sequence[_Model]) -> bool:
     """Whether models differ in whole modules only: heads and poolers; a layer of the bare model may not be missing."""
     everyone = [base, *tasks]
     names = {name for model in everyone for name in model.names if name.startswith(prefix)}
@@ -116,7 +116,7 @@ def _acceptable(prefix: str, base: HeadedModel, tasks: Sequence[HeadedModel]) ->
     )
 
 
-def _head_names(task: HeadedModel, base: HeadedModel, prefix: str) -> tuple[str, ...]:
+def _head_names(task: _Model, base: _Model, prefix: str) -> tuple[str, ...]:
     """Returns the tensors of a task's head: outside of the bare model, or inside it where the base has none."""
     return tuple(
         name
@@ -128,41 +128,35 @@ def _head_names(task: HeadedModel, base: HeadedModel, prefix: str) -> tuple[str,
 # -- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _rule(heads: str | None, base: HeadedModel, tasks: Sequence[HeadedModel], kinds: Sequence[tuple[str, ...]]) -> str:
-    """Returns what becomes of heads: MERGED, "base" (only the base has one), "stack", "drop", or "task 2"."""
-    if heads == DROP:
-        return DROP
-    if not any(kinds):
-        if heads not in (None, STACK):
-            raise InputError(f"heads is {heads!r}, but no task has a head of its own: leave it out")
-        return BASE
-    if heads is not None and heads != STACK:
-        number = len(tasks) if heads == LAST else _task_of(heads) + 1
-        if not 1 <= number <= len(tasks) or not kinds[number - 1]:
-            raise InputError(f"heads is {heads!r}, but that task has no head of its own; choose another task")
-        return f"task {number}"
-    headed = [task for task, kind in zip(tasks, kinds, strict=True) if kind]
-    classes = sorted({task.config.architecture for task in headed})
-    if len(classes) > 1 or len({kind for kind in map(frozenset, kinds) if kind}) > 1:
+def _rule(base: _Model, tasks: Sequence[_Model], heads: Sequence[tuple[str, ...]]) -> str:
+    """Returns whether heads are merged, because all models have the same, or stacked."""
+    headed = [task for task, head in zip(tasks, heads, strict=True) if head]
+    if (
+        len({task.config.architecture for task in headed}) > 1
+        or len({head for head in map(frozenset, heads) if head}) > 1
+    ):
+        classes = sorted({task.config.architecture for task in headed})
         raise InputError(
-            f"the tasks have heads of different kinds ({', '.join(classes)}), which can't be stacked: choose the head "
-            "of one task with --heads NAME or --heads last, or none with --heads drop"
+            f"the tasks have heads of different kinds ({', '.join(classes)}), which can't become one: merge tasks "
+            "of one kind, or their encoders alone, saved with `model.base_model.save_pretrained`"
         )
     equal = len({task.config.labels for task in headed}) == 1 and len(headed) == len(tasks)
-    merged = equal and all(
-        name in base.names and {task.info(name).shape for task in tasks} == {base.info(name).shape} for name in kinds[0]
-    )
-    return MERGED if merged and heads is None else STACK
+    return MERGED if equal and all(_alike(name, [base, *tasks]) for name in heads[0]) else STACKED
 
 
-def _alike(base: HeadedModel, tasks: Sequence[HeadedModel], labels: Sequence[tuple[str, ...]]) -> bool:
-    """Whether models need no matching: equal names as they are stored, and labels that the base has too."""
+def _alike(name: str, models: Sequence[_Model]) -> bool:
+    """Whether all models have a tensor of this name, and of one shape."""
+    return all(name in model.names for model in models) and len({model.info(name).shape for model in models}) == 1
+
+
+def _need_no_matching(base: _Model, tasks: Sequence[_Model], labels: tuple[str, ...] | None) -> bool:
+    """Whether all names are equal as they are stored, and the base has the tasks' labels, too."""
     names = set(base.names.values())
     same = all(set(task.names.values()) == names for task in tasks)
-    return same and (not labels or base.config.labels == labels[0] or are_generic(labels[0]))
+    return same and (labels is None or base.config.labels == labels or are_generic(labels))
 
 
-def _distinct(labels: Sequence[tuple[str, ...] | None], tasks: Sequence[HeadedModel]) -> list[tuple[str, ...] | None]:
+def _distinct(labels: Sequence[tuple[str, ...] | None], tasks: Sequence[_Model]) -> list[tuple[str, ...] | None]:
     """Returns the tasks' labels; where LABEL_0 means another class in each task, with the task's name before it."""
     known = [each for each in labels if each is not None]
     if len(set(known)) <= 1 or not any(map(are_generic, known)):
@@ -175,21 +169,30 @@ def _distinct(labels: Sequence[tuple[str, ...] | None], tasks: Sequence[HeadedMo
     ]
 
 
-def _task_of(heads: str) -> int:
-    found = _TASK.fullmatch(heads)
-    if found is None:
-        raise InputError(f"heads is {heads!r}, expected {', '.join(CHOICES)} or a task's name")
-    return int(found[1]) - 1
+def _classifier(
+    tasks: Sequence[_Model], heads: Sequence[Sequence[str]], labels: Sequence[tuple[str, ...]]
+) -> list[str]:
+    """Returns the tensors that have a row for each label, under names that all of these tasks have."""
+    layers = [_last_layer(*each) for each in zip(tasks, heads, labels, strict=True)]
+    # Where a task has as many labels as a layer inside its head has rows, the other tasks tell which layer is the last.
+    common = [name for name in layers[0] if all(name in layer for layer in layers)]
+    if not common:
+        task = next((t for t, layer in enumerate(layers) if not layer), 0)
+        raise InputError(
+            f"no layer of the head of {tasks[task].config.path.parent} has a row for each of the {len(labels[task])} "
+            f"labels in its config.json ({some_of(heads[task], show=repr)}): correct id2label"
+        )
+    return common
 
 
-def _last_layer(task: HeadedModel, names: Sequence[str], labels: tuple[str, ...]) -> list[str]:
+def _last_layer(task: _Model, names: Sequence[str], labels: tuple[str, ...]) -> list[str]:
     """Returns the tensors of a classifier's last layer, which have a row for each label."""
     weights = [n for n in names if n.endswith("weight") and len(task.info(n).shape) == 2]
-    found = [name for name in weights if task.info(name).shape[0] == len(labels)]
-    usual = [name for name in found if _USUAL.search(name)]
-    found = usual if len(found) > 1 and usual else found
-    biases = [name.removesuffix("weight") + "bias" for name in found]
-    return [*found, *(name for name in biases if name in task.names and task.info(name).shape == (len(labels),))]
+    rows = [name for name in weights if task.info(name).shape[0] == len(labels)]
+    usual = [name for name in rows if _USUAL.search(name)]
+    rows = usual if len(rows) > 1 and usual else rows
+    biases = [name.removesuffix("weight") + "bias" for name in rows]
+    return [*rows, *(name for name in biases if name in task.names and task.info(name).shape == (len(labels),))]
 
 
 # -- what comes out ---------------------------------------------------------------------------------------------------
@@ -198,158 +201,140 @@ def _last_layer(task: HeadedModel, names: Sequence[str], labels: tuple[str, ...]
 def _with_heads(
     rule: str,
     prefix: str,
-    base: HeadedModel,
-    tasks: Sequence[HeadedModel],
-    kinds: Sequence[tuple[str, ...]],
+    base: _Model,
+    tasks: Sequence[_Model],
+    heads: Sequence[tuple[str, ...]],
     task_labels: Sequence[tuple[str, ...] | None],
     fitted: FittedTensors | None,
 ) -> Heads:
-    giver = _task_of(rule) if rule.startswith("task") else next(t for t, kind in enumerate(kinds) if kind)
-    counted = [giver] if rule.startswith("task") else [t for t, kind in enumerate(kinds) if kind]
-    labels = _union(task_labels[t] for t in counted)
-    classifier = _classifier(tasks, counted, kinds, task_labels) if labels is not None else []
-    everyone = [base, *tasks]
-    common = (
-        [
-            name
-            for name in kinds[giver]
-            if all(name in model.names and model.info(name).shape == base.info(name).shape for model in everyone)
-            and name in base.names
-        ]
-        if not rule.startswith("task")
-        else []
-    )
-    replaced = [] if fitted is None else list(fitted.tensors)
-    if any(name not in tasks[giver].names for name in replaced):
-        odd = [name for name in replaced if name not in tasks[giver].names]
+    """Returns the models with one head, made of those of the tasks."""
+    giver = next(t for t, head in enumerate(heads) if head)
+    headed = [task for task, head in zip(tasks, heads, strict=True) if head]
+    known = [each for each in task_labels if each is not None]
+    labels = tuple(dict.fromkeys(label for each in known for label in each)) if known else None
+    rows = [] if labels is None else _classifier(headed, [head for head in heads if head], known)
+    merged = [name for name in heads[giver] if _alike(name, [base, *tasks])]
+    replaced = {} if fitted is None else fitted.tensors
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        shape = tasks[giver].info(name).shape
+        return (len(labels), *shape[1:]) if name in rows and labels is not None else shape
+
+    if odd := [name for name in replaced if name not in tasks[giver].names]:
         raise InputError(f"the fitted head has {some_of(odd, show=repr)}, which the tasks' classifiers have not")
-    for name in replaced:
-        assert fitted is not None
-        rows, *others = tasks[giver].info(name).shape
-        shape = (len(labels) if name in classifier and labels is not None else rows, *others)
-        if fitted.tensors[name].shape != shape:
-            raise InputError(f"the fitted head's {name!r} is {fitted.tensors[name].shape}, expected {shape}")
-    if rule == MERGED:
-        classifier = []
-    stacked = set(classifier)
-    mean = [name for name in kinds[giver] if name not in (*classifier, *common, *replaced)]
-    classifier = [name for name in classifier if name not in replaced]
-    made: dict[str, TensorInfo] = {}
-    for name in replaced:
-        assert fitted is not None
-        if name in stacked or (name in kinds[giver] and name not in common):  # others are merged, and written over
-            made[name] = TensorInfo(name, widest([tasks[t].info(name) for t in counted]), fitted.tensors[name].shape)
-    for name in (*classifier, *mean):
-        infos = [tasks[t].info(name) for t in counted]
-        shape = (len(labels), *infos[0].shape[1:]) if name in classifier and labels is not None else infos[0].shape
-        if len({info.shape for info in infos}) > 1 and name not in classifier:
+    for name, values in replaced.items():
+        if values.shape != shape_of(name):
+            raise InputError(f"the fitted head's {name!r} is {values.shape}, expected {shape_of(name)}")
+    stacked = rows if rule == STACKED else []
+    classifier = [name for name in stacked if name not in replaced]
+    mean = [name for name in heads[giver] if name not in (*stacked, *merged, *replaced)]
+    for name in mean:
+        if len({task.info(name).shape for task in headed}) > 1:
             raise InputError(
-                f"{name!r} has different shapes in the tasks, and is no layer with a row for each label: choose the "
-                "head of one task with --heads NAME or --heads last, or none with --heads drop"
+                f"{name!r} has different shapes in the tasks, and is no layer with a row for each label: the heads "
+                "can't become one; merge tasks of one kind"
             )
-        made[name] = TensorInfo(name, widest(infos), shape)
+    # Fitted tensors that all models have are merged, and written over, so that the elements of a merge stay the same.
+    made = [n for n in replaced if n in stacked or (n in heads[giver] and n not in merged)] + classifier + mean
+    infos = {name: TensorInfo(name, widest([task.info(name) for task in headed]), shape_of(name)) for name in made}
     wanted = {name for task in tasks for name in task.names}
     left_out = [name for name in base.names if name not in wanted and base.info(name).is_float]
-    kept = {name: own for name, own in base.names.items() if name not in made and name not in left_out}
-    views = (View(base.opened, kept, made), *(View(task.opened, task.names) for task in tasks))
+    kept = {name: own for name, own in base.names.items() if name not in infos and name not in left_out}
     lacking = [name for name in kept if any(name not in task.names for task in tasks)]
-    spare = [name for task in tasks for name in task.names if name not in made | kept]
-    copied = tuple(dict.fromkeys([*made, *lacking, *spare]))
-    config = _config(tasks[giver].config, [tasks[t].config for t in counted], labels)
-    found = Heads(
-        rule, views, copied, labels, tuple(classifier), tuple(mean), tuple(left_out), (), config, giver,
-        tuple(task_labels), tuple(tasks), fitted,
-    )  # fmt: skip
-    return replace(found, notes=tuple(_notes(found, prefix, base, task_labels)))
+    spare = [name for task in tasks for name in task.names if name not in infos.keys() | kept.keys()]
+    heads_made = [
+        {name: _finite(task, t, name) for name in (*classifier, *mean) if name in task.names}
+        for t, task in enumerate(tasks)
+    ]
+    notes = [
+        *_matched(prefix, [base, *tasks]),
+        *_left_out_note(prefix, left_out, "of the base, which no task has"),
+        *_head_notes(labels, classifier, mean, known),
+    ]
+    if fitted is not None:
+        notes.append(f"fitted to the merged encoder: {some_of(replaced, show=repr)}")
+    return Heads(
+        rule,
+        (View(base.opened, kept), *(View(task.opened, task.names) for task in tasks)),
+        tuple(dict.fromkeys([*infos, *lacking, *spare])),
+        tuple(left_out),
+        labels,
+        tuple(classifier),
+        tuple(mean),
+        infos,
+        tuple(heads_made),
+        tuple(task_labels),
+        _config(tasks[giver].config, [task.config for task in headed], labels),
+        giver,
+        fitted,
+        tuple(notes),
+    )
 
 
-def _without_heads(rule: str, prefix: str, base: HeadedModel, tasks: Sequence[HeadedModel]) -> Heads:
+def _with_head_of_base(prefix: str, base: _Model, tasks: Sequence[_Model]) -> Heads:
     """Returns the base as it is, with tasks under its names and without what only they have."""
     own = base.names
     views = (
         View(base.opened, {stored: stored for stored in own.values()}),
         *(View(task.opened, {own[n]: stored for n, stored in task.names.items() if n in own}) for task in tasks),
     )
-    shapes = {name: base.info(name).shape for name in own}
-    copied = tuple(
+    copied = [
         stored
         for name, stored in own.items()
         if any(name not in task.names for task in tasks)
-        or (not name.startswith(prefix) and any(task.info(name).shape != shapes[name] for task in tasks))
-    )
+        or (not name.startswith(prefix) and not _alike(name, [base, *tasks]))
+    ]
     ignored = tuple(dict.fromkeys(name for task in tasks for name in task.names if name not in own))
-    found = Heads(rule, views, copied, base.config.labels, (), (), ignored, (), None, None, (), tuple(tasks), None)
-    return replace(found, notes=tuple(_notes(found, prefix, base, ())))
+    notes = [*_matched(prefix, [base, *tasks]), *_left_out_note(prefix, ignored, "of the tasks, without heads")]
+    return Heads(OF_BASE, views, tuple(copied), ignored, base.config.labels, notes=tuple(notes))
 
 
-def _union(lists: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    known = [each for each in lists if each is not None]
-    return tuple(dict.fromkeys(label for each in known for label in each)) if known else None
+def _finite(task: _Model, number: int, name: str) -> Tensor:
+    import torch
+
+    values = read_tensor(task.opened, task.names[name])
+    if not torch.isfinite(values).all():
+        raise InputError(f"task {number + 1}: {name!r} has values that are NaN or infinite: mend this checkpoint")
+    return values
 
 
-def _classifier(
-    tasks: Sequence[HeadedModel],
-    counted: Sequence[int],
-    kinds: Sequence[tuple[str, ...]],
-    task_labels: Sequence[tuple[str, ...] | None],
-) -> list[str]:
-    layers = [_last_layer(tasks[t], kinds[t], task_labels[t] or ()) for t in counted]
-    # Where a task has as many labels as a layer inside its head has rows, the other tasks tell which layer is the last.
-    common = [name for name in layers[0] if all(name in layer for layer in layers)]
-    if not common:
-        task = next((t for t, layer in zip(counted, layers, strict=True) if not layer), counted[0])
-        config = tasks[task].config
-        raise InputError(
-            f"no layer of the head of {config.path.parent} has a row for each of the {len(config.labels or ())} labels "
-            f"in its config.json ({some_of(kinds[task], show=repr)}): correct id2label, or leave heads out with "
-            "--heads drop"
-        )
-    return common
-
-
-def _config(own: ModelConfig, counted: Sequence[ModelConfig], labels: tuple[str, ...] | None) -> dict[str, Any]:
+def _config(own: ModelConfig, headed: Sequence[ModelConfig], labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the configuration of the model that the heads make."""
     content = {key: value for key, value in own.content.items() if key not in ("_name_or_path", "num_labels")}
     if labels is not None:
         content["id2label"] = {str(k): label for k, label in enumerate(labels)}
         content["label2id"] = {label: k for k, label in enumerate(labels)}
-        if len({each.content.get("problem_type") for each in counted}) > 1:
+        if len({each.content.get("problem_type") for each in headed}) > 1:
             content.pop("problem_type", None)
     return content
 
 
-def _notes(
-    found: Heads, prefix: str, base: HeadedModel, task_labels: Sequence[tuple[str, ...] | None]
-) -> Iterable[str]:
-    """Yields what was matched and what becomes of the heads, in words."""
-    models = [base, *found._tasks]
-    bare = ["the base" if k == 0 else f"task {k}" for k, m in enumerate(models) if _is_bare(m, prefix)]
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+def _matched(prefix: str, models: Sequence[_Model]) -> Iterator[str]:
+    bare = ["the base" if k == 0 else f"task {k}" for k, model in enumerate(models) if model.is_bare(prefix)]
     if 0 < len(bare) < len(models):
         yield f"names of {some_of(bare)} are matched by adding {prefix!r}"
     if any(_modern(own) != own for model in models for own in model.names.values()):
         yield "LayerNorm.gamma and LayerNorm.beta are matched with LayerNorm.weight and LayerNorm.bias"
-    if found.left_out:
-        whose = "of the base, which no task has" if found.rule not in (DROP, BASE) else "of the tasks, without heads"
-        modules = Counter(name.removeprefix(prefix).partition(".")[0] for name in found.left_out)
+
+
+def _left_out_note(prefix: str, names: Sequence[str], whose: str) -> Iterator[str]:
+    if names:
+        modules = Counter(name.removeprefix(prefix).partition(".")[0] for name in names)
         yield f"left out {whose}: {some_of(f'{module!r} ({count})' for module, count in modules.items())}"
-    if found.classifier and found.rule == STACK and found.labels is not None:
-        lists = [set(each) for each in task_labels if each is not None]
-        several = [label for label in found.labels if sum(label in each for each in lists) > 1]
-        shared = f"; rows of {_number(several)} that several tasks have are means by weight" if several else ""
-        yield f"the classifier has {_number(found.labels)}, stacked of {len(lists)} tasks{shared}"
+
+
+def _head_notes(
+    labels: tuple[str, ...] | None, classifier: Sequence[str], mean: Sequence[str], known: Sequence[Iterable[str]]
+) -> Iterator[str]:
+    if classifier and labels is not None:
+        count = Counter(label for each in known for label in each)
+        several = [label for label in labels if count[label] > 1]
+        shared = f"; rows of {len(several)} labels that several tasks have are means by weight" if several else ""
+        yield f"the classifier has {len(labels)} labels, stacked of {len(known)} tasks{shared}"
         if several and are_generic(several):
             yield "LABEL_0, LABEL_1, ... are taken for the same classes in all tasks: if not, name them in id2label"
-    elif found.rule.startswith("task"):
-        yield f"the head is that of {found.rule}"
-    if found.mean and found.rule == STACK:
-        yield f"layers that only the tasks have are means by weight: {some_of(found.mean, show=repr)}"
-    if found.fitted is not None:
-        yield f"fitted to the merged encoder: {some_of(found.fitted.tensors, show=repr)}"
-
-
-def _number(labels: Sequence[str]) -> str:
-    return f"{len(labels)} label{'' if len(labels) == 1 else 's'}"
-
-
-def _is_bare(model: HeadedModel, prefix: str) -> bool:
-    return not any(_modern(own) == name for name, own in model.names.items() if name.startswith(prefix))
+    if mean:
+        yield f"layers that only the tasks have are means by weight: {some_of(mean, show=repr)}"

@@ -1,70 +1,56 @@
-"""A checkpoint under other names, and with tensors that are made rather than read."""
+"""A checkpoint under other names, and with tensors from memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
-from tunable_magmax.checkpoints.tensors import TensorInfo, torch_dtype
+from tunable_magmax.checkpoints.tensors import TensorInfo, dtype_code, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Make = Callable[[str], "Tensor"]
-"""Makes the tensor of a name."""
 
 
 class View(Checkpoint):
     """Some tensors of an opened checkpoint under other names: `names` are its own names by those to be used.
 
-    `made` describes more tensors, small ones, which `make` gives when they are first read.
+    `made` are more tensors, small ones, which are in memory.
     """
 
-    def __init__(
-        self,
-        opened: Checkpoint,
-        names: Mapping[str, str],
-        made: Mapping[str, TensorInfo] | None = None,
-        make: Make | None = None,
-    ) -> None:
-        self.path, self.files = opened.path, opened.files
-        self._opened, self._make = opened, make
+    def __init__(self, opened: Checkpoint, names: Mapping[str, str], made: Mapping[str, Tensor] | None = None) -> None:
+        self.path, self.files, self.in_memory = opened.path, opened.files, opened.in_memory
+        self._opened, self._made = opened, dict(made or {})
         self._names = {name: opened.aliases.get(own, own) for name, own in names.items()}
         kept: dict[str, str] = {}
         for name, stored in self._names.items():
             kept.setdefault(stored, name)
-        self._made = dict(made or {})
         tensors = {name: replace(opened.tensors[stored], name=name) for stored, name in kept.items()}
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors | self._made)
+        tensors |= {
+            name: TensorInfo(name, dtype_code(tensor.dtype) or "", tuple(tensor.shape))
+            for name, tensor in self._made.items()
+        }
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
         self.aliases: Mapping[str, str] = MappingProxyType(
             {name: kept[stored] for name, stored in self._names.items() if kept[stored] != name}
         )
-        self._bytes: dict[str, memoryview] = {}
+
+    def with_made(self, made: Mapping[str, Tensor]) -> View:
+        """Returns the same view with these tensors as well."""
+        return View(self._opened, self._names, made)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = self._target(name, offset, buffer)
         if name not in self._made:
             self._opened.read_into(self._names[name], offset, buffer)
         elif target.nbytes:
-            target[:] = self._content(name)[offset : offset + target.nbytes]
-
-    def _content(self, name: str) -> memoryview:
-        """Returns the bytes of a made tensor; two threads that ask at once make it twice."""
-        if name not in self._bytes:
             import torch
 
-            assert self._make is not None
-            values = self._make(name).contiguous()
-            self._bytes[name] = values.reshape(-1).view(torch.uint8).numpy().data
-        return self._bytes[name]
-
-    def making(self, make: Make) -> View:
-        """Returns the same view, whose made tensors `make` gives."""
-        return View(self._opened, self._names, self._made, make)
+            content = self._made[name].contiguous().reshape(-1).view(torch.uint8).numpy().data
+            target[:] = content[offset : offset + target.nbytes]
 
     def stored_bytes(self, name: str) -> int:
         return 0 if name in self._made else self._opened.stored_bytes(self._names[name])

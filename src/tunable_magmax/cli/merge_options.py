@@ -80,13 +80,6 @@ class Merging:
     exclude: Annotated[
         list[str] | None, Parameter(help="Copy tensors whose names match this pattern from the base; repeatable.")
     ] = None
-    heads: Annotated[
-        str | None,
-        Parameter(
-            help="Stack the tasks' own classifiers over all labels (stack), take one (last, or a task's name), or "
-            "leave them out (drop). Default: stack, unless the base has the same head (docs/merge.md)."
-        ),
-    ] = None
 
 
 @Parameter(name="*", group="What is merged, and how")
@@ -152,7 +145,6 @@ def read_what(source: Path | None, what: What) -> Recipe:
             dtype,
             what.include or (),
             what.exclude or (),
-            what.heads,
         ),
         warn,
     )

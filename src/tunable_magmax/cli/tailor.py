@@ -45,8 +45,6 @@ class TailorOptions:
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
     estimator: Literal["auto", "label", "probe", "ot", "cosine", "mmd"] = "auto"
     """How weights are estimated from samples, as tmx prefer --method."""
-    heads: str | None = None
-    """Of classifiers that the tasks have themselves: stack, last, drop or a task's name (docs/merge.md)."""
     seed: int = 0
     """The seed of everything that is drawn: folds, and the keys of the merge."""
 
@@ -116,7 +114,7 @@ def _options(given: TailorOptions, how: How) -> Options:
     from tunable_magmax.workflows.tailor import TailorOptions as Options
 
     scale = given.scale if given.scale in (None, "matched") else MergeOptions.read(1, scale=given.scale).scale
-    return Options(given.method, scale, given.head, given.estimator, given.heads, given.seed, settings_of(how))
+    return Options(given.method, scale, given.head, given.estimator, given.seed, settings_of(how))
 
 
 def _read_preference(file: Path, run: Run) -> Preference:

@@ -12,14 +12,14 @@ from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
 from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside, links_note
-from tunable_magmax.checkpoints.heads import CHOICES, Heads
+from tunable_magmax.checkpoints.heads import Heads
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
-from tunable_magmax.errors import InputError, closest, some_of
+from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import identities, read_json, show_size
 from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
 from tunable_magmax.merging.methods import METHODS, unused_options
@@ -45,7 +45,7 @@ class Inputs:
                 for label, checkpoint in zip(self.labels, self.checkpoints, strict=True)
             }
             """Bytes of the weight files, by role."""
-            self.heads = match_heads(self.checkpoints, options.heads, options.fitted_head)
+            self.heads = match_heads(self.checkpoints, options.fitted_head)
             if self.heads is not None:
                 self.checkpoints = [self.base_by(options), *self.heads.views[1:]]
             self.layout = self._with_adapters(self._matched(dict(enumerate(self.checkpoints))))
@@ -201,8 +201,8 @@ class Inputs:
                 new = path.with_name(f"{path.name}-converted") if path.is_dir() else path.with_suffix(".safetensors")
                 convert = shlex.join(["tmx", "convert", str(path), "-o", str(new)])
                 yield (
-                    f"{label} is a torch file in the old format (no zip archive) or with transposed tensors, so {size} "
-                    f"of it are held in memory, beyond the bound; to have it streamed, convert it first: {convert}"
+                    f"{label} is a torch file in the old format (no zip archive) or with transposed tensors, so it is "
+                    f"loaded whole: {size} beyond the bound on memory; to have it streamed, convert it first: {convert}"
                 )
 
     def identity(self) -> list[Any]:
@@ -229,22 +229,6 @@ def _open_base(path: Path) -> Checkpoint:
             f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
         )
     return open_checkpoint(path)
-
-
-def named_heads(heads: str | None, names: Sequence[str] | None, tasks: Sequence[PathLike]) -> str | None:
-    """Returns what to do with heads, where a task that is given by its name or directory is given by its number.
-
-    >>> named_heads("cars", ["birds", "cars"], ["run/task-01", "run/task-02"]), named_heads("drop", None, ["a", "b"])
-    ('task 2', 'drop')
-    """
-    if not isinstance(heads, str) or heads in CHOICES:
-        return heads
-    numbers = [f"task {t}" for t in range(1, len(tasks) + 1)]
-    for known in (names or (), [Path(task).name for task in tasks], list(map(str, tasks)), numbers):
-        if list(known).count(heads) == 1:
-            return numbers[list(known).index(heads)]
-    known = [*CHOICES, *(names or numbers)]
-    raise InputError(f"heads is {heads!r}{closest(heads, known)}; expected one of {', '.join(known)}")
 
 
 def model_type(path: Path) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from tunable_magmax.checkpoints.companions import check_companion
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.writer import Output
-from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
+from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.log import Log, finished_report
 from tunable_magmax.engines.outputs import (
     Job,
@@ -78,7 +78,6 @@ def merge_checkpoints(
     out_dtype: torch.dtype | str | None = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
-    heads: str | None = None,
     fitted_head: FittedTensors | None = None,
     memory: int | str | None = None,
     shard_size: int | str | None = None,
@@ -95,8 +94,8 @@ def merge_checkpoints(
 ) -> MergeReport:
     """Merges checkpoint files or directories into a new one, streamed; `memory` bounds working memory (default 1 GiB).
 
-    A task may be a directory with a LoRA adapter (docs/merge.md), or have a classifier of its own (docs/merge.md):
-    `heads` is then "stack", "last", "drop" or a task's name, and `fitted_head` takes the place of its tensors.
+    A task may be a directory with a LoRA adapter (docs/merge.md), or have a classifier of its own (docs/merge.md),
+    whose tensors `fitted_head` takes the place of.
     `out` is a directory in Hugging Face layout, or one file if it ends in `.safetensors`. It appears whole or not at
     all; an interrupted merge begins anew. The other options are those of `merge_state_dicts`, and the result is the
     same to the bit (for `tsv`, within a tolerance). `names` are what report,
@@ -133,7 +132,6 @@ def merge_checkpoints(
         out_dtype=out_dtype,
         include=include,
         exclude=exclude,
-        heads=named_heads(heads, names, tasks),
         fitted_head=fitted_head,
     )
     resources = Resources(engine, device, memory, threads, workers, ray_address)

@@ -121,7 +121,7 @@ class Bench:
         self.run, self.progress, self.precise = run, progress, precise
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         options: dict[str, Any] = {"seed": seed, "device": where, "progress": progress}
-        self.models = RunModels(run.base, run.tasks, run.heads, builtin=run.head is None, **options)
+        self.models = RunModels(run.base, run.tasks, builtin=run.head is None, **options)
         self.encoder: Encoder
         if self.models.labels is not None:
             self.encoder = self.models.encoder(device)

@@ -84,7 +84,6 @@ class RunModels:
         self,
         base: Path,
         tasks: Sequence[Path],
-        heads: str | None = None,
         *,
         builtin: bool = True,
         seed: int = 0,
@@ -93,7 +92,7 @@ class RunModels:
         exclude: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`heads`: what becomes of the tasks' classifiers, which are left out unless `builtin`.
+        """The tasks' classifiers are left out unless `builtin`.
 
         `seed`: of the keys that settle which elements a task gives. `device`: where models are merged.
         """
@@ -105,7 +104,7 @@ class RunModels:
         self.reports: dict[MergeSpec, MergeReport] = {}
         """The report of the latest merge of each kind."""
         self._device, self._patterns = device, (include, exclude)
-        labels = merged_labels(base, tasks, heads)
+        labels = merged_labels(base, tasks)
         self.labels = labels if builtin else None
         """The labels of the classifier that the models have themselves; None: they have none, or it is left out."""
         self.heads: Heads | None = None
@@ -114,8 +113,8 @@ class RunModels:
         if labels is None:
             return
         refuse_too_large(base, tasks)
-        with _opened(base, tasks, heads) as inputs:
-            made = () if inputs.heads is None else (*inputs.heads.classifier, *inputs.heads.mean)
+        with _opened(base, tasks) as inputs:
+            made = () if inputs.heads is None else inputs.heads.made
             names, states = list(inputs.base.tensors), []
             for opened in inputs.checkpoints:
                 assert isinstance(opened, Checkpoint)
@@ -123,7 +122,7 @@ class RunModels:
                 states.append({name: read_tensor(opened, name) for name in held if builtin or name not in made})
                 self._report_loading(len(states))
             if builtin and inputs.heads is not None:
-                self.heads = inputs.heads.kept_in_memory()
+                self.heads = inputs.heads
             config = ModelConfig.of(base)
             own = None if inputs.heads is None else inputs.heads.config
             self._config = dict(own) if own is not None else {} if config is None else config.content
@@ -231,11 +230,11 @@ class RunModels:
         return builtin_encoder(self._config, state, tensors_digest(state), self.paths[0], self.paths, device)
 
 
-def merged_labels(base: Path, tasks: Sequence[Path], heads: str | None = None) -> tuple[str, ...] | None:
+def merged_labels(base: Path, tasks: Sequence[Path]) -> tuple[str, ...] | None:
     """Returns the labels of the classifier that a merge of these would have, from headers; None if it has none."""
     if any(map(holds_adapter, tasks)) or all(builtin_labels(path) is None for path in (base, *tasks)):
         return None
-    with _opened(base, tasks, heads) as inputs:
+    with _opened(base, tasks) as inputs:
         return builtin_labels(base) if inputs.heads is None else inputs.heads.labels
 
 
@@ -245,17 +244,17 @@ def task_labels(base: Path, tasks: Sequence[Path]) -> list[tuple[str, ...] | Non
     if any(map(holds_adapter, tasks)) or all(labels is None for labels in own):
         return own
     try:
-        with _opened(base, tasks, None) as inputs:
+        with _opened(base, tasks) as inputs:
             found = None if inputs.heads is None else inputs.heads.task_labels
     except InputError:  # what cannot be merged as it is may still be profiled
         return own
     return list(found) if found else own
 
 
-def _opened(base: Path, tasks: Sequence[Path], heads: str | None) -> Any:
+def _opened(base: Path, tasks: Sequence[Path]) -> Any:
     from tunable_magmax.engines.inputs import Inputs
 
-    return Inputs(base, tasks, read_options(len(tasks), heads=heads))
+    return Inputs(base, tasks, read_options(len(tasks)))
 
 
 def refuse_adapters(tasks: Sequence[Path]) -> None:

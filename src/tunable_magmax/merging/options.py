@@ -28,7 +28,6 @@ DEFAULTS: dict[str, Any] = {
     "out_dtype": None,
     "include": None,
     "exclude": None,
-    "heads": None,
     "fitted_head": None,
 }
 """What the options of a merge are if nobody sets them. A scale of None is the method's own default."""
@@ -55,8 +54,6 @@ class Options:
     out_dtype: str | None
     include: tuple[str, ...] | None
     exclude: tuple[str, ...] | None
-    heads: str | None = None
-    """What becomes of heads that base and tasks do not share; of files only."""
     fitted_head: FittedTensors | None = None
     """Tensors that take the place of the tasks' own classifiers; of files only."""
 
@@ -80,7 +77,6 @@ class Options:
             out_dtype=_read_dtype(options["out_dtype"]),
             include=_read_patterns(options["include"], "include"),
             exclude=_read_patterns(options["exclude"], "exclude"),
-            heads=_read_heads(options["heads"]),
             fitted_head=_read_fitted(options["fitted_head"]),
         )
 
@@ -171,9 +167,3 @@ def _read_patterns(patterns: Sequence[str] | None, option: str) -> tuple[str, ..
     if not listed or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"{option} is {patterns!r}, expected a list of patterns such as ['head.*']")
     return tuple(patterns)
-
-
-def _read_heads(heads: Any) -> str | None:
-    if heads is None or isinstance(heads, str):
-        return heads
-    raise InputError(f"heads is {heads!r}, expected stack, last, drop or the name of a task")

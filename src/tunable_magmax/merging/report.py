@@ -212,8 +212,6 @@ def options_used(options: Options, reads: Sequence[str]) -> dict[str, Any]:
         "include": options.include,
         "exclude": options.exclude,
     }
-    if options.heads is not None:
-        used["heads"] = options.heads
     if options.fitted_head is not None:
         used["fitted_head"] = options.fitted_head.digest
     for name in reads:

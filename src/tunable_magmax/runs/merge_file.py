@@ -42,7 +42,7 @@ _ELSEWHERE = {
 """Methods that only mergekit has, and the closest one here."""
 _THEIRS = ("ties", "task_arithmetic", "linear")
 """Methods that mergekit has, too."""
-_OURS = {"scale", "weights", "budget", "scope", "compare", "keep", "seed", "heads"}
+_OURS = {"scale", "weights", "budget", "scope", "compare", "keep", "seed"}
 """Parameters that mergekit does not know, and that shape the result: a file with one of them has our defaults."""
 
 
@@ -85,7 +85,6 @@ class RecipeParameters:
     seed: _Value | None = None
     include: _Patterns | None = None
     exclude: _Patterns | None = None
-    heads: Text | None = None
     fitted_head: Annotated[str | None, Field(description="digest of a head that is not in the file")] = None
 
 

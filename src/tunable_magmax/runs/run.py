@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,7 +107,6 @@ class Run:
         """`content` is what run.json holds; `Run.open` and `Run.training` make a run."""
         self.path, self._content = path, content
         self._record = check(RunRecord, content, str(path / RUN_FILE))
-        self._heads: str | None = None
         self.names = _names(self._record)
         """The names of the tasks, if all have one."""
         if self.names is not None and len(set(self.names)) < len(self.names):
@@ -172,19 +170,6 @@ class Run:
         """The head of the fixed classifier."""
         entry = self._record.classifier
         return None if entry is None or entry.head is None else self.path / entry.head
-
-    @property
-    def heads(self) -> str | None:
-        """What becomes of classifiers that the tasks have themselves; None: the usual (docs/merge.md)."""
-        return self._heads
-
-    def with_heads(self, heads: str | None) -> Run:
-        """Returns the same run, whose merges treat the tasks' own classifiers so; run.json stays as it is."""
-        if heads == self._heads:
-            return self
-        other = copy(self)
-        other._heads = heads
-        return other
 
     @property
     def benchmark(self) -> dict[str, Any] | None:

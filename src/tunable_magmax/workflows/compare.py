@@ -301,8 +301,7 @@ def _open(run: Run | str | Path, preference: Preference | str | Path | None, see
         return _Subject(run, completed(chosen, run), None, file, seed)
     read_record(folder)
     report = read_report(folder)
-    heads = report.options.get("heads")
-    return _Subject(run.with_heads(heads if isinstance(heads, str) else None), chosen, folder, file, report.seed)
+    return _Subject(run, chosen, folder, file, report.seed)
 
 
 def _candidates(run: Run, weights: Sequence[float]) -> list[MergeSpec]:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tunable_magmax.checkpoints.heads import BASE, MERGED
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.config import read_yaml
 from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.engines.inputs import named_heads
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
 from tunable_magmax.evaluation.bench import Bench, measure_model
@@ -132,8 +130,6 @@ def evaluate(
         if given is None:
             raise InputError("a merge in memory has tensors only: give `run`, the run that was merged")
         subject = given.base
-        rule = None if merged.report.heads is None else merged.report.heads["rule"]
-        given = given.with_heads(None if rule in (MERGED, BASE) else rule)
     else:
         assert not isinstance(model, Merged)
         subject = model.located() if isinstance(model, Recipe) else located(model)
@@ -146,7 +142,7 @@ def evaluate(
         merged, encoder = merge_recipe_in_memory(subject, progress, reading.device)
         state = merged.state_dict
     elif used.head.builtin and given is not None and (number := _checkpoint_number(base, given)) is not None:
-        with RunModels(given.base, given.tasks, given.heads, progress=progress) as models:
+        with RunModels(given.base, given.tasks, progress=progress) as models:
             encoder = models.encoder(reading.device)
             state = models.state(MergeSpec(checkpoint=number)) if state is None else state
     encoder = encoder or used.encoder(base, reading.device)
@@ -329,9 +325,9 @@ def _with_prior(head: Head, source: str, run: Run | None, prior: Prior) -> UsedH
 
 def _own_labels(model: Path | Recipe, run: Run | None) -> tuple[str, ...] | None:
     if isinstance(model, Recipe):
-        return merged_labels(model.base, model.tasks, named_heads(model.options.get("heads"), model.names, model.tasks))
+        return merged_labels(model.base, model.tasks)
     if run is not None and _checkpoint_number(model, run) is not None:
-        return merged_labels(run.base, run.tasks, run.heads)
+        return merged_labels(run.base, run.tasks)
     return builtin_labels(model)
 
 

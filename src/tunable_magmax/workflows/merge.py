@@ -75,7 +75,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     import torch
 
     from tunable_magmax.checkpoints.writer import Output as Writer
-    from tunable_magmax.engines.inputs import Inputs, named_heads
+    from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.engines.outputs import check_space, expected_shards
     from tunable_magmax.engines.settings import OutputSettings, Resources
     from tunable_magmax.merging.methods import METHODS, read_options
@@ -84,8 +84,7 @@ def check_merge(source: Path | None, options: MergeOptions, notify: Notify | Non
     recipe = recipe_of(source, options.checkpoints, options.weighting, options.merging, notify)
     resources = Resources(memory=options.output.memory, threads=options.output.threads, **flat(options.place))
     resources.check()
-    heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
-    read = read_options(len(recipe.tasks), **{**recipe.options, "heads": heads})
+    read = read_options(len(recipe.tasks), **recipe.options)
     resources.check_method(read.method)
     with Inputs(recipe.base, recipe.tasks, read) as inputs:
         layout, kernels = inputs.layout, kernels_for(torch.device("cpu"))
@@ -144,13 +143,11 @@ def merge_recipe_in_memory(
 
     Also returns an encoder that the merged tensors fit, if the models have classifiers of their own.
     """
-    from tunable_magmax.engines.inputs import named_heads
     from tunable_magmax.evaluation.run_models import RunModels
 
-    options = {name: value for name, value in recipe.options.items() if name not in ("heads", "include", "exclude")}
+    options = {name: value for name, value in recipe.options.items() if name not in ("include", "exclude")}
     patterns: dict[str, Any] = {name: recipe.options.get(name) for name in ("include", "exclude")}
-    heads = named_heads(recipe.options.get("heads"), recipe.names, recipe.tasks)
-    with RunModels(recipe.base, recipe.tasks, heads, progress=progress, **patterns) as models:
+    with RunModels(recipe.base, recipe.tasks, progress=progress, **patterns) as models:
         merged = models.merge(**options)
         encoder = None if models.labels is None else models.encoder(device)
     return replace(merged, report=replace(merged.report, names=recipe.names)), encoder

@@ -267,7 +267,6 @@ class Run:
         method: str = "auto",
         scale: float | str | None = None,
         head: Literal["auto", "fitted", "old"] = "auto",
-        heads: str | None = None,
         estimator: PreferMethod = "auto",
         seed: int = 0,
         overwrite: bool = False,
@@ -277,7 +276,6 @@ class Run:
         """Makes the model that a site needs, with its head, preference and evidence, as `tmx tailor` does.
 
         What is known of the site is as for `prefer`, or a `preference`, beside which labelled samples may choose.
-        `heads`: what becomes of classifiers that the tasks have themselves, "stack", "last", "drop" or a task's name.
         Other options are those of the command: max_samples, device, split, memory, threads, shard_size, ... Called
         again with the same, it returns the model that is there. Without `out` the model lives in a temporary directory,
         as long as the object that is returned.
@@ -295,7 +293,7 @@ class Run:
             self._run,
             sources,
             place,
-            TailorOptions(method, scale, head, estimator, heads, seed, {"overwrite": overwrite, **output}),
+            TailorOptions(method, scale, head, estimator, seed, {"overwrite": overwrite, **output}),
             Reading(**reading),
             preference=None if preference is None else self._preference(preference),
             progress=progress,

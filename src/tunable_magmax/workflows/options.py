@@ -124,8 +124,6 @@ class Merging:
     """Merge only tensors whose names match this pattern; repeatable."""
     exclude: Sequence[str] = ()
     """Copy tensors whose names match this pattern from the base; repeatable."""
-    heads: str | None = None
-    """Classifiers of the tasks themselves: stack, last, drop or a task's name (docs/merge.md)."""
 
 
 @Parameter(name="*", group=OUTPUT)

@@ -16,7 +16,7 @@ import torch
 
 from tunable_magmax.checkpoints.companions import REPORT, is_module_folder
 from tunable_magmax.checkpoints.writer import Output, looks_like_torch
-from tunable_magmax.engines.inputs import Inputs, PathLike, named_heads
+from tunable_magmax.engines.inputs import Inputs, PathLike
 from tunable_magmax.engines.local import check_companions, completed, fingerprint_of, write_output
 from tunable_magmax.engines.log import Log
 from tunable_magmax.engines.outputs import Job, expected_shards, space_problem, write_weights
@@ -293,7 +293,6 @@ def _opened(
     rest = dict(arguments)
     settings = OutputSettings.take(rest)
     resources = Resources(memory=rest.pop("memory", None), threads=rest.pop("threads", None))
-    rest["heads"] = named_heads(rest.get("heads"), settings.names, tasks)
     options = _read_options(len(tasks), points, rest)
     settings.task_names(len(tasks))
     if folder.name.endswith(".safetensors") or looks_like_torch(folder) or folder.is_file():

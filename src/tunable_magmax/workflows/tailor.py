@@ -14,7 +14,7 @@ import numpy as np
 from tunable_magmax.checkpoints.heads import FittedTensors
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.checkpoints.writer import Output, is_one_file
-from tunable_magmax.engines.inputs import Inputs, named_heads
+from tunable_magmax.engines.inputs import Inputs
 from tunable_magmax.engines.log import finished_report
 from tunable_magmax.engines.settings import AddedFiles, Additions, Resources
 from tunable_magmax.errors import InputError, closest, collected_warnings
@@ -71,8 +71,6 @@ class TailorOptions:
     """The classifier: fitted to the merged encoder, the old one, or the better of the two."""
     estimator: PreferMethod = "auto"
     """How weights are estimated from samples, as the method of tmx prefer."""
-    heads: str | None = None
-    """What becomes of classifiers that the tasks have: stack, last, drop or a task's name (docs/merge.md)."""
     seed: int = 0
     """The seed of everything that is drawn: folds, and the keys of the merge."""
     output: Mapping[str, Any] = field(default_factory=dict)
@@ -355,7 +353,7 @@ def check_tailoring(
     if out is not None and not complete:
         _check_output(out, options)
     samples = {name: len(reading.open(getattr(sources, name))) for name in sources.samples if name != "labels"}
-    with Inputs(run.base, run.tasks, read_options(len(run.tasks), heads=run.heads)) as inputs:
+    with Inputs(run.base, run.tasks, read_options(len(run.tasks))) as inputs:
         elements = inputs.layout.elements
     return {
         "run": str(run.path),
@@ -384,7 +382,7 @@ def _opened(
             f"the preference holds weights already: leave out {' and '.join(others)}, or the preference; inputs and "
             "labelled samples may be added, to fit and choose by"
         )
-    return run.with_heads(named_heads(options.heads, run.names, run.tasks))
+    return run
 
 
 def _check_output(out: Path, options: TailorOptions) -> None:
@@ -423,8 +421,6 @@ def _write(
     chosen = dict(decision.merge_options)
     if "seed" in METHODS[chosen["method"]].reads:
         chosen["seed"] = options.seed
-    if run.heads is not None:
-        chosen["heads"] = run.heads
     if decision.tensors is not None:
         chosen["fitted_head"] = decision.tensors
     settings = {**options.output, "additions": Additions(files, made_from), "progress": progress}

@@ -211,25 +211,6 @@ def test_a_run_that_is_not_finished(tmx, benched):
     assert "after 1 of 2 tasks, so T = 1" in tmx("eval", benched.path, "--checkpoint", "all", *CPU).out
 
 
-def test_domains(tmx, benched, tmp_path):
-    """Tasks that are domains share all classes: the sample tells its task, and knowing it changes nothing."""
-    for name in ("train", "test"):
-        with (tmp_path / "data" / f"{name}.csv").open(newline="") as file:
-            rows = list(csv.reader(file))
-        with (tmp_path / "data" / f"{name}.csv").open("w", newline="") as file:
-            where = ["domain", *("second" if k % 2 else "first" for k in range(len(rows) - 1))]
-            csv.writer(file).writerows([*row, domain] for row, domain in zip(rows, where, strict=True))
-    data = str(tmp_path / "data")
-    enter(benched.path, {"name": "texts", "data": data, "scenario": "domain", "domain_column": "domain"})
-    found = told(tmx, benched.path, "--checkpoint", "all")
-    accuracy = found["accuracies"]["second"]
-    assert [task["name"] for task in accuracy["tasks"]] == ["first", "second"]
-    assert all(task["known_right"] == task["right"] for task in accuracy["tasks"])
-    assert accuracy["confusion"] is None
-    text = tmx("eval", benched.path, "--checkpoint", "second", "--confusion", *CPU).out
-    assert "no confusion between tasks: they share their classes" in text
-
-
 def test_the_prior_of_a_preference(tmx, image_run, site, tmp_path):
     tables = [{"red": 5, "blue": 5}, {"green": 5, "grey": 5}]
     prior = Preference((1, 0)).with_prior(tables, eps=1e-30).prior

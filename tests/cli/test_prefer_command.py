@@ -213,7 +213,7 @@ def test_without_profiles_it_says_how_to_make_them(tmx, run, site):
         ("--inputs {site}/labels.txt --method label", None, "give labels"),
         ("--inputs {site}/labels.txt --labels {site}/labels.txt --method ot", None, "uses inputs only"),
         ("--inputs {site}/labels.txt", None, "holds no embeddings by the base"),
-        ("--labels {site}/none.txt", None, "no such file"),
+        ("--labels {site}/none.txt", None, "does not exist"),
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("zebra\n"), "belong to no task"),
         ("--labels {site}/x.txt", lambda s: (s / "x.txt").write_text("\n"), "holds no samples"),
         ("--inputs {site}/x.npy", lambda s: (s / "x.npy").write_bytes(b"x"), "error: "),

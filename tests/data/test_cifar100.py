@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 
+from data.files import SHARED, needs
 from PIL import Image
 
-from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.benchmark import open_benchmark, read_section
 from tunable_magmax.data.cifar100 import read_cifar_pickle
 from tunable_magmax.errors import InputError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 NAMES = ("ant_hill", "bee", "cat", "dog")
 COUNTS = {"train": 24, "test": 8}
 
@@ -164,12 +164,11 @@ FORMS = {
         packed(root / "cifar-100-python.tar.gz", "cifar-100-python", python_files()).parent
     ),
     "parquet": parquet_files,
-    "parquet folder": lambda root: parquet_files(root / "cifar100").parent,
 }
 
 
 def opened(data, **given):
-    return open_benchmark(BenchmarkOptions.read({"name": "cifar100", "data": str(data), "tasks": 2, **given}, Path()))
+    return open_benchmark(read_section({"name": "cifar100", "data": str(data), "tasks": 2, **given}, Path()))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -202,9 +201,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, nam
     mark = tmp_path / "ran"
     harmful = pickle.dumps({"fine_labels": Harm(mark)}, protocol=2)
     data = written(tmp_path / "data", python_files() | {name: harmful})
-    with pytest.raises(
-        InputError, match=rf"{name}: refused, a pickle of more than lists and NumPy arrays .* the parquet files"
-    ):
+    with pytest.raises(InputError, match=rf"{name}: .*refused, a pickle of more than"):
         opened(data)
     assert not mark.exists()
     pickle.loads(harmful)
@@ -273,12 +270,6 @@ def test_arrays_that_are_more_than_bytes_are_refused(forged):
         read_cifar_pickle(pickle.dumps({"data": Forged(**forged)}, protocol=4), "train")
 
 
-def test_only_lists_of_numbers_and_names_are_accepted_beside_arrays():
-    for value in ([[1]], [None], {"a": 1}, [1.5], [Forged()]):
-        with pytest.raises(InputError, match="neither an array of bytes nor a list of numbers or names"):
-            read_cifar_pickle(pickle.dumps({"fine_labels": value}, protocol=4), "train")
-
-
 def test_arrays_by_columns_and_of_newer_versions():
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for array in (values, np.asfortranarray(values)):
@@ -288,22 +279,13 @@ def test_arrays_by_columns_and_of_newer_versions():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"train": b"\x80\x02"}, r"train: not a readable pickle .* the parquet files"),
-        ({"train": pickle.dumps({"data": 1}, protocol=4)}, r"train: expected 'fine_labels' \(a list\) and 'data'"),
-        ({"train": pickle.dumps([1], protocol=2)}, r"train: holds a list, expected a dict"),
-        ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, r"meta: no list of names under 'fine_label_names'"),
-        (
-            {"test": pickle.dumps({"fine_labels": [1]}, protocol=2)},
-            r"test: expected 'fine_labels' \(a list\) and 'data'",
-        ),
-        (
-            {"test": Python2().mapping({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})},
-            r"'data' is \[3, 3072\], but there are 2 labels",
-        ),
-        (
-            {"test": Python2().mapping({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})},
-            r"1 labels are outside the 4 class names, the first is 9 \(sample 2\)",
-        ),
+        ({"train": b"\x80\x02"}, "train: not a readable pickle .* the parquet files"),
+        ({"train": pickle.dumps({"data": 1}, protocol=4)}, "train: 'fine_labels'"),
+        ({"train": pickle.dumps([1], protocol=2)}, "train: not a readable pickle"),
+        ({"meta": pickle.dumps({"names": ["a"]}, protocol=2)}, "meta: .* 'fine_label_names'"),
+        ({"test": pickle.dumps({"fine_labels": [1]}, protocol=2)}, "test: 'data'"),
+        ({"test": Python2().mapping({b"fine_labels": [1, 2], b"data": np.zeros((3, 3072), np.uint8)})}, "2 labels"),
+        ({"test": Python2().mapping({b"fine_labels": [1, 9], b"data": np.zeros((2, 3072), np.uint8)})}, "1 to 9"),
     ],
 )
 def test_bad_python_files(tmp_path, change, says):
@@ -335,7 +317,7 @@ def test_a_huge_member_of_an_archive_is_refused_before_it_is_unpacked(tmp_path):
         opened(tmp_path / "cifar.tar")
 
 
-@pytest.mark.skipif(not (SHARED / "data/cifar100").exists(), reason="shared/data/cifar100 is not here")
+@needs("data/cifar100")
 def test_the_real_one_in_the_paper_s_order():
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
     orders = SHARED / "data" / "class_orders.json"
@@ -344,9 +326,8 @@ def test_the_real_one_in_the_paper_s_order():
     listed = json.loads(orders.read_text())["cifar100"]["A"]
     assert [index for task in benchmark.tasks for index in task.classes] == listed
     assert {(len(task.train), len(task.test)) for task in benchmark.tasks} == {(2_500, 500)}
-    assert benchmark.facts["sizes"] == "100 classes in 20 tasks of 5"
     first = benchmark.tasks[0]
     assert {benchmark.train.labels[position] for position in first.train} == set(listed[:5])
     assert [image.size for image in benchmark.train.load(first.train[:3])] == [(32, 32)] * 3
     odd = opened(SHARED / "data" / "cifar100", tasks=7)
-    assert odd.facts["sizes"] == "100 classes in 7 tasks: 2 of 15 and 5 of 14"
+    assert odd.facts["task_sizes"] == [15, 15, 14, 14, 14, 14, 14]

@@ -14,8 +14,8 @@ from models import tiny
 from PIL import Image
 
 from tunable_magmax.data import images, tables
-from tunable_magmax.data.given import given_samples
 from tunable_magmax.data.images import in_order, read_picture
+from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Unreadable
 from tunable_magmax.data.source import open_samples
 
@@ -29,7 +29,7 @@ def encoded(image, kind="png", **more):
 
 
 @pytest.fixture
-def samples(tmp_path):
+def packed(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra: train)")
     import pyarrow.parquet as pq
 
@@ -40,15 +40,16 @@ def samples(tmp_path):
     for part in range(2):
         table = arrow.table({"image": arrow.array(values[part * 20 : part * 20 + 20], kind), "label": [0, 1] * 10})
         pq.write_table(table, tmp_path / f"train-{part}.parquet", row_group_size=6)
-    return open_samples(tmp_path, "train")
+    return tmp_path
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.fixture
+def samples(packed):
+    return open_samples(packed, "train")
+
+
 @pytest.mark.parametrize("positions", [range(COUNT), [0, 5, 6, 19, 20, 39], [7, 8], [39], []])
-def test_any_positions_in_order(samples, monkeypatch, kept, positions):
-    if not kept:
-        monkeypatch.setattr(tables, "KEPT_BYTES", 0)
-        monkeypatch.setattr(tables, "BATCH_ROWS", 4)
+def test_any_positions_in_order(samples, positions):
     found = list(samples.load(positions))
     assert len(found) == len(positions)
     for position, image in zip(positions, found, strict=True):
@@ -70,14 +71,16 @@ def test_no_other_input_is_decoded(samples, monkeypatch):
     assert names == ["train-0.parquet, row 3", "train-1.parquet, row 30"]
 
 
-def test_a_row_group_is_read_once(samples, monkeypatch):
-    reads = []
-    whole = tables._values
-    monkeypatch.setattr(tables, "_values", lambda table: reads.append(1) or whole(table))
+@pytest.mark.parametrize(("most", "reads"), [(1 << 30, 2), (0, 6)])
+def test_a_row_group_is_read_once_if_all_fit(packed, monkeypatch, most, reads):
+    monkeypatch.setattr(tables, "KEPT_BYTES", most)
+    groups = []
+    whole = tables._Column._read
+    monkeypatch.setattr(tables._Column, "_read", lambda self, group: groups.append(group) or whole(self, group))
+    opened = open_samples(packed, "train")
     for _ in range(3):
-        list(samples.load([0, 1, 2]))
-        list(samples.load([4, 21]))
-    assert len(reads) == 2
+        assert len(list(opened.load([0, 1, 4, 21]))) == 4
+    assert len(groups) == reads
 
 
 def test_a_subset_counts_in_its_own_positions(samples):
@@ -154,7 +157,7 @@ def test_pictures_are_turned_as_the_camera_says():
 def test_sixteen_bits_a_channel_are_not_white(tmp_path, kind):
     Image.fromarray(np.array([[0, 0x4000], [0x8000, 0xFFFF]], np.uint16)).save(tmp_path / f"x.{kind}")
     with Image.open(tmp_path / f"x.{kind}") as in_memory:
-        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *given_samples([in_memory]).load([0])):
+        for picture in (read_picture(tmp_path / f"x.{kind}", "x"), *memory_samples([in_memory]).load([0])):
             assert np.asarray(picture)[..., 0].tolist() == [[0, 64], [128, 255]]
 
 

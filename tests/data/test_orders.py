@@ -7,22 +7,20 @@ import re
 from pathlib import Path
 
 import pytest
+from data.files import SHARED, needs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunable_magmax.data.benchmark import BenchmarkOptions
-from tunable_magmax.data.class_names import read_class_names
-from tunable_magmax.data.orders import equal_parts, named_groups, order_indices, permutation, sizes_sentence
+from tunable_magmax.data.benchmark import read_section
+from tunable_magmax.data.orders import class_indices, equal_parts, named_groups, order_indices, permutation
 from tunable_magmax.data.splits import limited, shuffled, split_all, split_groups
 from tunable_magmax.errors import InputError
 
 ANIMALS = ("ant", "bee", "cat", "dog_fish")
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
-def order(given, root=Path()):
-    section = {"name": "images", "data": "x", "tasks": 2, "order": given}
-    return BenchmarkOptions.read(section, root).order
+def order(value, root=Path()):
+    return read_section({"name": "images", "data": "x", "tasks": 2, "order": value}, root).order
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
@@ -36,8 +34,6 @@ def test_parts_are_a_partition_with_the_larger_first(classes, tasks):
     sizes = [len(part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
-    assert sum(sizes) == classes
-    assert sizes_sentence(sizes).startswith(f"{classes} classes in {tasks} task")
 
 
 @given(st.integers(0, 200), st.integers(0, 2**70))
@@ -53,50 +49,41 @@ def test_a_seed_means_the_same_order_for_ever():
 
 
 def test_orders_by_name_and_index():
-    assert (
-        order_indices(order(None), ANIMALS, "images")
-        == order_indices(order("natural"), ANIMALS, "images")
-        == [0, 1, 2, 3]
-    )
+    assert order_indices(order("natural"), ANIMALS, "images") == [0, 1, 2, 3]
     assert order_indices(order(["dog fish", 0, "Cat", "bee"]), ANIMALS, "images") == [3, 0, 2, 1]
+    assert permutation(["Crane", "crane"], ("crane", "Crane"), "order") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        (["ant", "beee", "cat", "dog_fish"], r"'beee' \(did you mean 'bee'\?\)"),
+        ([0, 1, 2, 7], "no class is 7; there are 4"),
+        (["ant", "ant", "cat", "dog_fish"], "'ant' named twice"),
+        (["ant", "cat"], "'bee', 'dog_fish' missing"),
+    ],
+)
+def test_what_is_no_order(items, says):
+    with pytest.raises(InputError, match=says):
+        permutation(items, ANIMALS, "order")
 
 
 def test_names_that_differ_only_in_case_stay_apart():
-    assert permutation(["Crane", "crane"], ("crane", "Crane"), "order") == [1, 0]
     with pytest.raises(InputError, match="no class is 'CRANE'"):
-        permutation(["CRANE", "crane"], ("crane", "Crane"), "order")
+        class_indices(["CRANE"], ("crane", "Crane"), "order")
 
 
-def test_what_is_no_order():
-    with pytest.raises(
-        InputError,
-        match=r"not an order of the 4 classes \(no class is 'beee' \(did you mean 'bee'\?\), index 7 \(there are 4, 0 "
-        r"to 3\); named twice: 'ant'; missing: 'bee', 'cat', 'dog_fish'\); name each exactly once",
-    ):
-        permutation(["ant", "ant", "beee", 7], ANIMALS, "order")
+@pytest.mark.parametrize("value", ["alphabetical", {"seed": -1}, {"seed": True}, {"name": "A"}, 3, ["ant", True]])
+def test_forms_that_are_not_known(value):
+    with pytest.raises(InputError, match=re.escape(f"order is {value!r}: must be natural, {{seed: 3}}")):
+        order(value)
 
 
-@pytest.mark.parametrize("given", ["alphabetical", {"seed": -1}, {"seed": True}, {"name": "A"}, 3, {"file": 3}])
-def test_forms_that_are_not_known(given):
-    with pytest.raises(InputError) as caught:
-        order(given)
-    assert len(str(caught.value).splitlines()) == 2
-    assert f"order is {given!r}: must be natural, {{seed: 3}}, {{file: class_orders.json, name: A}}" in str(
-        caught.value
-    )
-
-
-def test_yaml_takes_some_names_for_truth_values():
-    with pytest.raises(InputError, match="quote names like yes and no"):
-        order(["ant", True])
-
-
-@pytest.mark.parametrize("given", ["natural", {"seed": 3}, ["ant", 2], {"file": "/a/b.json", "name": "A"}])
-def test_what_is_recorded_can_be_read(given):
-    section = {"name": "images", "data": "x", "tasks": 2, "order": given}
-    recorded = BenchmarkOptions.read(section, Path()).record()["order"]
-    assert recorded == given
-    assert order(recorded) == order(given)
+@pytest.mark.parametrize("value", ["natural", {"seed": 3}, ["ant", 2], {"file": "/a/b.json", "name": "A"}])
+def test_what_is_recorded_can_be_read(value):
+    recorded = read_section({"name": "images", "data": "x", "tasks": 2, "order": value}, Path()).record()["order"]
+    assert recorded == value
+    assert order(recorded) == order(value)
 
 
 def test_files_of_orders(tmp_path):
@@ -108,52 +95,45 @@ def test_files_of_orders(tmp_path):
     }
     (tmp_path / "orders.json").write_text(json.dumps(content))
     (tmp_path / "list.json").write_text("[1, 0, 2, 3]")
+    (tmp_path / "text.json").write_text("A: 1, 2")
 
-    def read(benchmark, classes=ANIMALS, **given):
-        return order_indices(order(given, tmp_path), classes, benchmark)
+    def read(benchmark, classes=ANIMALS, **value):
+        return order_indices(order(value, tmp_path), classes, benchmark)
 
     assert read("images", file="orders.json", name="B") == [1, 0, 2, 3]
-    assert read("images", file="orders.json") == [3, 2, 1, 0]
-    # The indices count in the file's own list, whatever else the data's list is.
-    assert read("imagenet-r", ("ant", "bee"), file="orders.json", name="A") == [0, 1]
+    # The indices count in the file's own list, whatever else the data's list is; an order alone needs no name.
+    assert read("imagenet-r", ("ant", "bee"), file="orders.json") == [0, 1]
     assert read("images", file="list.json") == [1, 0, 2, 3]
-    with pytest.raises(InputError, match=r"no order 'D' \(for images it holds A, B\)"):
-        read("images", file="orders.json", name="D")
-    with pytest.raises(InputError, match="for texts it holds none"):
-        read("texts", file="orders.json", name="A")
-    with pytest.raises(InputError, match="order A: not an order of the 3 classes"):
-        read("images", ("ant", "bee", "cat"), file="orders.json", name="A")
-    (tmp_path / "text.json").write_text("A: 1, 2")
-    with pytest.raises(InputError, match="cannot be read as JSON"):
-        read("images", file="text.json")
-    with pytest.raises(
-        InputError, match=r"none\.json does not exist: a file of class orders is a JSON list of all"
-    ) as no:
-        read("images", file="none.json")
-    assert str(no.value).endswith("or order the classes by a seed: order: {seed: 3}")
-    with pytest.raises(InputError, match="holds one order without a name"):
-        read("images", file="list.json", name="A")
+    for benchmark, classes, value, says in [
+        ("images", ANIMALS, {"file": "orders.json", "name": "D"}, "Name one of A, B, not 'D'"),
+        ("images", ANIMALS, {"file": "orders.json"}, "which order of images"),
+        ("texts", ANIMALS, {"file": "orders.json", "name": "A"}, "holds no orders for texts"),
+        ("images", ("ant", "bee", "cat"), {"file": "orders.json", "name": "A"}, "no class is 3"),
+        ("images", ANIMALS, {"file": "text.json"}, "cannot be read as JSON"),
+        ("images", ANIMALS, {"file": "none.json"}, r"none\.json does not exist"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            read(benchmark, classes, **value)
 
 
 def test_the_documented_file_of_orders_is_read_as_the_page_says(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "orders.json").write_text(shown)
-    assert order_indices(order({"file": "orders.json"}, tmp_path), ("ant", "bee", "cat"), "images") == [2, 0, 1]
-    named = order({"file": "orders.json", "name": "B"}, tmp_path)
-    assert order_indices(named, ("ant", "bee", "cat"), "images") == [1, 2, 0]
-    birds = order({"file": "orders.json", "name": "A"}, tmp_path)
-    assert order_indices(birds, ("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
+
+    def read(name, classes, benchmark):
+        return order_indices(order({"file": "orders.json", "name": name}, tmp_path), classes, benchmark)
+
+    assert read("A", ("ant", "bee", "cat"), "images") == [2, 0, 1]
+    assert read("B", ("ant", "bee", "cat"), "images") == [1, 2, 0]
+    assert read("A", ("jay", "owl"), "imagenet-r") == [1, 0]  # indices count in the file's own list
 
 
 def test_groups():
     assert named_groups({"sea": ["dog fish"], "land": [2, "ant"]}, ANIMALS) == {"sea": (3,), "land": (2, 0)}
-    with pytest.raises(
-        InputError,
-        match=r"'land' names 'anti' \(did you mean 'ant'\?\), which is no class; 'air' holds 'bee' and so does 'land'; "
-        "'air' holds 'cat' twice",
-    ):
-        named_groups({"land": ["anti", "bee"], "air": ["bee", "cat", "cat"]}, ANIMALS)
+    for groups, says in (({"land": ["anti"]}, "'anti'"), ({"land": ["bee"], "air": ["bee"]}, "'bee' named twice")):
+        with pytest.raises(InputError, match=says):
+            named_groups(groups, ANIMALS)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=80), st.floats(0.01, 0.99), st.integers(0, 9))
@@ -181,47 +161,12 @@ def test_the_limit_is_a_seeded_draw_of_each_group():
     assert limited([3, 5], groups, 9, seed=1) == [3, 5]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("a.json", '["x y", "z"]', ("x y", "z")),
-        ("a.json", '{"0": "x", "1": "z"}', {"0": "x", "1": "z"}),
-        ("a.txt", "x y\n\nz\n", ("x y", "z")),
-        (
-            "a.txt",
-            "n01443537 goldfish\nn01484850 great white shark\n",
-            {"n01443537": "goldfish", "n01484850": "great_white_shark"},
-        ),
-        ("a.txt", "0\tx y\n1\tz\n", {"0": "x y", "1": "z"}),
-    ],
-)
-def test_class_names(tmp_path, name, content, expected):
-    (tmp_path / name).write_text(content)
-    assert read_class_names(tmp_path / name) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.json", "[1]", "expected a JSON list"),
-        ("a.json", "[", "not JSON"),
-        ("a.txt", "", "expected a JSON list"),
-        ("a.txt", "x\nx\n", "'x' named more than once"),
-    ],
-)
-def test_bad_class_names(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=says):
-        read_class_names(tmp_path / name)
-
-
-@pytest.mark.skipif(
-    not (SHARED / "data/class_orders.json").exists(), reason="shared/data/class_orders.json is not here"
-)
+@needs("data/class_orders.json")
 def test_the_paper_s_order_of_imagenet_r():
     path = SHARED / "data" / "class_orders.json"
     content = json.loads(path.read_text())
     names = tuple(content["imagenet_r_classes"])
-    assert order_indices(order({"file": str(path), "name": "A"}), names, "imagenet-r") == content["imagenet_r"]["A"]
-    backwards = order_indices(order({"file": str(path), "name": "A"}), names[::-1], "imagenet-r")
+    chosen = order({"file": str(path), "name": "A"})
+    assert order_indices(chosen, names, "imagenet-r") == content["imagenet_r"]["A"]
+    backwards = order_indices(chosen, names[::-1], "imagenet-r")
     assert [names[::-1][k] for k in backwards] == [names[k] for k in content["imagenet_r"]["A"]]

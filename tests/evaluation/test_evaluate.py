@@ -191,14 +191,10 @@ def test_samples_with_unknown_labels_are_left_out_if_they_are_few(tmp_path):
         label_samples(samples, ["cat", "dog"], strict=True)
 
 
-def test_tasks_that_share_classes_go_by_domain(tmp_path):
+def test_tasks_that_share_classes_are_left_out(tmp_path):
     (tmp_path / "site.csv").write_text("text,label\na,cat\nb,dog\nc,dog\n")
     samples, tasks = open_samples(tmp_path / "site.csv"), {"photo": ("cat", "dog"), "sketch": ("dog", "cat")}
     assert label_samples(samples, ["cat", "dog"], tasks).tasks == {}
-    told = dataclasses.replace(samples, domains=("sketch", "photo", "sketch"))
-    found = label_samples(told, ["cat", "dog"], tasks)
-    assert found.tasks == {"photo": (0, 1), "sketch": (1, 0)}
-    assert found.sample_tasks.tolist() == [1, 0, 1]
     with pytest.raises(InputError, match="1 classes of the tasks are no class of the head: 'cow'"):
         label_samples(samples, ["cat", "dog"], {"farm": ["cow"]})
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.benchmark import open_benchmark, read_section
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.glyphs import (
     FONTS,
@@ -134,6 +134,6 @@ def test_clean_pictures_of_unknown_classes():
 
 def test_the_benchmark_opens_by_name(tmp_path):
     given = {"name": "glyphs", "classes": 12, "train": 3, "test": 2, "tasks": 4}
-    benchmark = open_benchmark(BenchmarkOptions.read(given, tmp_path))
+    benchmark = open_benchmark(read_section(given, tmp_path))
     assert [len(task.classes) for task in benchmark.tasks] == [3, 3, 3, 3]
     assert [len(task.train) for task in benchmark.tasks] == [9, 9, 9, 9]

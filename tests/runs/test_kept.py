@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunable_magmax.data.given import given_samples
 from tunable_magmax.data.images import open_image_folder
+from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs import kept
@@ -34,7 +34,7 @@ def new_run(path: Path, *tasks: str) -> Run:
 
 
 def texts(contents: list[str], labels: list[str]) -> Samples:
-    return given_samples(contents, "text", labels)
+    return memory_samples(contents, "text", labels)
 
 
 def numbered(classes: list[str], each: int) -> Samples:
@@ -50,7 +50,7 @@ def numbered(classes: list[str], each: int) -> Samples:
 def pictures(count: int, size: int = 12, classes: int = 2, seed: int = 0) -> Samples:
     rng = np.random.default_rng(seed)
     values = [rng.integers(0, 256, (size, size + 3, 3), dtype=np.uint8) for _ in range(count)]
-    return given_samples(values, "image", [f"class {k % classes}" for k in range(count)])
+    return memory_samples(values, "image", [f"class {k % classes}" for k in range(count)])
 
 
 def pairs(samples: Samples | None) -> list[tuple[str, str]]:
@@ -148,10 +148,10 @@ def test_pictures_cover_the_size_and_never_grow(tmp_path):
     rng = np.random.default_rng(0)
     shapes = {(40, 80): (20, 40), (80, 40): (40, 20), (10, 90): (10, 90), (20, 20): (20, 20)}
     values = [rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes]
-    keep_samples(run, 0, given_samples(values, "image", ["a"] * 4), source="training", size=(20, 20))
+    keep_samples(run, 0, memory_samples(values, "image", ["a"] * 4), source="training", size=(20, 20))
     sizes = {(image.height, image.width) for image in open_kept(run, 0).load(range(4))}
     assert sizes == set(shapes.values())
-    keep_samples(run, 0, given_samples(values, "image", ["a"] * 4), source="training")
+    keep_samples(run, 0, memory_samples(values, "image", ["a"] * 4), source="training")
     back = {np.asarray(image).tobytes() for image in open_kept(run, 0).load(range(4))}
     assert back == {value.tobytes() for value in values}
 
@@ -249,7 +249,7 @@ def test_refusals(tmp_path):
     with pytest.raises(InputError, match="-1"):
         keep_samples(run, 0, numbered(["a"], 2), per_class=-1, source="training")
     with pytest.raises(InputError, match="no labels"):
-        keep_samples(run, 0, given_samples(["a"], "text"), source="training")
+        keep_samples(run, 0, memory_samples(["a"], "text"), source="training")
     for name in ("\ud800", "a\0"):
         with pytest.raises(InputError, match="class"):
             keep_samples(run, 0, numbered([name], 2), source="training")

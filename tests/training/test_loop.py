@@ -17,8 +17,7 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from models import tiny
 from torch.nn.functional import normalize
 
-from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.tables import text_samples
+from tunable_magmax.data.samples import Samples, text_samples
 from tunable_magmax.errors import InputError, TmxError
 from tunable_magmax.lottery import derived_seed
 from tunable_magmax.models.encoder import load_encoder

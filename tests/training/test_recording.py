@@ -17,6 +17,7 @@ import transformers
 from models import tiny
 
 import tunable_magmax as tmx
+from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.models.pretrained import load_image_processor
 from tunable_magmax.models.state import checkpoint_digest
@@ -24,7 +25,6 @@ from tunable_magmax.runs.kept import open_kept
 from tunable_magmax.runs.profile import Profile
 from tunable_magmax.runs.run import Run
 from tunable_magmax.training import callback, record_base, record_task, recorded
-from tunable_magmax.training.task_data import task_samples
 
 NAMES = ("greet", "part", "owe", "card")
 DATA = {
@@ -337,10 +337,10 @@ def test_numbers_in_data_are_names(tmp_path):
     names = {0: "greet", 1: "bye"}
     (tmp_path / "data.csv").write_text("text,label\nhello,0\nso long,1\n")
     for data in (tmp_path / "data.csv", [("hello", 0), ("so long", np.int64(1))]):
-        samples = task_samples(data, names)
+        samples = open_labelled(data, names)
         assert [samples.classes[label] for label in samples.labels] == ["greet", "bye"]
-    with pytest.raises(InputError, match="-1, which stands for none"):
-        task_samples([("hello", -1)], names)
+    with pytest.raises(InputError, match="label 1 is -1"):
+        open_labelled([("hello", -1)], names)
     for wrong in (["hi", "bye"], [3], [{"label": 1}], [("hello", None)], [("hello", True)], [], {"text": "hello"}, 3):
         with pytest.raises(InputError):
-            task_samples(wrong, names)
+            open_labelled(wrong, names)

@@ -123,9 +123,9 @@ def test_paths_count_from_where_they_are_written(tmp_path, monkeypatch):
     assert (inside.benchmark.data, inside.benchmark.order.file) == (str(file / "all.csv"), str(file / "orders.json"))
     assert inside.head.file == str(file / "h.safetensors")
 
-    typed = ["benchmark.data=all.csv", "benchmark.order.file=o.json", "benchmark.class_names=n.txt", "head.file=h.st"]
+    typed = ["benchmark.data=all.csv", "benchmark.order.file=o.json", "head.file=h.st"]
     config = read_config(path, typed)
-    assert (config.benchmark.data, config.benchmark.class_names) == (str(here / "all.csv"), str(here / "n.txt"))
+    assert config.benchmark.data == str(here / "all.csv")
     assert (config.benchmark.order.file, config.benchmark.order.name) == (str(here / "o.json"), "B")
     assert config.head.file == str(here / "h.st")
     whole = read_config(path, ["benchmark={name: texts, data: b.csv, tasks: 2, order: {file: c.json}}"])

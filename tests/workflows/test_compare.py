@@ -16,7 +16,7 @@ import builtin_run
 from scipy.stats import binomtest
 
 from tunable_magmax import Preference
-from tunable_magmax.data.given import given_samples
+from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
 from tunable_magmax.evaluation.comparison import holm
@@ -65,7 +65,7 @@ def builtin(tmp_path_factory):
     path = builtin_run.build_builtin(tmp_path_factory.mktemp("builtin"))
     for t, name in enumerate(builtin_run.TASKS):
         texts, labels = builtin_run.texts_of(path / f"{name}.csv")
-        keep_samples(Run.open(path), t, given_samples(texts, "text", labels), source="evaluation")
+        keep_samples(Run.open(path), t, memory_samples(texts, "text", labels), source="evaluation")
     return path
 
 

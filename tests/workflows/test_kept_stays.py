@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 from labelled_run import TASKS, build
 
-from tunable_magmax.data.given import given_samples
+from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
 
@@ -26,7 +26,7 @@ def run(tmp_path):
     for t, classes in enumerate(TASKS.values()):
         texts = [f"{text} {SECRET} {k}" for name in classes for k, text in enumerate(made.inputs(name, 6, 90))]
         labels = [name for name in classes for _ in range(6)]
-        keep_samples(opened, t, given_samples(texts, "text", labels), source="training")
+        keep_samples(opened, t, memory_samples(texts, "text", labels), source="training")
     made.pairs(tmp_path / "site", {"red": 12, "green": 6})
     return made.path
 

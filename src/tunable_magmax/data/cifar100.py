@@ -7,6 +7,7 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.data.images import pillow
-from tunable_magmax.data.options import DataOptions, Split
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.source import open_samples
+from tunable_magmax.data.source import Split, open_samples, open_split
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import show_size
 
 _SIDE = 32
-_PIXELS = 3 * _SIDE * _SIDE
 _FILES = ("train", "test", "meta")
-_ARCHIVE = "cifar-100-python.tar.gz"
+_ARCHIVE, _FOLDER = "cifar-100-python.tar.gz", "cifar-100-python"
 # The largest file of CIFAR-100 has 155 MB; a small archive may unpack to anything.
 _MEMBER_BYTES = 1 << 30
 _PICKLED_ARRAYS = frozenset(
@@ -42,22 +41,18 @@ _FORMS = (
 )
 
 
-def open_cifar100(options: DataOptions) -> Split:
+def open_cifar100(path: Path) -> Split:
     """Opens CIFAR-100 in whichever form is there. Labels are the fine ones."""
-    path = options.path
     if path.is_file():
         return _archive(path)
-    folders = [path / name for name in ("", "data", "cifar100", "cifar-100-python")]
-    for folder in folders:
-        if any(folder.glob("train*.parquet")) and any(folder.glob("test*.parquet")):
-            return Split(
-                open_samples(folder, "train"), open_samples(folder, "test"), {"form": "parquet", "split": "as found"}
-            )
-    for folder in folders:
-        if all((folder / name).is_file() for name in _FILES):
-            return _python(folder, {name: (folder / name).read_bytes() for name in _FILES})
+    split = open_split(path, lambda part: open_samples(path, part))
+    if split is not None:
+        return replace(split, facts={"form": "parquet", "split": "as found"})
     if (path / _ARCHIVE).is_file():
         return _archive(path / _ARCHIVE)
+    folder = next((place for place in (path, path / _FOLDER) if (place / "meta").is_file()), None)
+    if folder is not None and all((folder / name).is_file() for name in _FILES):
+        return _python(folder, {name: (folder / name).read_bytes() for name in _FILES})
     present = some_of(sorted(item.name for item in path.iterdir()), limit=8)
     raise InputError(f"{path}: {_FORMS}; found {present or 'an empty folder'}")
 
@@ -115,20 +110,11 @@ def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
         def find_class(self, module: str, name: str) -> Any:
             if f"{module}.{name}" in _PICKLED_ARRAYS:
                 return Recorded
-            raise InputError(f"{origin}: refused, a pickle of more than lists and NumPy arrays ({module}.{name})")
+            raise ValueError(f"refused, a pickle of more than lists and NumPy arrays ({module}.{name})")
 
     try:
         values = Reader(io.BytesIO(content), encoding="latin1").load()
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise InputError(f"{origin}: holds a {type(values).__name__}, expected a dict with names as keys")
-        arrays = {key: _array(value) if isinstance(value, Recorded) else value for key, value in values.items()}
-        for key, value in arrays.items():
-            plain = value if isinstance(value, list) else [value]
-            if not isinstance(value, np.ndarray) and not all(type(item) in (int, str, bytes) for item in plain):
-                raise InputError(f"{origin}: {key!r} is neither an array of bytes nor a list of numbers or names")
-        return arrays
-    except InputError as error:
-        raise InputError(f"{error}; {_INSTEAD}") from None
+        return {key: _array(value) if isinstance(value, Recorded) else value for key, value in dict(values).items()}
     except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(
             f"{origin}: not a readable pickle of CIFAR's python distribution ({error}); {_INSTEAD}"
@@ -138,8 +124,6 @@ def read_cifar_pickle(content: bytes, origin: str) -> dict[str, Any]:
 def _array(recorded: Any) -> NDArray[np.uint8]:
     """Makes an array from its pickled state: a version, the shape, type, whether by columns, and the bytes."""
     _, shape, kind, by_columns, data = recorded.state
-    if kind.args[0] != "u1":
-        raise ValueError(f"an array of {kind.args[0]!r}, expected bytes")
     if kind.args not in (("u1",), ("u1", 0, 1)) or kind.state not in ((), _BYTES):
         raise ValueError("an array whose type is more than bytes")
     if type(shape) is not tuple or not all(type(size) is int and size >= 0 for size in shape):
@@ -150,24 +134,16 @@ def _array(recorded: Any) -> NDArray[np.uint8]:
     return values.reshape(shape, order="F" if by_columns else "C")
 
 
-def _samples(origin: str, content: bytes, classes: Sequence[str]) -> Samples:
+def _samples(origin: str, content: bytes, classes: tuple[str, ...]) -> Samples:
     """Makes samples of a file of labels and raw pixels [n, 3 * side * side], one colour after the other."""
     values = read_cifar_pickle(content, origin)
     labels, pixels = values.get("fine_labels"), values.get("data")
-    numbers = isinstance(labels, list) and bool(labels) and all(type(label) is int for label in labels)
-    if labels is None or not numbers or not isinstance(pixels, np.ndarray):
-        raise InputError(f"{origin}: expected 'fine_labels' (a list) and 'data' (bytes); found {', '.join(values)}")
-    if pixels.shape != (len(labels), _PIXELS):
-        raise InputError(
-            f"{origin}: 'data' is {list(pixels.shape)}, but there are {len(labels)} labels, and a sample is "
-            f"{_PIXELS} bytes"
-        )
-    outside = [k for k, label in enumerate(labels) if not 0 <= label < len(classes)]
-    if outside:
-        raise InputError(
-            f"{origin}: {len(outside)} labels are outside the {len(classes)} class names, the first is "
-            f"{labels[outside[0]]} (sample {outside[0] + 1}); the files must come from one distribution"
-        )
+    if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
+        raise InputError(f"{origin}: 'fine_labels' is no list of numbers; {_INSTEAD}")
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), 3 * _SIDE * _SIDE):
+        raise InputError(f"{origin}: 'data' is not {3 * _SIDE * _SIDE} bytes for each of {len(labels)} labels")
+    if not 0 <= min(labels) <= max(labels) < len(classes):
+        raise InputError(f"{origin}: a label is outside the {len(classes)} class names: {min(labels)} to {max(labels)}")
 
     def load(positions: Sequence[int]) -> Iterator[Any]:
         module = pillow()
@@ -175,4 +151,4 @@ def _samples(origin: str, content: bytes, classes: Sequence[str]) -> Samples:
             planes = pixels[position].reshape(3, _SIDE, _SIDE)
             yield module.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
-    return Samples(origin, "image", len(labels), load, tuple(classes), tuple(labels))
+    return Samples(origin, "image", len(labels), load, classes, tuple(labels))

@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from itertools import pairwise
+import re
+from collections.abc import Callable
 from pathlib import Path
 
-from tunable_magmax.data.class_names import WORDNET_ID, read_class_names, wordnet_names
+from tunable_magmax.data.class_names import WORDNET_ID
 from tunable_magmax.data.images import class_folders, image_samples
-from tunable_magmax.data.options import DataOptions, Split, drawn_split, folders_split
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import Split, open_split
 from tunable_magmax.errors import InputError, some_of
 
 README = "README.txt"
 
 
-def open_imagenet_r(options: DataOptions) -> Split:
-    """Opens ImageNet-R: a folder of class folders, or its train/ and test/, also inside a folder `imagenet-r`."""
-    path = options.path
-    inner = path / "imagenet-r"
-    if inner.is_dir() and not any(WORDNET_ID.fullmatch(item.name) for item in path.iterdir()):
-        path = inner
+def open_imagenet_r(path: Path, draw: Callable[[Samples], Split]) -> Split:
+    """Opens the train/ and test/ of a folder, or draws from its class folders."""
     if not path.is_dir():
         raise InputError(f"{path}: expected a folder of class folders; unpack the archive first")
-    names = None if options.class_names is None else read_class_names(Path(options.class_names))
-    chosen = names if isinstance(names, Mapping) else None
-    split = folders_split(path, lambda folder: _read(folder, chosen, path))
-    split = split or drawn_split(_read(path, chosen, path), options, by_class=False)
-    return replace(split, renamed=chosen is not None)
+    return open_split(path, lambda part: _read(path / part, path)) or draw(_read(path, path))
 
 
-def _read(path: Path, names: Mapping[str, str] | None, root: Path) -> Samples:
+def _read(path: Path, root: Path) -> Samples:
     """Reads all images, by class name and then by file name: both ways to name folders give one order.
 
-    WordNet ids get their names from `names`, else from the README.txt that the archive has in `root`.
+    WordNet ids get their names from the README.txt that the archive has in `root`.
     """
     folders = class_folders(path)
-    if names is None:
+    names = {name: name for name, _ in folders}
+    if any(map(WORDNET_ID.fullmatch, names)):
         readme = root / README
-        by_id = any(WORDNET_ID.fullmatch(name) for name, _ in folders)
-        listed = readme.read_text(encoding="utf-8", errors="replace") if by_id and readme.is_file() else ""
-        names = wordnet_names(listed) if by_id else {name: name for name, _ in folders}
+        names = wordnet_names(readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "")
     lacking = [name for name, _ in folders if name not in names]
     if lacking:
         raise InputError(
             f"{path}: no class name for the folder {some_of(lacking)}: keep the archive's {README}, which names every "
-            "WordNet id, beside the folders, or give a class_names file"
+            "WordNet id, beside the folders"
         )
-    renamed = sorted((names[name], images) for name, images in folders)
-    twice = [one for (one, _), (other, _) in pairwise(renamed) if one == other]
-    if twice:
-        raise InputError(f"{path}: two folders have the class name {twice[0]!r}; class names must differ")
-    if not any(images for _, images in renamed):
+    named = sorted((names[name], images) for name, images in folders)
+    if len({name for name, _ in named}) < len(named):
+        raise InputError(f"{path}: two folders have the same class name; class names must differ")
+    if not any(images for _, images in named):
         raise InputError(f"{path}: no images in class folders; expected CLASS/*.jpg, with CLASS a name or a WordNet id")
-    return image_samples(path, renamed)
+    return image_samples(path, named)
+
+
+def wordnet_names(content: str) -> dict[str, str]:
+    """Maps WordNet ids to names, from the lines of a text that hold just these two; other lines are left out.
+
+    >>> wordnet_names("ImageNet-R\\n\\nn01443537 goldfish\\n")
+    {'n01443537': 'goldfish'}
+    """
+    matches = (re.fullmatch(rf"({WORDNET_ID.pattern})\s+(\S.*?)\s*", line) for line in content.splitlines())
+    return {match[1]: match[2].replace(" ", "_") for match in matches if match}

@@ -68,24 +68,6 @@ def images_below(path: Path) -> list[Path]:
     return _images(path.rglob("*"))
 
 
-def open_domain_folders(path: Path) -> Samples:
-    """Opens DOMAIN/CLASS/images: domains and classes in sorted order, every sample with its domain."""
-    folders: list[tuple[str, list[Path]]] = []
-    domains: list[str] = []
-    for domain in _folders(path):
-        if loose := _images(domain.iterdir()):
-            raise InputError(
-                f"{domain} holds {len(loose)} loose images: with domains every image lies in DOMAIN/CLASS/, so put "
-                "them into folders of their classes"
-            )
-        inside = class_folders(domain)
-        folders += inside
-        domains += [domain.name for _, images in inside for _ in images]
-    if not domains:
-        raise InputError(f"{path} holds no images in DOMAIN/CLASS/ folders ({_SUFFIXES})")
-    return replace(image_samples(path, folders), domains=tuple(domains))
-
-
 def class_folders(path: Path) -> list[tuple[str, list[Path]]]:
     """Returns the name and the images of each folder, both sorted."""
     return [(folder.name, images_below(folder)) for folder in _folders(path)]

@@ -1,4 +1,4 @@
-"""Orders classes (or domains) and divides them among tasks."""
+"""Orders classes and divides them among tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tunable_magmax.config import STRICT, Seed, Text
 from tunable_magmax.data.splits import shuffled
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import load_json
-from tunable_magmax.showing import plural
 
 Item: TypeAlias = Annotated[str | int, Field(description="a class name or an index")]
-FILE = "a JSON list of all class names or indices in their order, or such lists by name"
+FILE = "a JSON list of all class names or indices in their order, or such lists by name for each benchmark"
 """What a file of class orders holds; docs/training.md describes it in full."""
 
 
@@ -49,71 +48,66 @@ OrderSection: TypeAlias = Annotated[
 """`order` in a benchmark section."""
 
 
-def rooted(order: OrderSection | None, root: Path) -> OrderSection:
-    """Returns an order whose path counts from `root`; without one, the natural order."""
+def rooted(order: OrderSection, root: Path) -> OrderSection:
+    """Returns an order whose path counts from `root`."""
     if isinstance(order, FileOrder):
         return replace(order, file=str(root / Path(order.file).expanduser()))
-    return "natural" if order is None else order
+    return order
 
 
-def order_indices(order: OrderSection | None, names: tuple[str, ...], benchmark: str, what: str = "class") -> list[int]:
+def order_indices(order: OrderSection, names: tuple[str, ...], benchmark: str) -> list[int]:
     """Returns an order as indices into `names`; an error says what is missing or repeated."""
     match order:
         case SeedOrder(seed):
             return shuffled(len(names), seed)
         case FileOrder(file, name):
-            items, name = _from_file(Path(file), name, benchmark)
-            return permutation(items, names, f"{file}, order {name}" if name else file, what)
+            return permutation(_from_file(Path(file), name, benchmark), names, file)
         case tuple():
-            return permutation(order, names, "order", what)
+            return permutation(order, names, "order")
     return list(range(len(names)))
 
 
-def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str, what: str = "class") -> list[int]:
+def permutation(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
     """Returns items as indices into `names`; each must occur exactly once.
 
     >>> permutation(["dog", 0], ("cat", "dog"), "order")
     [1, 0]
     """
-    known = _Names(names)
-    indices = [known.find(item) for item in items]
-    strange = [known.unknown(item) for item, index in zip(items, indices, strict=True) if index is None]
-    counts = Counter(index for index in indices if index is not None)
-    repeated = [repr(names[index]) for index, count in counts.items() if count > 1]
-    missing = [repr(name) for k, name in enumerate(names) if k not in counts]
-    faults = [
-        f"{label} {some_of(listed)}"
-        for label, listed in ((f"no {what} is", strange), ("named twice:", repeated), ("missing:", missing))
-        if listed
-    ]
-    if faults:
-        plural = "classes" if what == "class" else f"{what}s"
+    indices = class_indices(items, names, origin)
+    missing = [name for k, name in enumerate(names) if k not in set(indices)]
+    if missing:
         raise InputError(
-            f"{origin}: not an order of the {len(names)} {plural} ({'; '.join(faults)}); name each exactly once"
+            f"{origin}: {some_of(missing, show=repr)} missing in the order of the {len(names)} classes; name each "
+            "exactly once"
         )
-    return [index for index in indices if index is not None]
+    return indices
 
 
-class _Names:
-    """Finds class names as people write them: spaces, underscores and case may differ if nothing else fits."""
+def class_indices(items: Sequence[Item], names: tuple[str, ...], origin: str) -> list[int]:
+    """Returns class names or indices as indices; spaces, underscores and case may differ if nothing else fits.
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._exact = {name: k for k, name in enumerate(names)}
-        plain = Counter(map(_plain, names))
-        self._similar = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
+    >>> class_indices(["Ice cream", 0], ("bread", "ice_cream"), "order")
+    [1, 0]
+    """
+    exact = {name: k for k, name in enumerate(names)}
+    plain = Counter(map(_plain, names))
+    similar = {_plain(name): k for k, name in enumerate(names) if plain[_plain(name)] == 1}
 
-    def find(self, wanted: Item) -> int | None:
-        """Returns the index of a name, or an index itself; None if there is no such class."""
-        if isinstance(wanted, int):
-            return wanted if 0 <= wanted < len(self._names) else None
-        return self._exact.get(wanted, self._similar.get(_plain(wanted)))
+    def find(item: Item) -> int | None:
+        if isinstance(item, int):
+            return item if 0 <= item < len(names) else None
+        return exact.get(item, similar.get(_plain(item)))
 
-    def unknown(self, wanted: Item) -> str:
-        """Returns the words by which an error names what is not there."""
-        if isinstance(wanted, int):
-            return f"index {wanted} (there are {len(self._names)}, 0 to {len(self._names) - 1})"
-        return f"{wanted!r}{closest(wanted, self._names)}"
+    found = [find(item) for item in items]
+    unknown = [item for item, index in zip(items, found, strict=True) if index is None]
+    if unknown:
+        shown = some_of(unknown, show=lambda item: f"{item!r}{closest(str(item), names)}")
+        raise InputError(f"{origin}: no class is {shown}; there are {len(names)}, indices count from 0")
+    indices = [index for index in found if index is not None]
+    twice = [names[index] for index, count in Counter(indices).items() if count > 1]
+    if twice:
+        raise InputError(f"{origin}: {some_of(twice, show=repr)} named twice")
+    return indices
 
 
 def _plain(name: str) -> str:
@@ -138,51 +132,15 @@ def equal_parts(order: Sequence[int], tasks: int) -> list[tuple[int, ...]]:
 
 def named_groups(groups: Mapping[str, Sequence[Item]], names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Returns groups of class names as groups of indices. Classes must be known, and in one group at most."""
-    known = _Names(names)
-    members: dict[str, tuple[int, ...]] = {}
-    faults: list[str] = []
-    owner: dict[int, str] = {}
-    for group, items in groups.items():
-        kept: list[int] = []
-        for item in items:
-            index = known.find(item)
-            if index is None:
-                faults.append(f"{group!r} names {known.unknown(item)}, which is no class")
-            elif index in owner:
-                twice = "twice" if owner[index] == group else f"and so does {owner[index]!r}"
-                faults.append(f"{group!r} holds {names[index]!r} {twice}")
-            else:
-                owner[index] = group
-                kept.append(index)
-        members[group] = tuple(kept)
-    if faults:
-        raise InputError(
-            f"tasks: groups must hold known classes, each in one group only: {some_of(faults, joint='; ')}"
-        )
-    return members
+    indices = iter(class_indices([item for items in groups.values() for item in items], names, "tasks"))
+    return {group: tuple(next(indices) for _ in items) for group, items in groups.items()}
 
 
-def sizes_sentence(sizes: Sequence[int]) -> str:
-    """Says how many tasks of which size there are.
-
-    >>> sizes_sentence([15, 15, 14, 14, 14])
-    '72 classes in 5 tasks: 2 of 15 and 3 of 14'
-    >>> sizes_sentence([5, 5])
-    '10 classes in 2 tasks of 5'
-    """
-    counts = Counter(sizes)
-    start = f"{sum(sizes)} classes in {plural(len(sizes), 'task')}"
-    if len(counts) == 1:
-        return f"{start} of {sizes[0]}"
-    parts = [f"{count} of {size}" for size, count in counts.items()]
-    return f"{start}: {', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item], str | None]:
-    """Reads the items of an order in a JSON file, and its name there.
+def _from_file(path: Path, name: str | None, benchmark: str) -> list[Item]:
+    """Reads the items of an order in a JSON file.
 
     The file is a list; or {benchmark: {name: list}}, where "BENCHMARK_classes" may list the names that indices count
-    in; or {name: list}.
+    in.
     """
     try:
         content = load_json(path)
@@ -193,31 +151,23 @@ def _from_file(path: Path, name: str | None, benchmark: str) -> tuple[list[Item]
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: a file of class orders cannot be read as JSON ({error})") from None
-    key = next((key for key in (benchmark, benchmark.replace("-", "_")) if _holds(content, key)), None)
-    classes = content.get(f"{key}_classes") if key is not None else None
-    items = content[key] if key is not None else content
-    if isinstance(items, dict):
-        orders = {title: listed for title, listed in items.items() if _is_order(title, listed)}
-        if name is None:
-            name = next(
-                (title for title in ("A", *orders) if title in orders and (title == "A" or len(orders) == 1)), None
-            )
-        if name is None or name not in orders:
-            asked = "which order? Give its name" if name is None else f"no order {name!r}{closest(name, list(orders))}"
-            raise InputError(f"{path}: {asked} (for {benchmark} it holds {', '.join(orders) or 'none'})")
+    items, classes = content, None
+    if isinstance(content, dict):
+        key = benchmark if benchmark in content else benchmark.replace("-", "_")
+        orders, classes = content.get(key), content.get(f"{key}_classes")
+        if not isinstance(orders, dict) or not orders:
+            raise InputError(f"{path}: holds no orders for {benchmark}; it is {FILE}")
+        name = name or (next(iter(orders)) if len(orders) == 1 else None)
+        if name not in orders:
+            hint = "" if name is None else closest(name, list(orders))
+            raise InputError(f"{path}: which order of {benchmark}? Name one of {', '.join(orders)}, not {name!r}{hint}")
         items = orders[name]
-    elif name is not None and key is None:
-        raise InputError(f"{path}: holds one order without a name, but order {name!r} was asked for; drop the name")
-    if not isinstance(items, list) or not all(isinstance(x, str | int) and not isinstance(x, bool) for x in items):
+    if not _all_items(items):
         raise InputError(f"{path}: an order must be a list of class names or indices")
     if isinstance(classes, list):
         items = [classes[x] if isinstance(x, int) and 0 <= x < len(classes) else x for x in items]
-    return items, name
+    return list(items)
 
 
-def _holds(content: Any, key: str) -> bool:
-    return isinstance(content, dict) and isinstance(content.get(key), dict | list)
-
-
-def _is_order(title: str, items: Any) -> bool:
-    return isinstance(items, list) and not title.endswith("_classes")
+def _all_items(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(x, str | int) and not isinstance(x, bool) for x in items)

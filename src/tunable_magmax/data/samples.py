@@ -25,7 +25,6 @@ class Unreadable:
 class Samples:
     """`size` inputs of one kind; `labels` (one index into `classes` for each) is None where there are none.
 
-    `domains`: the name of each sample's domain, where the data has domains.
     `load` takes ascending positions and yields, for each, a PIL image or a text, or an `Unreadable`.
     """
 
@@ -35,7 +34,6 @@ class Samples:
     load: Callable[[Sequence[int]], Iterator[Any]]
     classes: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
-    domains: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -47,13 +45,13 @@ class Samples:
         def load(wanted: Sequence[int]) -> Iterator[Any]:
             return self.load([kept[position] for position in wanted])
 
-        return replace(
-            self,
-            size=len(kept),
-            load=load,
-            labels=None if self.labels is None else tuple(self.labels[position] for position in kept),
-            domains=None if self.domains is None else tuple(self.domains[position] for position in kept),
-        )
+        labels = None if self.labels is None else tuple(self.labels[position] for position in kept)
+        return Samples(self.origin, self.kind, len(kept), load, self.classes, labels)
+
+    def labelled(self, names: Sequence[str]) -> Samples:
+        """Returns the same inputs with a class name for each; classes are in sorted order, numbers by value."""
+        classes, labels = indexed(names)
+        return replace(self, classes=classes, labels=labels)
 
     def positions_of(self, wanted: Sequence[str] | None) -> list[int]:
         """Returns the positions of the samples of some classes (names or indices); of all samples if None."""
@@ -94,6 +92,16 @@ class Samples:
                 where, inputs = [], []
         if inputs:
             yield where, inputs
+
+
+def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None = None) -> Samples:
+    """Makes `Samples` of texts, and of a class name for each if there are labels."""
+
+    def load(positions: Sequence[int]) -> Iterator[str]:
+        return (texts[position] for position in positions)
+
+    samples = Samples(origin, "text", len(texts), load)
+    return samples if labels is None else samples.labelled(labels)
 
 
 def is_index(label: str) -> bool:

@@ -1,22 +1,29 @@
-"""Opens samples and labels of any format."""
+"""Opens samples and labels of any format, and finds the splits that a folder or file holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tunable_magmax.data.given import GivenSamples
+from tunable_magmax.data.class_names import with_names
 from tunable_magmax.data.images import open_image_folder
+from tunable_magmax.data.memory import MemorySamples, as_labelled
 from tunable_magmax.data.samples import Samples
-from tunable_magmax.data.tables import DATA_SUFFIXES, open_table, read_labels
-from tunable_magmax.errors import InputError
+from tunable_magmax.data.tables import DATA_SUFFIXES, Table, json_splits, read_table
+from tunable_magmax.errors import InputError, closest, some_of
+
+TRAIN = "train"
+TEST_NAMES = ("test", "val", "validation")
+"""What the test samples may be called; the first that is there is used."""
 
 
 def open_samples(
-    path: str | Path | GivenSamples,
+    path: str | Path | MemorySamples,
     split: str | None = None,
     text_column: str | None = None,
     label_column: str | None = None,
-    domain_column: str | None = None,
 ) -> Samples:
     """Opens a folder of images or of class folders, a table of texts, or parquet (a file, or a folder of them).
 
@@ -28,29 +35,111 @@ def open_samples(
     >>> samples.kind, samples.classes, samples.labels, list(samples.load([1]))
     ('text', ('greeting', 'parting'), (0, 1), ['bye'])
     """
-    if isinstance(path, GivenSamples):
+    if isinstance(path, MemorySamples):
         return path
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
-    if path.is_dir():
-        if split is not None and (path / split).is_dir():
-            path = path / split
-        if not any(path.glob("*.parquet")):
-            return open_image_folder(path)
-    elif path.suffix.lower() not in DATA_SUFFIXES:
-        known = ", ".join(sorted(DATA_SUFFIXES))
-        raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
-    return open_table(path, split, text_column, label_column, domain_column)
+    opened = _open(Path(path), split)
+    return opened.samples(text_column, label_column) if isinstance(opened, Table) else opened
 
 
 def open_labels(
-    path: str | Path | GivenSamples, split: str | None = None, label_column: str | None = None
+    path: str | Path | MemorySamples, split: str | None = None, label_column: str | None = None
 ) -> list[str]:
     """Reads labels, names or numbers as the file holds them: of a table, or of class folders."""
-    if not isinstance(path, GivenSamples) and not Path(path).is_dir():
-        return read_labels(Path(path), split, label_column)
-    samples = open_samples(path, split, None, label_column)
-    if samples.labels is None:
+    opened = path if isinstance(path, MemorySamples) else _open(Path(path), split)
+    if isinstance(opened, Table):
+        labels = opened.labels(label_column)
+        column = opened.columns[0]
+        if len(opened.columns) == 1 and column in labels and Path(opened.origin).suffix.lower() in (".csv", ".tsv"):
+            raise InputError(
+                f"{path}: its first line is {column!r}, which is a label as well; the first line of a table names its "
+                "columns: put 'label' above it"
+            )
+        return labels
+    if opened.labels is None:
         raise InputError(f"{path} holds inputs without labels; --inputs takes them")
-    return [samples.classes[label] for label in samples.labels]
+    return [opened.classes[label] for label in opened.labels]
+
+
+def open_labelled(data: Any, names: Mapping[int, str], processor: Any = None) -> Samples:
+    """Opens labelled samples as training loops have them: a path, or what `as_labelled` takes.
+
+    `names`: the classes that numbers stand for. `processor`: what made the tokens or pixel values of the data.
+    """
+    if isinstance(data, Samples):
+        return data
+    source = as_labelled(data, names, processor)
+    if isinstance(source, MemorySamples):
+        return source
+    samples = open_samples(source)
+    if samples.labels is None:
+        raise InputError(f"{source} holds no labels: add a column 'label', or put images into class folders")
+    return with_names(samples, [*names.values()]) if names else samples
+
+
+def find_splits(path: Path) -> dict[str, list[Path]]:
+    """Returns the files or folders of each split that a place holds; none if it is one whole.
+
+    A folder has the splits that its parquet files and its tables called train, test, ... begin with, or the folders
+    train and test; a JSON file those of its object. Files are in sorted order.
+    """
+    if path.is_file():
+        return {name: [path] for name in (json_splits(path) if path.suffix.lower() == ".json" else ())}
+    found: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()):
+        name, suffix = file.name.split(".")[0].split("-")[0], file.suffix.lower()
+        is_table = suffix in DATA_SUFFIXES and suffix != ".txt" and name in (TRAIN, *TEST_NAMES)
+        if suffix == ".parquet" or is_table:
+            found.setdefault(name, []).append(file)
+    folders = {name: [path / name] for name in (TRAIN, *TEST_NAMES) if (path / name).is_dir()}
+    # Beside other folders, a class may be called train.
+    return found or (folders if TRAIN in folders and len(folders) > 1 else {})
+
+
+def _open(path: Path, split: str | None) -> Table | Samples:
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a folder of images, a table of texts or a parquet file")
+    if path.is_file() and path.suffix.lower() not in DATA_SUFFIXES:
+        known = ", ".join(sorted(DATA_SUFFIXES))
+        raise InputError(f"{path}: unknown kind of data; expected a folder of images or one of {known}")
+    splits = find_splits(path)
+    if split is None and len(splits) == 1:
+        split = next(iter(splits))
+    if split is None and splits:
+        raise InputError(f"{path} holds several splits ({', '.join(splits)}): choose one with --split")
+    if split is not None and split not in splits:
+        held = f"it has {some_of(splits)}" if splits else "it has none; leave --split out"
+        raise InputError(f"{path}: no split {split!r}{closest(split, list(splits))}: {held}")
+    files = [path] if split is None else splits[split]
+    if files[0].is_dir():
+        return open_image_folder(files[0])
+    if len(files) > 1 and files[0].suffix.lower() != ".parquet":
+        raise InputError(f"{path}: which one, {' or '.join(file.name for file in files)}? Keep one")
+    json_split = split if path.is_file() else None
+    return read_table(files, str(path) if split is None else f"{path} ({split})", json_split)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and test samples of a data set; `facts` says how they were split.
+
+    `drawn`: which of all samples are for testing, where a seed decided.
+    """
+
+    train: Samples
+    test: Samples
+    facts: dict[str, Any]
+    drawn: tuple[int, ...] = ()
+
+
+def open_split(path: Path, read: Callable[[str], Samples]) -> Split | None:
+    """Reads the training and the test samples that a place holds, by the names of the splits; None if it has none."""
+    splits = find_splits(path)
+    test = next((name for name in TEST_NAMES if name in splits), None)
+    if TRAIN in splits and test is not None:
+        return Split(read(TRAIN), read(test), {"split": "as found", "files": [TRAIN, test]})
+    if path.is_dir() and [item.name for item in path.iterdir() if item.is_dir()] == [TRAIN]:
+        raise InputError(
+            f"{path} has train/, but neither {'/ nor '.join(TEST_NAMES)}/; add one, or give {path / TRAIN} as 'data' "
+            "to have test_share of it drawn for testing"
+        )
+    return None

@@ -1,374 +1,268 @@
-"""Reads tables of samples: CSV, JSON, lines of text, and parquet of texts or images; decides what their columns are."""
+"""Reads tables of samples: CSV, JSON, lines of text, and parquet of texts or pictures."""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import re
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
 
+from tunable_magmax.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, find_column, require_column, shown
 from tunable_magmax.data.images import in_order, read_picture, threads_for
-from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
-from tunable_magmax.errors import InputError, closest, shortened, some_of
+from tunable_magmax.data.samples import Samples, Unreadable, text_samples
+from tunable_magmax.errors import InputError, shortened
 from tunable_magmax.files import load_json, parse_json
 
-TEXT_COLUMNS = ("text", "sentence", "utterance", "query", "input", "content")
-LABEL_COLUMNS = ("label", "class", "intent", "category", "target", "fine_label", "label_text")
 DELIMITERS = {".csv": ",;\t", ".tsv": "\t"}
 TABLE_SUFFIXES = frozenset({".txt", ".csv", ".tsv", ".jsonl", ".ndjson"})
 """Tables that are text files, one sample a line."""
 DATA_SUFFIXES = TABLE_SUFFIXES | {".parquet", ".json"}
+NEEDS_PYARROW = 'tables need pyarrow: pip install "tunable-magmax[train]"'
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """`width` columns of one or several files, read when they are asked for.
+    """Columns of one or several files, read when they are asked for.
 
-    `columns`: those that may hold labels or domains, `texts` and `images`: those that may hold inputs.
-    `cells` reads a whole column; `load`, of parquet, inputs by their positions. `names`: class names by column.
+    `columns`: those that may hold labels, `texts` and `pictures`: those that may hold inputs. `cells` reads a whole
+    column; `load`, of parquet, inputs by their positions. `names`: the class names behind a column's numbers.
     """
 
-    path: Path
+    origin: str
     size: int
-    width: int
     columns: tuple[str, ...]
     texts: tuple[str, ...]
     cells: Callable[[str], list[Any]]
-    images: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
     load: Callable[[str], Callable[[Sequence[int]], Iterator[Any]]] | None = None
-    names: Mapping[str, list[Any]] = field(default_factory=dict)
+    names: Mapping[str, list[str]] = field(default_factory=dict)
 
-    def find(self, asked: str | None, usual: Sequence[str], option: str, among: Sequence[str]) -> str | None:
-        """Returns the column that was asked for by an option, else the first that is called as usual, or None."""
-        if asked is not None and asked not in among:
-            raise InputError(
-                f"{self.path}: {option} is {asked!r}{closest(asked, among)}, found {_shown(among) or 'no such column'}"
-            )
-        known = {name.strip().lower(): name for name in reversed(among)}
-        return asked or next((known[name] for name in usual if name in known), None)
+    @classmethod
+    def of_columns(cls, origin: str, columns: Mapping[str, list[Any]]) -> Table:
+        """Makes a table of columns in memory."""
+        size = max(map(len, columns.values()), default=0)
+        return cls(origin, size, tuple(columns), tuple(columns), columns.__getitem__)
 
-    def label(self, asked: str | None, among: Sequence[str], needed: bool = False) -> str | None:
-        """Returns the column of labels; without a usual name, the only one with class names or, if needed, at all."""
-        usual = self.find(asked, LABEL_COLUMNS, "--label-column", among)
-        rest = [name for name in among if name in self.names] or (among if self.width == 1 and needed else [])
-        if usual is not None or not (rest or needed):
-            return usual
-        if len(rest) != 1:
-            raise InputError(
-                f"{self.path}: which column holds the labels? Give {_option('--label-column')}, one of "
-                f"{_shown(among) or '(none fits)'}"
-            )
-        return rest[0]
+    def samples(self, text_column: str | None, label_column: str | None) -> Samples:
+        """Returns the inputs, with labels if there is a column of them."""
+        if self.pictures and text_column is None:
+            column = self.pictures[0]
+        elif text_column is not None:
+            column = require_column(self.texts, text_column, "--text-column", self.origin)
+        else:
+            column = find_column(self.texts, TEXT_COLUMNS) or self._only_text()
+        if self.load is None:
+            samples = text_samples(self.origin, self.strings(column))
+        else:
+            kind = "image" if column in self.pictures else "text"
+            samples = Samples(self.origin, kind, self.size, self.load(column))  # type: ignore[arg-type]
+        label = self.label_column(label_column, [name for name in self.columns if name != column])
+        return samples if label is None else self._labelled(samples, label)
 
-    def categories(self, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Returns the class names of a column in order, and each row's index among them."""
-        values, names = self.cells(column), self.names.get(column)
-        if names is None:
-            # Each name is looked at once: labels are many, and classes few.
-            texts = {value: str(value).strip() for value in self._checked(column, values)}
-            classes, _ = indexed(sorted(set(texts.values())))
-            order = {name: k for k, name in enumerate(classes)}
-            place = {value: order[text] for value, text in texts.items()}
-            return classes, tuple(map(place.__getitem__, values))
-        if outside := set(values) - set(range(len(names))):
-            first = next(k for k, value in enumerate(values) if value in outside)
-            raise InputError(
-                f"{self.path}: sample {first + 1} has {values[first]!r} as {column!r}, expected 0 to {len(names) - 1}: "
-                f"there are {len(names)} class names"
-            )
-        return tuple(map(str, names)), tuple(values)
+    def labels(self, label_column: str | None) -> list[str]:
+        """Returns the labels: those of the label column, or of the only column."""
+        column = self.label_column(label_column, self.columns)
+        if column is None and self.pictures:
+            raise InputError(f"{self.origin} holds inputs without labels; --inputs takes them")
+        if column is None and len(self.columns) != 1:
+            raise InputError(f"{self.origin}: which column holds the labels? Name one of {shown(self.columns)}")
+        labelled = self._labelled(text_samples(self.origin, [""] * self.size), column or self.columns[0])
+        assert labelled.labels is not None
+        return [labelled.classes[label] for label in labelled.labels]
+
+    def label_column(self, asked: str | None, among: Sequence[str]) -> str | None:
+        """Returns the column that is asked for, else that with a usual name, else the only one with class names."""
+        if asked is not None:
+            return require_column(among, asked, "--label-column", self.origin)
+        named = [name for name in among if name in self.names]
+        return find_column(among, LABEL_COLUMNS) or (named[0] if len(named) == 1 else None)
 
     def strings(self, column: str) -> list[str]:
-        """Returns a column as texts."""
+        """Returns a column as texts; a cell that is neither a text nor a whole number, or is empty, is refused."""
         values = self.cells(column)
-        return values if all(type(value) is str for value in self._checked(column, values)) else list(map(str, values))
+        for k, value in enumerate(values):
+            if type(value) not in (str, int) or not str(value).strip():
+                raise InputError(
+                    f"{self.origin}: sample {k + 1} has no {column!r} (found {shortened(repr(value))}, expected a text "
+                    "or a whole number); every row needs one"
+                )
+        return list(map(str, values))
 
-    def _checked(self, column: str, values: Sequence[Any]) -> set[Any]:
-        """Returns the different values; refuses what is empty or neither a text nor a whole number."""
-        if set(map(type, values)) <= {str, int}:
-            different = set(values)
-            if all(str(value).strip() for value in different):
-                return different
-        wrong = (k for k, value in enumerate(values) if type(value) not in (str, int) or not str(value).strip())
-        k = next(wrong)
+    def _labelled(self, samples: Samples, column: str) -> Samples:
+        names = self.names.get(column)
+        if names is None:
+            return samples.labelled([text.strip() for text in self.strings(column)])
+        values = self.cells(column)
+        wrong = next((k for k, value in enumerate(values) if value not in range(len(names))), None)
+        if wrong is not None:
+            raise InputError(
+                f"{self.origin}: sample {wrong + 1} has {values[wrong]!r} as {column!r}, expected 0 to "
+                f"{len(names) - 1}: there are {len(names)} class names"
+            )
+        return Samples(samples.origin, samples.kind, samples.size, samples.load, tuple(names), tuple(values))
+
+    def _only_text(self) -> str:
+        if self.load is not None and len(self.texts) == 1:
+            return self.texts[0]
         raise InputError(
-            f"{self.path}: sample {k + 1} has no {column!r} (found {shortened(repr(values[k]))}, expected a text or a "
-            "whole number); every row needs one"
+            f"{self.origin}: no column of texts among {shown(self.texts) or 'its columns'}: call it 'text' in the "
+            "first line, or name it with --text-column (in run.yaml: text_column)"
         )
 
 
-def open_table(
-    path: Path,
-    split: str | None = None,
-    text_column: str | None = None,
-    label_column: str | None = None,
-    domain_column: str | None = None,
-) -> Samples:
-    """Opens a table of inputs, with labels where it has a column of them, and domains where their column is named."""
-    table = read_table(path, split)
-    kind: Kind = "image" if table.images and text_column is None else "text"
-    if kind == "image":
-        inputs = table.images[0]
-    else:
-        inputs = table.find(text_column, TEXT_COLUMNS, "--text-column", table.texts) or _only_text(table)
-    others = [name for name in table.columns if name != inputs]
-    label = table.label(label_column, others)
-    domain = table.find(domain_column, (), "--domain-column", others)
-    if table.load is None:
-        samples = text_samples(_origin(path, split), table.strings(inputs), None)
-    else:
-        samples = Samples(str(path), kind, table.size, table.load(inputs))
-    if label is not None:
-        classes, labels = table.categories(label)
-        samples = replace(samples, classes=classes, labels=labels)
-    if domain is not None:
-        names, indices = table.categories(domain)
-        samples = replace(samples, domains=tuple(names[index] for index in indices))
-    return samples
-
-
-def read_labels(path: Path, split: str | None = None, label_column: str | None = None) -> list[str]:
-    """Reads the labels of a table: its label column, or its only one. Plain text: one label a line."""
-    table = read_table(path, split)
-    if table.images and table.label(label_column, table.columns) is None:
-        raise InputError(f"{path} holds inputs without labels; --inputs takes them")
-    column = table.label(label_column, table.columns, needed=True)
-    assert column is not None
-    classes, indices = table.categories(column)
-    if column in classes and label_column is None and path.suffix.lower() in DELIMITERS:
-        raise InputError(
-            f"{path}: its first line is {column!r}, which is a label as well; the first line of a table names its "
-            "columns: put 'label' above it"
-        )
-    return [classes[index] for index in indices]
-
-
-def text_samples(origin: str, texts: Sequence[str], labels: Sequence[str] | None) -> Samples:
-    """Makes `Samples` of texts and their labels; classes in sorted order, numbers by value."""
-
-    def load(positions: Sequence[int]) -> Iterator[str]:
-        return (texts[position] for position in positions)
-
-    classes, indices = ((), None) if labels is None else indexed(labels)
-    return Samples(origin, "text", len(texts), load, classes, indices)
-
-
-def read_table(path: Path, split: str | None = None) -> Table:
-    """Reads a table of any format, or the parquet files of a folder; of parquet only what is asked for."""
-    suffix = path.suffix.lower()
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if path.is_dir() or suffix == ".parquet":
-        table = _parquet(path, split)
+def read_table(files: Sequence[Path], origin: str, split: str | None = None) -> Table:
+    """Reads a table; several parquet files are one table. `split`: of a JSON file with splits."""
+    suffix = files[0].suffix.lower()
+    if suffix == ".parquet":
+        table = _parquet(files, origin)
     elif suffix == ".json":
-        table = _json(path, split)
-    elif suffix in TABLE_SUFFIXES:
-        table = _text_file(path, suffix)
+        table = _json(files[0], origin, split)
+    elif suffix in DELIMITERS:
+        table = Table.of_columns(origin, _delimited(files[0], DELIMITERS[suffix]))
     else:
-        raise InputError(f"{path}: expected one of {', '.join(sorted(DATA_SUFFIXES))}")
+        table = _lines(files[0], origin, suffix)
     if not table.size:
-        raise InputError(f"{path}: holds no samples; give at least one")
+        raise InputError(f"{origin}: holds no samples; give at least one")
     return table
-
-
-def _origin(path: Path, split: str | None) -> str:
-    return f"{path} ({split or 'train'})" if has_splits(path) else str(path)
-
-
-def _only_text(table: Table) -> str:
-    if table.load is not None and len(table.texts) == 1:
-        return table.texts[0]
-    where = " in its first line" if table.path.suffix.lower() in DELIMITERS else ""
-    raise InputError(
-        f"{table.path}: no column of texts among {_shown(table.texts) or 'its columns'}{where}: call it 'text', or "
-        f"give {_option('--text-column')}"
-    )
-
-
-def _option(option: str) -> str:
-    return f"{option} (in run.yaml: {option[2:].replace('-', '_')})"
-
-
-def _shown(columns: Sequence[str]) -> str:
-    return some_of(columns, 10, show=lambda name: shortened(repr(name)))
 
 
 # -- text files -------------------------------------------------------------------------------------------------------
 
 
-def _text_file(path: Path, suffix: str) -> Table:
+def _delimited(path: Path, delimiters: str) -> dict[str, list[Any]]:
+    """Reads delimited lines; the first of the delimiters that the first line holds is that of all lines."""
+    try:
+        import pyarrow
+        from pyarrow import csv
+    except ImportError:
+        raise InputError(NEEDS_PYARROW) from None
+    try:
+        with path.open("rb") as file:
+            first = file.readline().decode(errors="replace")
+        delimiter = next((each for each in delimiters if each in first), delimiters[0])
+        options = {
+            # A cell may be as long as the file.
+            "read_options": csv.ReadOptions(block_size=max(1, path.stat().st_size)),
+            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        }
+        names = csv.open_csv(path, **options).schema.names
+        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False)
+        table = csv.read_csv(path, convert_options=texts, **options)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise InputError(
+            f"{path}: not a table in UTF-8 with a line of column names ({shortened(str(error), 200)}); a cell that "
+            'holds the delimiter needs quotes: "..."'
+        ) from None
+    names = [name.strip() for name in names]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise InputError(f"{path}: several columns are called {shown(sorted(repeated))}; give them other names")
+    return dict(zip(names, (column.to_pylist() for column in table.columns), strict=True))
+
+
+def _lines(path: Path, origin: str, suffix: str) -> Table:
+    """Reads a text a line, or a JSON object a line."""
     try:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from None
-    if suffix in DELIMITERS:
-        return _rows(path, *_delimited(path, content, DELIMITERS[suffix]))
     # Not splitlines: a text may hold characters that Python takes for the end of a line, such as U+2028.
-    lines = ((k, line.strip()) for k, line in enumerate(content.split("\n"), 1) if line.strip())
+    lines = [(k, line.strip()) for k, line in enumerate(content.split("\n"), 1) if line.strip()]
     if suffix == ".txt":
-        return _rows(path, ["text"], [[line] for _, line in lines])
-    return _objects(path, "line", ((k, _parsed(path, k, line)) for k, line in lines))
-
-
-def _rows(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """Makes a table of rows, which may be shorter than the columns."""
-
-    def cells(column: str) -> list[Any]:
-        k = columns.index(column)
-        return [row[k] if k < len(row) else None for row in rows]
-
-    return Table(path, len(rows), len(columns), tuple(columns), tuple(columns), cells)
-
-
-def _objects(path: Path, what: str, numbered: Iterable[tuple[int, Any]]) -> Table:
-    """Makes a table of JSON objects; `what`, a line or an item, and its number are for errors."""
+        return Table.of_columns(origin, {"text": [line for _, line in lines]})
     rows = []
-    for k, row in numbered:
+    for k, line in lines:
+        try:
+            rows.append((f"line {k}", parse_json(line)))
+        except ValueError as error:
+            raise InputError(f"{path}: line {k} is not JSON ({error})") from None
+    return _objects(origin, rows)
+
+
+def _objects(origin: str, rows: Sequence[tuple[str, Any]]) -> Table:
+    """Makes a table of JSON objects; an error says where one is none."""
+    for where, row in rows:
         if not isinstance(row, dict):
-            raise InputError(f"{path}: {what} {k} is not a JSON object with columns such as 'text' and 'label'")
-        rows.append(row)
-    columns = tuple(dict.fromkeys(chain.from_iterable(rows)))
-    return Table(path, len(rows), len(columns), columns, columns, lambda column: [row.get(column) for row in rows])
+            raise InputError(f"{origin}: {where} is not a JSON object with columns such as 'text' and 'label'")
+    columns = dict.fromkeys(chain.from_iterable(row for _, row in rows))
+    return Table.of_columns(origin, {name: [row.get(name) for _, row in rows] for name in columns})
 
 
-def _parsed(path: Path, number: int, line: str) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise InputError(f"{path}: line {number} is not JSON ({error})") from None
-
-
-def _delimited(path: Path, content: str, delimiters: str) -> tuple[list[str], list[list[str]]]:
-    """Reads delimited lines; the first of the delimiters that the first line holds is that of all lines."""
-    first = content.partition("\n")[0]
-    delimiter = next((each for each in delimiters if each in first), delimiters[0])
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-    usual = csv.field_size_limit(max(len(content), csv.field_size_limit()))
-    try:
-        columns = [name.strip() for name in next(reader, [])]
-        if repeated := {name for name in columns if name and columns.count(name) > 1}:
-            raise InputError(f"{path}: several columns are called {_shown(sorted(repeated))}; give them other names")
-        rows = []
-        for cells in reader:
-            while len(cells) > len(columns) and not cells[-1].strip():
-                cells.pop()  # a delimiter at the end
-            if len(cells) > len(columns):
-                raise InputError(
-                    f"{path}: line {reader.line_num} has {len(cells)} cells, and the first line names {len(columns)} "
-                    f'columns; a cell that holds {delimiter!r} needs quotes: "..."'
-                )
-            if cells:
-                rows.append(cells)
-        return columns, rows
-    except csv.Error as error:
-        raise InputError(f"{path}: not a table, line {reader.line_num} ({error})") from None
-    finally:
-        csv.field_size_limit(usual)
-
-
-def has_splits(path: Path) -> bool:
-    """Whether a file is JSON with an object of splits, not with a list of samples."""
-    if path.suffix.lower() != ".json":
-        return False
-    with path.open("rb") as file:
-        return not file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def _json(path: Path, split: str | None) -> Table:
-    """Reads a list of objects, or splits of [text, label] pairs as CLINC150 has them (by default `train`)."""
+def json_splits(path: Path) -> dict[str, list[Any]]:
+    """Returns the lists of a JSON object by name, such as CLINC150's; none if the file holds one list."""
     try:
         content = load_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from None
     if isinstance(content, list):
-        if split is not None:
-            raise InputError(f"{path}: a JSON list has no splits, but {split!r} was asked for; leave --split out")
-        return _objects(path, "item", enumerate(content, 1))
-    if not isinstance(content, dict) or not all(isinstance(pairs, list) for pairs in content.values()):
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(rows, list) for rows in content.values()):
         raise InputError(
             f"{path}: expected a JSON list of objects, or a JSON object from splits to lists of [text, label] pairs"
         )
-    chosen = split or "train"
-    if chosen not in content:
-        raise InputError(f"{path}: no split {chosen!r}{closest(chosen, list(content))}, found {', '.join(content)}")
-    for k, pair in enumerate(content[chosen], 1):
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise InputError(f"{path}: sample {k} of {chosen!r} is {shortened(repr(pair))}, expected [text, label]")
-    return _rows(path, ("text", "label"), content[chosen])
+    return content
+
+
+def _json(path: Path, origin: str, split: str | None) -> Table:
+    """Reads a list of objects, or of [text, label] pairs in a split."""
+    if split is None:
+        return _objects(origin, [(f"item {k}", row) for k, row in enumerate(load_json(path), 1)])
+    rows = json_splits(path)[split]
+    for k, row in enumerate(rows, 1):
+        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(part, str) and part for part in row):
+            raise InputError(f"{origin}: sample {k} is {shortened(repr(row))}, expected [text, label]")
+    return Table.of_columns(origin, {"text": [row[0] for row in rows], "label": [row[1] for row in rows]})
 
 
 # -- parquet ----------------------------------------------------------------------------------------------------------
 
 _STRING = r"(large_)?string(_view)?"
 _STRINGS = rf"{_STRING}|dictionary<values={_STRING},.*"
+_PICTURES = r"(large_)?binary|struct<bytes: binary.*"
 KEPT_BYTES = 1 << 30
 """Files of at most so many bytes, uncompressed, are read once and kept: 20 tasks ask 20 times for parts of them."""
-BATCH_ROWS = 512
 
 
-def _parquet(path: Path, split: str | None) -> Table:
-    """Opens one file, or those of a folder whose names start with `split`, in sorted order."""
-    files = _files(path, split)
-    opened = _opened(files)
-    schema = opened[0].schema_arrow
-    features = _features(schema)
-    types = {name: str(schema.field(name).type) for name in schema.names}
-    images = tuple(name for name in types if _is_image(types[name], features.get(name)))
-
-    def cells(column: str) -> list[Any]:
-        with _damage(path):
-            return list(chain.from_iterable(file.read(columns=[column]).column(column).to_pylist() for file in opened))
-
-    def load(column: str) -> Callable[[Sequence[int]], Iterator[Any]]:
-        return _Column(opened, [file.name for file in files], column).load
-
-    return Table(
-        path,
-        sum(file.metadata.num_rows for file in opened),
-        len(types),
-        tuple(name for name in types if re.fullmatch(rf"u?int\d+|{_STRINGS}", types[name])),
-        tuple(name for name in types if re.fullmatch(_STRINGS, types[name])),
-        cells,
-        images,
-        load,
-        {name: feature["names"] for name, feature in features.items() if isinstance(feature.get("names"), list)},
-    )
-
-
-def _files(path: Path, split: str | None) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(path.glob("*.parquet"))
-    chosen = [file for file in files if split is None or file.name.startswith(split)]
-    if not chosen:
-        raise InputError(f"{path}: no parquet file starts with {split!r}; found {', '.join(f.name for f in files)}")
-    splits = sorted({file.name.split("-")[0] for file in chosen})
-    if split is None and len(splits) > 1:
-        raise InputError(f"{path} holds several splits ({', '.join(splits)}): choose one with --split")
-    return chosen
-
-
-def _opened(files: Sequence[Path]) -> list[Any]:
-    """Opens files, which must have the same columns."""
+def _parquet(files: Sequence[Path], origin: str) -> Table:
+    """Opens parquet files, which must have the same columns."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise InputError('parquet files need pyarrow: pip install "tunable-magmax[train]"') from None
+        raise InputError(NEEDS_PYARROW) from None
     opened = []
     for file in files:
         with _damage(file):
             opened.append(ParquetFile(file))
-        names = opened[-1].schema_arrow.names
-        if names != opened[0].schema_arrow.names:
-            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(names)}")
-    return opened
+        if opened[-1].schema_arrow.names != opened[0].schema_arrow.names:
+            raise InputError(f"{file} has other columns than {files[0]}: {', '.join(opened[-1].schema_arrow.names)}")
+    schema = opened[0].schema_arrow
+    types = {name: str(schema.field(name).type) for name in schema.names}
+
+    def cells(column: str) -> list[Any]:
+        with _damage(origin):
+            return list(chain.from_iterable(file.read(columns=[column]).column(column).to_pylist() for file in opened))
+
+    def load(column: str) -> Callable[[Sequence[int]], Iterator[Any]]:
+        # Of {bytes, path} only the bytes are read.
+        part = f"{column}.bytes" if types[column].startswith("struct") else column
+        return _Column([(file, path.name) for file, path in zip(opened, files, strict=True)], part).load
+
+    return Table(
+        origin,
+        sum(file.metadata.num_rows for file in opened),
+        tuple(name for name, kind in types.items() if re.fullmatch(rf"u?int\d+|{_STRINGS}", kind)),
+        tuple(name for name, kind in types.items() if re.fullmatch(_STRINGS, kind)),
+        cells,
+        tuple(name for name, kind in types.items() if re.fullmatch(_PICTURES, kind)),
+        load,
+        _class_names(schema),
+    )
 
 
 @contextmanager
@@ -382,73 +276,49 @@ def _damage(path: Path | str) -> Iterator[None]:
         raise InputError(f"{path}: not a readable parquet file ({error})") from None
 
 
-def _features(schema: Any) -> dict[str, Any]:
-    """Returns what the Hugging Face metadata says of each column."""
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Returns the class names of columns, which the Hugging Face metadata have."""
     try:
-        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
-    except (KeyError, ValueError, TypeError, AttributeError):
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        named = {name: feature.get("names") for name, feature in features.items()}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _is_image(kind: str, feature: dict[str, Any] | None) -> bool:
-    if feature is not None and feature.get("_type") == "Image":
-        return True
-    return kind in ("binary", "large_binary") or kind.startswith("struct<bytes: binary")
+    return {name: list(map(str, names)) for name, names in named.items() if isinstance(names, list)}
 
 
 class _Column:
-    """Images or texts in one column of several open parquet files."""
+    """Reads pictures or texts in one column of several parquet files, a row group at a time."""
 
-    def __init__(self, opened: Sequence[Any], names: Sequence[str], column: str) -> None:
-        held = opened[0].schema_arrow.field(column).type
-        # Of {bytes, path} only the bytes are read.
-        self._columns = [f"{column}.bytes" if str(held).startswith("struct") else column]
-        self._groups = [
-            (file, name, g) for file, name in zip(opened, names, strict=True) for g in range(file.num_row_groups)
-        ]
+    def __init__(self, files: Sequence[tuple[Any, str]], column: str) -> None:
+        self._column = column
+        self._groups = [(file, name, g) for file, name in files for g in range(file.num_row_groups)]
         about = [file.metadata.row_group(g) for file, _, g in self._groups]
         self._starts = list(accumulate((group.num_rows for group in about), initial=0))
-        self._bytes = sum(group.total_byte_size for group in about)
-        self._kept: dict[int, list[Any]] = {}
+        size = sum(group.total_byte_size for group in about)
+        self._threads = threads_for(size / max(1, self._starts[-1]))
+        self._values = lru_cache(None if size <= KEPT_BYTES else 1)(self._read)
 
     def load(self, positions: Sequence[int]) -> Iterator[Any]:
         """Yields the inputs at ascending positions; no other is decoded."""
-        threads = threads_for(self._bytes / max(1, self._starts[-1]))
-        return in_order(lambda pair: _input(*pair), self._encoded(positions), threads)
+        return in_order(lambda pair: _decoded(*pair), self._encoded(positions), self._threads)
 
-    def _encoded(self, positions: Sequence[int]) -> Iterator[tuple[Any, str]]:
+    def _encoded(self, positions: Iterable[int]) -> Iterator[tuple[Any, str]]:
         for number, group in groupby(positions, lambda position: bisect_right(self._starts, position) - 1):
-            start, waiting, name = self._starts[number], deque(group), self._groups[number][1]
-            for values in self._batches(number):
-                while waiting and waiting[0] < start + len(values):
-                    position = waiting.popleft()
-                    yield values[position - start].as_py(), f"{name}, row {position}"
-                if not waiting:
-                    break
-                start += len(values)
+            values, name = self._values(number), self._groups[number][1]
+            for position in group:
+                yield values[position - self._starts[number]].as_py(), f"{name}, row {position}"
 
-    def _batches(self, number: int) -> Iterable[Any]:
+    def _read(self, number: int) -> Any:
+        import pyarrow
+
         file, name, group = self._groups[number]
         with _damage(name):
-            if self._bytes > KEPT_BYTES:  # a few rows at a time, and nothing is left behind
-                yield from map(_values, file.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._columns))
-                return
-            if number not in self._kept:
-                self._kept[number] = [_values(file.read_row_group(group, columns=self._columns))]
-        yield from self._kept[number]
+            values = file.read_row_group(group, columns=[self._column]).column(0).combine_chunks()
+        # Flattening carries the structs' own nulls over to the field.
+        return values.flatten()[0] if pyarrow.types.is_struct(values.type) else values
 
 
-def _values(table: Any) -> Any:
-    """Returns the only column of a table or batch; of a column of structs, its only field."""
-    import pyarrow
-
-    values = table.column(0)
-    # Flattening carries the structs' own nulls over to the field.
-    return values.flatten()[0] if pyarrow.types.is_struct(values.type) else values
-
-
-def _input(value: Any, name: str) -> Any:
+def _decoded(value: Any, name: str) -> Any:
     if isinstance(value, bytes):
         return read_picture(value, name)
     return value if isinstance(value, str) else Unreadable(name, "empty")

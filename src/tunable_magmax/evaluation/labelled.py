@@ -113,8 +113,8 @@ def label_samples(
     """Labels all samples, or those at `positions`, in the head's `classes`.
 
     Samples with unknown labels are left out with a warning. They are an error if they are more than half, among
-    `positions`, and with `strict`. `tasks`: the class names of each. Where tasks share classes, a sample's task is its
-    domain, if the samples have domains that are named as the tasks are; else the tasks are left out.
+    `positions`, and with `strict`. `tasks`: the class names of each. Where tasks share classes, the tasks
+    are left out.
     """
     known, unknown = known_labels(samples, classes)
     wanted = range(len(samples)) if positions is None else sorted(positions)
@@ -132,13 +132,7 @@ def label_samples(
     groups = task_indices(tasks or {}, classes)
     targets = np.array([known[position] for position in wanted], dtype=np.int64)
     home = task_of_class(list(groups.values()), len(classes))
-    owner: Ints | None = None
-    domains = samples.domains
-    if home is None and domains is not None and set(domains) <= set(groups):
-        order = {name: t for t, name in enumerate(groups)}
-        owner = np.array([order[domains[position]] for position in wanted], dtype=np.int64)
-    elif home is not None and groups:
-        owner = home[targets]
+    owner: Ints | None = home[targets] if home is not None and groups else None
     return Labelled(samples, tuple(wanted), targets, {} if owner is None else groups, owner, len(lacking))
 
 

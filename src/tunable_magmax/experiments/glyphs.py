@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunable_magmax.data.options import DataOptions, Split
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.lottery import GOLDEN, MASK, MIX_A, MIX_B, lottery_state
@@ -211,12 +210,6 @@ def glyph_samples(classes: int = 40, train: int = 100, test: int = 50, seed: int
             raise InputError(f"glyphs: {name} is {count}, the number of pictures of each class; give 1 or more")
     labels = [[k for k in range(classes) for _ in range(each)] for each in (train, test)]
     return glyph_pictures(labels[0], classes, seed, TRAIN_STREAM), glyph_pictures(labels[1], classes, seed, TEST_STREAM)
-
-
-def open_glyphs(options: DataOptions) -> Split:
-    """Draws the training and test pictures that the options ask for."""
-    train, test = glyph_samples(**options.numbers)
-    return Split(train, test, {"split": "drawn apart"})
 
 
 def glyph_pictures(labels: Sequence[int], classes: int, seed: int, stream: int) -> Samples:

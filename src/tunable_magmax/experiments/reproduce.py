@@ -205,12 +205,9 @@ def look_for_supplies(experiment: Experiment, out: Path, work: Path) -> Supplies
 
 def _missing_data(config: TrainConfig) -> Iterator[str]:
     benchmark = config.benchmark
-    for path, what, key in (
-        (benchmark.data, f"the data of {benchmark.name}", "data"),
-        (benchmark.class_names, "the class names", "class_names"),
-    ):
-        if path is not None and not Path(path).exists():
-            yield _absent(what, Path(path), f"run.benchmark.{key}")
+    data = getattr(benchmark, "data", None)
+    if data is not None and not Path(data).exists():
+        yield _absent(f"the data of {benchmark.name}", Path(data), "run.benchmark.data")
     orders = Path(benchmark.order.file) if isinstance(benchmark.order, FileOrder) else None
     if orders is not None and not orders.exists():
         yield (

@@ -25,7 +25,8 @@ from tunable_magmax.config import (
     refuse,
     set_value,
 )
-from tunable_magmax.data.benchmark import BenchmarkOptions, open_benchmark
+from tunable_magmax.data.benchmark import gather_section, open_benchmark
+from tunable_magmax.data.data_sets import DataSet
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 from tunable_magmax.runs.kept import KEEP
 
@@ -95,7 +96,7 @@ class RunFile:
 
     __pydantic_config__ = STRICT
     model: Text
-    benchmark: dict[str, Any]  # described by data.benchmark.section_type
+    benchmark: dict[str, Any]  # described by data.data_sets
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
     profile: ProfileSection = ProfileSection()
@@ -110,7 +111,7 @@ class TrainConfig:
     """A checked run.yaml. `root`: the directory that its relative paths count from; not part of the record."""
 
     model: str
-    benchmark: BenchmarkOptions
+    benchmark: DataSet
     head: HeadOptions = HeadOptions()
     train: Optimisation = Optimisation()
     profile: ProfileSection = ProfileSection()
@@ -129,7 +130,7 @@ class TrainConfig:
         file = gather(RunFile, sections, problems)
         benchmark = None
         if isinstance(sections, Mapping) and isinstance(sections.get("benchmark"), Mapping):
-            benchmark = BenchmarkOptions.gather(sections["benchmark"], root, problems, "benchmark")
+            benchmark = gather_section(sections["benchmark"], root, problems, "benchmark")
         refuse(problems, where)
         assert file is not None
         assert benchmark is not None
@@ -169,7 +170,6 @@ def _model_here(value: Any) -> Any:
 PATHS: dict[str, Reader] = {
     "model": _model_here,
     "benchmark.data": path_here,
-    "benchmark.class_names": path_here,
     "benchmark.order.file": path_here,
     "head.file": path_here,
 }

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.model_config import ModelConfig, are_generic
+from tunable_magmax.data.memory import class_names_of, first_row
 from tunable_magmax.data.samples import Samples
+from tunable_magmax.data.source import open_labelled
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import locked, write_folder, write_json
 from tunable_magmax.runs.kept import KEEP, write_kept
 from tunable_magmax.runs.profile import ROWS
 from tunable_magmax.runs.run import BASE, Evidence, KeptEntry, Run, is_run
-from tunable_magmax.training.task_data import data_names, first_input, task_samples
 
 TASKS = "tasks"
 VOTES = 200
@@ -175,7 +176,9 @@ def _require_readable(run: Run, data: Any, tool: Any, parts: Any) -> None:
 
     advice = "give the callback other data=, or rows=0 and keep=0 to record no more than the checkpoint"
     try:
-        kind = first_input(_data(data, parts, "train"), tool)
+        used = _data(data, parts, "train")
+        in_memory = not isinstance(used, Samples | str | os.PathLike)
+        kind = open_labelled(first_row(used) if in_memory else used, {}, tool).kind
     except InputError as error:
         raise InputError(f"{error}; {advice}") from None
     files, needed = (IMAGE_FILES, "image processor") if kind == "image" else (VOCABULARIES, "tokenizer")
@@ -267,7 +270,7 @@ def _class_names(task: str, model: Any, data: Any) -> dict[int, str]:
     """
     known = getattr(getattr(model, "config", None), "id2label", None) or {}
     named = {int(key): str(known[key]) for key in sorted(known, key=int)}
-    told = dict(enumerate(data_names(data)))
+    told = dict(enumerate(class_names_of(data)))
     if not named or not are_generic([*named.values()]):
         return named or told
     return {k: told.get(k, f"{task}/{name}") for k, name in named.items()}
@@ -295,8 +298,8 @@ def _record_data(
 
     encoder, base = load_encoder(checkpoint, assets=run.base), load_encoder(run.base, assets=checkpoint)
     tool = encoder.image_processor or encoder.tokenizer
-    held = None if eval_data is None else task_samples(eval_data, names, tool)
-    samples = held if data is None else task_samples(data, names, tool)
+    held = None if eval_data is None else open_labelled(eval_data, names, tool)
+    samples = held if data is None else open_labelled(data, names, tool)
     assert samples is not None
     assert samples.labels is not None
     if _unnamed(names, task) and not set(samples.classes) <= set(names.values()):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 from tunable_magmax.checkpoints.source import holds_adapter
 from tunable_magmax.config import divide
 from tunable_magmax.data.benchmark import Benchmark
-from tunable_magmax.data.given import Given, given_inputs, given_labelled, given_labels
+from tunable_magmax.data.memory import SamplesLike, as_inputs, as_labelled, as_labels
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest, some_of
 from tunable_magmax.files import Progress
@@ -156,9 +156,9 @@ class Run:
     def prefer(
         self,
         *,
-        inputs: Given | None = None,
-        labels: Given | None = None,
-        labelled: Given | None = None,
+        inputs: SamplesLike | None = None,
+        labels: SamplesLike | None = None,
+        labelled: SamplesLike | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
@@ -183,8 +183,10 @@ class Run:
         sources = self._sources(samples, weights=weights, alpha=alpha, equal=equal)
         return prefer(self._run, sources, PreferOptions(**estimation), Reading(**reading), progress=progress)
 
-    def _sources(self, samples: Mapping[str, Given | None], weights: Weights | None, **opinion: Any) -> SiteSources:
-        readers = {"inputs": given_inputs, "labels": given_labels, "labelled": given_labelled}
+    def _sources(
+        self, samples: Mapping[str, SamplesLike | None], weights: Weights | None, **opinion: Any
+    ) -> SiteSources:
+        readers = {"inputs": as_inputs, "labels": as_labels, "labelled": as_labelled}
         read: dict[str, Any] = {name: readers[name](value) for name, value in samples.items() if value is not None}
         return SiteSources(weights=weights, **opinion, **read)
 
@@ -258,9 +260,9 @@ class Run:
         out: Place | None = None,
         *,
         preference: Chosen | None = None,
-        inputs: Given | None = None,
-        labels: Given | None = None,
-        labelled: Given | None = None,
+        inputs: SamplesLike | None = None,
+        labels: SamplesLike | None = None,
+        labelled: SamplesLike | None = None,
         weights: Weights | None = None,
         alpha: float | None = None,
         equal: bool = False,
@@ -404,4 +406,4 @@ class Run:
 
 def _data(data: Any) -> Data:
     """Returns labelled data: what the workflows take, or pairs as samples."""
-    return data if data is None or isinstance(data, Samples | Benchmark) else given_labelled(data)
+    return data if data is None or isinstance(data, Samples | Benchmark) else as_labelled(data)

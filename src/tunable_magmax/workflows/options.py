@@ -18,7 +18,7 @@ from cyclopts import Group, Parameter, Token
 from tunable_magmax.errors import InputError, closest, some_of
 
 if TYPE_CHECKING:
-    from tunable_magmax.data.given import Source
+    from tunable_magmax.data.memory import SampleSource
     from tunable_magmax.data.samples import Samples
 
 Options = TypeVar("Options")
@@ -180,7 +180,7 @@ class Reading:
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}, expected at least 1")
 
-    def open(self, source: Source) -> Samples:
+    def open(self, source: SampleSource) -> Samples:
         """Opens a file, a folder, or samples in memory."""
         from tunable_magmax.data.source import open_samples
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunable_magmax.checkpoints.hub import located
-from tunable_magmax.data.given import WANTED, given_samples, is_one_input
 from tunable_magmax.data.images import IMAGE_SUFFIXES, images_below, open_image_files
-from tunable_magmax.data.samples import Kind, Samples, Unreadable
-from tunable_magmax.data.tables import TABLE_SUFFIXES, text_samples
+from tunable_magmax.data.memory import EXPECTED, is_one_input, memory_samples
+from tunable_magmax.data.samples import Kind, Samples, Unreadable, text_samples
+from tunable_magmax.data.tables import TABLE_SUFFIXES
 from tunable_magmax.errors import InputError, some_of
 from tunable_magmax.files import Progress
 from tunable_magmax.runs.run import is_run
@@ -176,9 +176,9 @@ class LoadedClassifier:
         alone = is_one_input(inputs)
         if not alone and not isinstance(inputs, Iterable):
             raise InputError(
-                f"the input is of type {type(inputs).__name__}, expected {WANTED[self.kind]}, or a list of such"
+                f"the input is of type {type(inputs).__name__}, expected {EXPECTED[self.kind]}, or a list of such"
             )
-        return replace(given_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
+        return replace(memory_samples([inputs] if alone else list(inputs), self.kind), origin="the inputs")
 
 
 def _refuse_unreadable(origin: str, failed: dict[int, Unreadable]) -> None:

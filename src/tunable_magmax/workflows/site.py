@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tunable_magmax.data.arrays import choose_rows, task_matrices
 from tunable_magmax.data.class_names import by_name
-from tunable_magmax.data.given import Source
+from tunable_magmax.data.memory import SampleSource
 from tunable_magmax.data.samples import Samples, Unreadable, is_index, warn_unreadable
 from tunable_magmax.data.source import open_labels
 from tunable_magmax.errors import InputError, some_of
@@ -45,12 +45,12 @@ NOTHING_KNOWN = (
 class SiteSources:
     """What is known of a site: samples, in files or in memory, or a person's word."""
 
-    inputs: Source | None = None
+    inputs: SampleSource | None = None
     """Inputs of the site: an image folder, texts (.txt, .csv, .jsonl) or parquet."""
-    labels: Source | None = None
+    labels: SampleSource | None = None
     """Labels of the site: .txt (one per line), .csv, .jsonl or labelled data. Class names or indices, or task names,
     each of which counts for its task."""
-    labelled: Source | None = None
+    labelled: SampleSource | None = None
     """Inputs of the site with labels: class folders of images, a table, or parquet."""
     weights: Sequence[float] | Mapping[str, float] | None = None
     """How much each task matters, for example 3,1,0, or travel=7,bank=3, where tasks that are not named weigh 0."""

@@ -1,0 +1,294 @@
+"""Samples that a caller holds in memory: lists, arrays, columns and frames of pandas, data sets of torch and of Hugging
+Face; inputs are read when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tunable_magmax.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column
+from tunable_magmax.data.images import IMAGE_SUFFIXES, pillow, read_picture, to_rgb
+from tunable_magmax.data.samples import Kind, Samples, Unreadable, indexed
+from tunable_magmax.errors import InputError, some_of
+from tunable_magmax.showing import plural
+
+SamplesLike: TypeAlias = "str | os.PathLike[str] | Iterable[Any]"
+"""What a caller of the Python API may give for samples: a path, or the samples themselves."""
+EXPECTED = {
+    "image": "a PIL image, an array [height, width, 3] of uint8, or the path of an image file",
+    "text": "a text, or a Path whose file holds one text",
+}
+LABELLED = (
+    "pairs of an input and its label, or rows with a label and one of 'text', 'image', 'input_ids' and 'pixel_values'"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySamples(Samples):
+    """Samples that were not read from one file or folder; `values` yields the inputs as they came."""
+
+    values: Callable[[], Iterator[Any]] = lambda: iter(())
+
+    def __str__(self) -> str:
+        return self.origin
+
+    @property
+    def name(self) -> str:
+        """What records call them, as they call a file by its name."""
+        return self.origin
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the inputs and labels; of files, their paths, sizes and times count."""
+        found = hashlib.sha256(repr((self.kind, self.classes, self.labels)).encode())
+        for value in self.values():
+            for part in _content(value):
+                found.update(hashlib.sha256(part).digest())
+        return found.hexdigest()
+
+
+SampleSource: TypeAlias = Path | MemorySamples
+"""Where samples come from."""
+
+
+def as_inputs(value: SamplesLike) -> SampleSource:
+    """Returns inputs as samples; a text or path alone is the path of a file or folder.
+
+    Texts that are paths of image files are images.
+
+    >>> as_inputs(["where is my card?", "what do I owe?"]).name
+    '2 texts in memory'
+    >>> as_inputs("site/images")
+    PosixPath('site/images')
+    """
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    return memory_samples(_rows(value, "inputs"))
+
+
+def as_labels(value: SamplesLike) -> SampleSource:
+    """Returns labels as samples that are nothing but labels: class names or indices.
+
+    >>> as_labels(["cat", "dog", "cat"]).labels
+    (0, 1, 0)
+    """
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    names = [str(_label(label, k)) for k, label in enumerate(_rows(value, "labels"), 1)]
+    classes, labels = indexed(names)
+    origin = f"{plural(len(names), 'label')} in memory"
+    return MemorySamples(origin, "text", len(names), _loader(names.__getitem__, "text"), classes, labels)
+
+
+def as_labelled(value: SamplesLike, names: Mapping[int, str] | None = None, processor: Any = None) -> SampleSource:
+    """Returns labelled samples: pairs of an input and its label, or rows of a data set.
+
+    `names`: the classes that numbers stand for. `processor`: the tokenizer, which decodes rows of tokens alone, or the
+    image processor, whose normalisation of pixel values is undone.
+
+    >>> samples = as_labelled(zip(["hello", "bye"], ["greeting", "parting"]))
+    >>> samples.name, samples.classes, samples.labels
+    ('2 labelled texts in memory', ('greeting', 'parting'), (0, 1))
+    """
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    rows = _rows(value, "labelled samples")
+    return memory_samples(rows, labels=_row_labels(rows), names=names, processor=processor)
+
+
+def memory_samples(
+    rows: Sequence[Any],
+    kind: Kind | None = None,
+    labels: Iterable[Any] | None = None,
+    names: Mapping[int, str] | None = None,
+    processor: Any = None,
+) -> MemorySamples:
+    """Makes samples of inputs of one kind, by default that of the first; with labels, rows may be pairs."""
+
+    def value(position: int) -> Any:
+        row = rows[position]
+        is_pair = labels is not None and isinstance(row, tuple | list) and len(row) == 2
+        return _cell(row[0] if is_pair else row, processor)
+
+    kind = kind or _kind(value(0))
+    if len(rows):
+        _read(value(0), kind, 1, processor)  # so that data of the wrong kind are refused at once
+    classes: tuple[str, ...] = ()
+    indices = None
+    if labels is not None:
+        found = [_label(label, k) for k, label in enumerate(labels, 1)]
+        classes, indices = indexed([(names or {}).get(label, str(label)) for label in found])  # type: ignore[arg-type]
+    origin = f"{plural(len(rows), kind if labels is None else f'labelled {kind}')} in memory"
+    load = _loader(value, kind, processor)
+    return MemorySamples(origin, kind, len(rows), load, classes, indices, lambda: map(value, range(len(rows))))
+
+
+def is_one_input(value: Any) -> bool:
+    """Says whether a value is a single input, not several of them."""
+    return isinstance(value, str | os.PathLike) or _is_picture(value) or (_is_array(value) and value.ndim in (2, 3))
+
+
+def first_row(data: Any) -> list[Any]:
+    """Returns the first row of labelled samples in memory, as `as_labelled` takes it; no other is read."""
+    return [_rows(data, "labelled samples")[0]]
+
+
+def class_names_of(data: Any) -> tuple[str, ...]:
+    """Returns the names of a data set's class indices: those of a ClassLabel, or `classes`; none if it has none."""
+    features = getattr(data, "features", None)
+    features = features if isinstance(features, Mapping) else {}
+    column = find_column(features, LABEL_COLUMNS)
+    named = getattr(data, "classes", None) if column is None else getattr(features[column], "names", None)
+    if named is None and hasattr(data, "dataset"):  # a part of another data set
+        return class_names_of(data.dataset)
+    return tuple(map(str, named or ()))
+
+
+# -- rows, and what is in them ----------------------------------------------------------------------------------------
+
+
+def _rows(data: Any, what: str) -> Sequence[Any]:
+    """Returns what has a length and positions: the data as it comes, before any transform of Hugging Face."""
+    if is_one_input(data) or isinstance(data, Mapping):
+        raise InputError(f"{what} are a {type(data).__name__}: give a list of them, or the path of a file or folder")
+    if hasattr(data, "columns") and hasattr(data, "to_dict"):  # a frame of pandas, which iterates over its columns
+        data = data.to_dict("records")
+    if hasattr(data, "with_format") and hasattr(data, "features"):
+        known = find_column(data.features, (*TEXT_COLUMNS, *IMAGE_COLUMNS))
+        data = data if known is None else data.with_format(None)
+    positions = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "iloc")
+    if not positions and not isinstance(data, Iterable):
+        raise InputError(f"{what} are a {type(data).__name__}: give a list of them, or the path of a file or folder")
+    rows: Sequence[Any] = data if positions else list(data)
+    if not len(rows):
+        raise InputError(f"{what} are an empty {type(data).__name__}: give at least one")
+    return rows
+
+
+def _row_labels(rows: Any) -> Iterable[Any]:
+    """Returns the label of each row; whole columns are read without the inputs beside them."""
+    column = find_column(getattr(rows, "column_names", None) or (), LABEL_COLUMNS)
+    targets = rows[column] if column is not None else getattr(rows, "targets", None)
+    if targets is not None and len(targets) == len(rows):
+        return list(targets)
+    return [_pair(rows[k], k + 1)[1] for k in range(len(rows))]
+
+
+def _pair(row: Any, position: int) -> tuple[Any, Any]:
+    """Returns a row and its label."""
+    column = find_column(row, LABEL_COLUMNS) if isinstance(row, Mapping) else None
+    if column is not None:
+        return row, row[column]
+    if isinstance(row, tuple | list) and len(row) == 2:
+        return row[0], row[1]
+    held = f"a row with {some_of(row, show=repr)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
+    raise InputError(f"sample {position} is {held}: give {LABELLED}; zip(inputs, labels) makes pairs")
+
+
+def _cell(row: Any, processor: Any) -> Any:
+    """Returns the input of a row; a row that is no mapping is the input."""
+    if not isinstance(row, Mapping):
+        return row
+    column = find_column(row, IMAGE_COLUMNS) or find_column(row, TEXT_COLUMNS)
+    if column is not None:
+        return row[column]
+    if "input_ids" in row and hasattr(processor, "decode"):
+        return str(processor.decode(np.asarray(row["input_ids"]).tolist(), skip_special_tokens=True))
+    raise InputError(f"the rows have the columns {some_of(row, show=repr)}, and no input: give {LABELLED}")
+
+
+def _label(label: Any, position: int) -> str | int:
+    label = label.item() if getattr(label, "ndim", None) == 0 else label
+    if isinstance(label, str) and label.strip():
+        return label
+    if isinstance(label, bool) or not isinstance(label, int) or label < 0:
+        raise InputError(f"label {position} is {label!r}, expected the name of a class, or its index")
+    return label
+
+
+def _kind(value: Any) -> Kind:
+    if _is_picture(value) or _is_array(value) or hasattr(value, "shape"):
+        return "image"
+    named = isinstance(value, str | Path) and Path(value).suffix.lower() in IMAGE_SUFFIXES
+    return "image" if named and (isinstance(value, Path) or Path(value).is_file()) else "text"
+
+
+def _is_picture(value: Any) -> bool:
+    return hasattr(value, "convert") and hasattr(value, "tobytes")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind not in "OU"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _loader(value: Callable[[int], Any], kind: Kind, processor: Any = None) -> Any:
+    def load(positions: Sequence[int]) -> Iterator[Any]:
+        return (_read(value(position), kind, position + 1, processor) for position in positions)
+
+    return load
+
+
+def _read(value: Any, kind: Kind, position: int, processor: Any) -> Any:
+    """Returns one input as models take it, or an `Unreadable`."""
+    if isinstance(value, str | Path) and kind == "image":
+        return read_picture(Path(value), str(value))
+    if isinstance(value, str | Path):
+        return value if isinstance(value, str) else _read_text(value)
+    if kind == "image" and hasattr(value, "shape"):
+        value = pillow().fromarray(np.ascontiguousarray(_pixels(np.asarray(value), position, processor)))
+    elif kind == "text" or not _is_picture(value):
+        raise InputError(f"input {position} is a {type(value).__name__}, expected {EXPECTED[kind]}")
+    try:
+        return to_rgb(value, pillow())
+    except ValueError as error:
+        return Unreadable("a picture in memory", str(error))
+
+
+def _pixels(values: Any, position: int, processor: Any) -> Any:
+    """Returns the pixels [height, width, 3] of an array, or those that an image processor made its values of."""
+    if values.dtype.kind == "f" and values.ndim == 3 and hasattr(processor, "image_mean"):
+        scaled = values.transpose(1, 2, 0)
+        if getattr(processor, "do_normalize", True):
+            scaled = scaled * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+        factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
+        return (scaled / factor).round().clip(0, 255).astype(np.uint8)
+    if values.dtype == np.uint8 and values.ndim == 3 and values.shape[0] == 3 and values.shape[2] not in (3, 4):
+        values = values.transpose(1, 2, 0)
+    colours = values.shape[2] in (3, 4) if values.ndim == 3 else values.ndim == 2
+    if values.dtype != np.uint8 or not colours or not values.size:
+        raise InputError(
+            f"input {position} is an array {list(values.shape)} of {values.dtype}, expected [height, width, 3] of "
+            "uint8, from 0 to 255; of pixel values, also the image processor that made them (processing_class)"
+        )
+    return values
+
+
+def _read_text(path: Path) -> str | Unreadable:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        return Unreadable(str(path), str(error))
+
+
+def _content(value: Any) -> Iterator[bytes]:
+    """Yields what makes an input this one and no other."""
+    if isinstance(value, str | Path):
+        yield f"{type(value).__name__} {value}".encode("utf-8", "surrogatepass")
+        if isinstance(value, Path) or Path(value).suffix.lower() in IMAGE_SUFFIXES:
+            try:
+                status = Path(value).stat()
+            except OSError:
+                return
+            yield f"{Path(value).resolve()} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape")
+    else:
+        values = np.asarray(value)
+        yield repr((values.shape, str(values.dtype))).encode()
+        yield values.tobytes()

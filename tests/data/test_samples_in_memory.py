@@ -1,0 +1,179 @@
+"""Samples in memory: lists, columns, rows of tables, data sets of torch and of Hugging Face; and what is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
+
+import torch
+from models import tiny
+from torch.utils.data import Dataset
+
+from tunable_magmax.data.memory import (
+    MemorySamples,
+    as_inputs,
+    as_labelled,
+    as_labels,
+    class_names_of,
+    first_row,
+    memory_samples,
+)
+from tunable_magmax.data.samples import Unreadable
+from tunable_magmax.errors import InputError
+
+TEXTS, LABELS = ["hello", "bye", "hi"], ["greet", "part", "greet"]
+
+
+class Rows(Dataset):
+    """A data set of torch: no iterator, and no IndexError at its end."""
+
+    def __init__(self, rows):
+        self.rows, self.read = rows, []
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, position):
+        self.read.append(position)
+        return self.rows[position % len(self.rows)]
+
+
+class HuggingFace(Rows):
+    """What `datasets.Dataset` offers of it: columns, features, and rows that a transform changes."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.features = {"text": None, "label": SimpleNamespace(names=["greet", "part"])}
+        self.column_names = ["text", "label"]
+
+    def with_format(self, kind):
+        return HuggingFace(self.rows)
+
+    def __getitem__(self, position):
+        return [row[position] for row in self.rows] if isinstance(position, str) else super().__getitem__(position)
+
+
+def rows(**columns):
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def frame():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    return pandas.DataFrame({"id": [1, 2, 3], "text": TEXTS, "label": LABELS})
+
+
+PAIRS = list(zip(TEXTS, LABELS, strict=True))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PAIRS,
+        lambda: iter(PAIRS),
+        lambda: rows(text=TEXTS, label=LABELS),
+        lambda: Rows(PAIRS),
+        lambda: HuggingFace(rows(text=TEXTS, label=LABELS)),
+        frame,
+    ],
+)
+def test_labelled_samples_of_every_kind(make):
+    samples = as_labelled(make())
+    assert isinstance(samples, MemorySamples)
+    assert (samples.kind, samples.classes, samples.labels) == ("text", ("greet", "part"), (0, 1, 0))
+    assert [*samples.load(range(3))] == TEXTS
+    assert samples.digest() == as_labelled(PAIRS).digest() != as_labelled(PAIRS[::-1]).digest()
+
+
+@pytest.mark.parametrize("make", [lambda: TEXTS, lambda: iter(TEXTS), lambda: frame()["text"], frame])
+def test_inputs_of_every_kind(make):
+    samples = as_inputs(make())
+    assert (samples.labels, [*samples.load([0, 2])]) == (None, ["hello", "hi"])
+
+
+def test_labels_are_names_or_numbers_of_any_library():
+    for labels in ([3, 1, 3], np.array([3, 1, 3]), torch.tensor([3, 1, 3]), (np.int64(k) for k in (3, 1, 3))):
+        assert as_labels(labels).classes == ("1", "3")
+    assert as_labels(frame()["label"]).labels == (0, 1, 0)
+
+
+def test_numbers_get_the_names_of_the_data():
+    data = HuggingFace(rows(text=TEXTS, label=[0, 1, 0]))
+    assert class_names_of(SimpleNamespace(dataset=data)) == ("greet", "part")  # a part of it
+    assert class_names_of(SimpleNamespace(classes=["a", "b"])) == ("a", "b")
+    assert class_names_of(TEXTS) == ()
+    assert as_labelled(data, dict(enumerate(class_names_of(data)))).classes == ("greet", "part")
+
+
+def test_labels_are_read_without_the_inputs_and_the_first_row_alone():
+    data = HuggingFace(rows(text=TEXTS, label=LABELS))
+    plain = HuggingFace(data.rows)
+    data.with_format = lambda kind: plain
+    samples = as_labelled(data)
+    assert set(plain.read) == {0}
+    assert [*samples.load([2])] == ["hi"]
+    assert set(plain.read) == {0, 2}
+    plain.read.clear()
+    assert as_labelled(first_row(data)).kind == "text"
+    assert plain.read == [0]
+
+
+def test_pictures_arrays_and_files(tmp_path):
+    picture = tiny.picture((9, 0, 0))
+    picture.save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"?")
+    pixels = np.asarray(picture)
+    given = [picture, pixels, torch.tensor(pixels).permute(2, 0, 1), tmp_path / "a.png", tmp_path / "b.png"]
+    samples = as_inputs(given)
+    *read, bad = samples.load(range(5))
+    assert samples.kind == "image"
+    assert {image.tobytes() for image in read} == {picture.tobytes()}
+    assert isinstance(bad, Unreadable)
+    (tmp_path / "text.md").write_text("hello")
+    assert [*memory_samples([tmp_path / "text.md"], "text").load([0])] == ["hello"]
+
+
+def test_what_a_processor_made_is_undone():
+    picture = tiny.picture((200, 30, 0), 5)
+    processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4], rescale_factor=1 / 255)
+    values = (np.asarray(picture) / 255 - processor.image_mean) / processor.image_std
+    row = {"pixel_values": torch.tensor(values, dtype=torch.float32).permute(2, 0, 1), "labels": 1}
+    (again,) = as_labelled([row], {1: "red"}, processor).load([0])
+    assert again.tobytes() == picture.tobytes()
+    with pytest.raises(InputError, match="float32"):
+        as_labelled([row], {})
+    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
+    tokens = Rows([{"input_ids": [4, 5], "label": 0}])
+    assert [*as_labelled(tokens, {}, tokenizer).load([0])] == ["4 5"]
+    with pytest.raises(InputError, match="'input_ids'"):
+        as_labelled(tokens)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "found"),
+    [
+        (as_inputs, 3, "int"),
+        (as_inputs, {"text": TEXTS}, "dict"),
+        (as_inputs, [], "empty"),
+        (as_inputs, [3], "input 1 is a int"),
+        (as_inputs, [np.zeros((4, 4, 7), np.uint8)], r"\[4, 4, 7\]"),
+        (as_inputs, [{"phrase": "hello"}], "'phrase'"),
+        (as_labelled, ["hello"], "sample 1 is a str"),
+        (as_labelled, [("a", "b", "c")], "sample 1 is a tuple"),
+        (as_labelled, [{"text": "hello"}], "'text'"),
+        (as_labelled, [("hello", True)], "label 1 is True"),
+        (as_labelled, [("hello", "a"), ("bye", -100)], "label 2 is -100"),
+        (as_labels, [1.5], "label 1 is 1.5"),
+    ],
+)
+def test_what_is_no_sample(function, value, found):
+    with pytest.raises(InputError, match=found):
+        function(value)
+
+
+def test_an_input_that_is_none_is_found_when_it_is_read():
+    with pytest.raises(InputError, match="input 2 is a int"):
+        list(as_inputs(["a", 3]).load([0, 1]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tunable_magmax.checkpoints.hub import hub_name, located
 from tunable_magmax.config import read_yaml
-from tunable_magmax.data.benchmark import Benchmark, BenchmarkOptions, open_benchmark
+from tunable_magmax.data.benchmark import Benchmark, open_benchmark, read_section
 from tunable_magmax.data.samples import Samples
 from tunable_magmax.errors import InputError, closest
 from tunable_magmax.evaluation.accuracy import Accuracy
@@ -371,7 +371,7 @@ def open_labelled(data: Data, head: Head, run: Run | None, reading: Reading) -> 
                 f"on what data?{why} Give data, a folder of class folders or a table with labels; or run, a run that "
                 "was trained on a benchmark, whose test data are taken then"
             )
-        data = open_benchmark(BenchmarkOptions.read(run.benchmark, run.path))
+        data = open_benchmark(read_section(run.benchmark, run.path))
     elif isinstance(data, str | Path):
         data = _benchmark_of(Path(data)) if Path(data).suffix.lower() in YAML else reading.open(Path(data))
     if isinstance(data, Samples):
@@ -391,4 +391,4 @@ def _benchmark_of(path: Path) -> Benchmark:
     """Opens the benchmark of a run.yaml: its section `benchmark`, or all of it if it is nothing else."""
     wanted = "the section 'benchmark', as in the run.yaml of tmx train"
     content = read_yaml(path, f"a YAML file with {wanted}", wanted)
-    return open_benchmark(BenchmarkOptions.read(content.get("benchmark", content), path.parent))
+    return open_benchmark(read_section(content.get("benchmark", content), path.parent))

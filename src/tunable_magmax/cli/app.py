@@ -57,7 +57,6 @@ COMMANDS = (
     "studio",
     "reproduce",
     "inspect",
-    "verify",
     "convert",
     "push",
     "demo",
@@ -65,7 +64,7 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = ("merge",)
+CONVERTED = ("merge", "inspect", "convert", "push")
 """Commands that leave --quiet and --json to the program; the others declare them."""
 
 

@@ -20,7 +20,7 @@ from tunable_magmax.data.memory import memory_samples
 from tunable_magmax.data.samples import Samples, Unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.runs import kept
-from tunable_magmax.runs.kept import keep_samples, open_kept, write_kept
+from tunable_magmax.runs.kept import keep_samples, open_kept
 from tunable_magmax.runs.run import Run
 
 HOSTILE = ["../x", "a/b", "CON", "x" * 3000, "\n", "a", "A", ".", "..", "", "\r\n ", "=1+1", "ü\u2028", "q\",'"]
@@ -130,17 +130,6 @@ def test_one_seed_one_draw(tmp_path):
     assert keep_samples(made[0], 0, pictures(60), per_class=0, source="training") is None
     assert list(files(made[0])) == ["run.json"]
     assert open_kept(made[0], 0) is None
-
-
-def test_positions_are_the_tasks_share(tmp_path):
-    run = new_run(tmp_path / "run")
-    samples = numbered(["cat", "dog", "owl"], 10)
-    entry = write_kept(run, run.labels[0], samples, per_class=3, source="training", positions=range(5, 15))
-    run.register_kept(0, entry)
-    assert entry.classes == ("cat", "dog")
-    kept_texts = {int(text.split()[1]) for text, _ in pairs(open_kept(run, 0))}
-    assert kept_texts <= set(range(5, 15))
-    assert len(kept_texts) == 6
 
 
 def test_pictures_cover_the_size_and_never_grow(tmp_path):

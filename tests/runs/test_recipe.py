@@ -120,11 +120,11 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"modles": []}, "unknown key 'modles' (did you mean 'models'?)"),
         ({"parameters": {"sede": 1}}, "unknown key 'sede' in parameters (did you mean 'seed'?)"),
         ({"parameters": {"scale": 1, "lambda": 1}}, "both 'scale' and 'lambda'"),
-        ({"parameters": [1]}, "parameters is [1]: must be a mapping with the keys"),
+        ({"parameters": [1]}, "parameters is [1]: must be a mapping"),
         ({"slices": []}, "unknown key 'slices'"),
         ({"tokenizer_source": "union"}, "tokenizer_source is 'union': the output gets the base's tokenizer"),
-        ({"parameters": {"rescale": True}}, "key 'rescale' in parameters is not supported: rescale (use scale)"),
-        ({"parameters": {"normalize": 3}}, "parameters.normalize is 3: must be true, false or count"),
+        ({"parameters": {"rescale": True}}, "key 'rescale' in parameters is not supported"),
+        ({"parameters": {"normalize": 3}}, "normalize is 3"),
         ({"parameters": {"normalize": False}}, "normalize is False: the weights of tunable_magmax are shares"),
         ({"merge_method": "dare_ties"}, "merge_method 'dare_ties' is not here; the closest is ties, which trims by"),
         ({"merge_method": "slerp", "parameters": {"t": 0.5}}, "the closest is average, the mean on a straight line"),
@@ -144,7 +144,7 @@ def test_the_base_among_the_models_is_skipped_with_its_weight(tmp_path, listed):
         ({"models": [{"model": "one", "weight": 1}]}, "unknown key 'weight' in models.0"),
         (
             {"models": [{"model": "one", "parameters": {"weight": [0, 1]}}]},
-            "models.0.parameters.weight is [0, 1]: must be one number; lists by layer or by name are not supported",
+            "models.0.parameters.weight is [0, 1]: must be one number",
         ),
         (
             {"models": [{"model": "one", "parameters": {"weight": 1}}, {"model": "two"}]},

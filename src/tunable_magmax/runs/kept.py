@@ -14,14 +14,14 @@ import json
 import re
 import shutil
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunable_magmax.data.images import open_image_files, pillow
-from tunable_magmax.data.samples import Samples, Unreadable, warn_unreadable
+from tunable_magmax.data.samples import Samples, Unreadable, text_samples, warn_unreadable
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import (
     is_plain_name,
@@ -77,15 +77,14 @@ def write_kept(
     source: Evidence,
     size: tuple[int, int] | None = None,
     seed: int = 0,
-    positions: Sequence[int] | None = None,
 ) -> KeptEntry | None:
     """Writes the files of `keep_samples`; whoever calls it enters the task with what it returns.
 
-    A seeded draw takes `per_class` samples of each class among `positions` (default: all). Samples that are there twice
-    count once; unreadable ones are replaced by others of their class and named in one warning. Pictures are made
-    smaller until they just cover `size` (height, width), what the encoder's processor resizes to, and never larger.
-    They are PNG, so that their pixels stay as they are and JPEG's blocks do not show in small pictures. If they would
-    take more than the task's share of KEPT_BYTES, fewer of each class are kept, and the entry's `per_class` says so.
+    A seeded draw takes `per_class` samples of each class. Samples that are there twice count once; unreadable ones are
+    replaced by others of their class and named in one warning. Pictures are made smaller until they just cover `size`
+    (height, width), what the encoder's processor resizes to, and never larger. They are PNG, so that their pixels stay
+    as they are and JPEG's blocks do not show in small pictures. If they would take more than the task's share of
+    KEPT_BYTES, fewer of each class are kept, and the entry's `per_class` says so.
     """
     if per_class < 0:
         raise InputError(f"--keep is {per_class}: give a number of samples of each class, 0 to keep none")
@@ -98,135 +97,103 @@ def write_kept(
             refuse_half_characters(name.replace("\0", "\ud800"))
         except ValueError:
             raise InputError(f"{samples.origin}: the class {name!r} is no UTF-8 text: give it another name") from None
-    others = {label: entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task}
-    tasks = max(len(others) + 1, run.planned_tasks or 0)
-    left = KEPT_BYTES - sum(entry.bytes for entry in others.values() if entry is not None)
-    chosen = range(len(samples)) if positions is None else positions
-    draw = _Draw(samples, per_class, max(0, min(KEPT_BYTES // tasks, left)), size)
-    draw.fill(chosen, seed)
-    if not draw.total:
+    others = [entry for label, entry in zip(run.labels, run.kept, strict=True) if label != task]
+    left = KEPT_BYTES - sum(entry.bytes for entry in others if entry is not None)
+    bound = max(0, min(KEPT_BYTES // max(len(others) + 1, run.planned_tasks or 0), left))
+    drawn, fitting = _drawn(samples, per_class, bound, size, seed)
+    if not drawn:
         warnings.warn(
             f"{samples.origin}: no sample of {task} is kept, because one of each class takes more than the "
-            f"{show_size(draw.bound)} that are left for it",
+            f"{show_size(bound)} that are left for it",
             stacklevel=3,
         )
         return None
-    return draw.write(run, task, source)
-
-
-@dataclass(frozen=True, order=True)
-class _Sample:
-    """A drawn sample: its place in the draw of its class, its text or encoded picture, and the bytes it takes."""
-
-    rank: int
-    content: bytes = field(compare=False)
-    size: int = field(compare=False)
-
-
-class _Draw:
-    """Draws samples of each class and reads them."""
-
-    def __init__(self, samples: Samples, per_class: int, bound: int, size: tuple[int, int] | None) -> None:
-        self.samples, self.bound, self.size = samples, bound, size
-        self.asked = self.per_class = per_class
-        self.total = 0
-        self.held: dict[int, list[_Sample]] = defaultdict(list)
-        self.classes: tuple[int, ...] = ()
-
-    def fill(self, positions: Sequence[int], seed: int) -> None:
-        """Reads samples until each class has enough of them, or there are no more."""
-        waiting = self._order(positions, seed)
-        self.classes = tuple(sorted(waiting))
-        failed: dict[int, Unreadable] = {}
-        seen: set[bytes] = set()
-        tried, times = 0, 1
-        while wanted := self._next(waiting, times):
-            tried += len(wanted)
-            times *= 2  # so that there are few turns, each of which may read its file from the start
-            positions = sorted(wanted)
-            for position, value in zip(positions, self.samples.load(positions), strict=True):
-                content = value if isinstance(value, Unreadable) else self._encoded(value)
-                if isinstance(content, Unreadable):
-                    failed[position] = content
-                elif (digest := hashlib.sha256(content).digest()) not in seen:
-                    seen.add(digest)
-                    self._hold(content, *wanted[position])
-        warn_unreadable(self.samples.origin, failed, tried)
-
-    def _order(self, positions: Sequence[int], seed: int) -> dict[int, list[tuple[int, int]]]:
-        """Returns (place in the draw, position) of the samples of each class, the last first."""
-        assert self.samples.labels is not None
-        state = lottery_state(seed & MASK, STREAM, 0)
-        classes: dict[int, list[int]] = defaultdict(list)
-        for position in sorted(positions, key=lambda p: (ticket(state, p), p)):
-            classes[self.samples.labels[position]].append(position)
-        return {label: list(enumerate(members))[::-1] for label, members in classes.items()}
-
-    def _next(self, waiting: Mapping[int, list[tuple[int, int]]], times: int) -> dict[int, tuple[int, int]]:
-        """Returns the positions to read next, each with its class and its place in the draw."""
-        wanted = {}
-        for label, queue in waiting.items():
-            missing = self.per_class - len(self.held[label])
-            for _ in range(min(len(queue), missing * times)):
-                rank, position = queue.pop()
-                wanted[position] = (label, rank)
-        return wanted
-
-    def _encoded(self, value: Any) -> bytes | Unreadable:
-        if self.samples.kind == "text":
-            try:
-                refuse_half_characters(value)
-            except ValueError as error:
-                return Unreadable(repr(value[:40]), str(error))
-            return str(value).encode()
-        image, buffer = value.convert("RGB"), io.BytesIO()
-        if self.size is not None:
-            share = max(self.size[0] / image.height, self.size[1] / image.width)
-            if share < 1:
-                shape = (max(1, round(image.width * share)), max(1, round(image.height * share)))
-                image = image.resize(shape, pillow().Resampling.BICUBIC)
-        # Pixels alone, not what the camera wrote beside them. More compression takes three times as long for 7 %.
-        pillow().frombytes("RGB", image.size, image.tobytes()).save(buffer, "PNG", compress_level=1)
-        return buffer.getvalue()
-
-    def _hold(self, content: bytes, label: int, rank: int) -> None:
-        name = self.samples.classes[label]
-        row = _table([(content.decode() if self.samples.kind == "text" else "0" * 150, name)])
-        size = len(row) + (len(content) if self.samples.kind == "image" else 0)
-        self.held[label].append(_Sample(rank, content, size))
-        self.total += size
-        self._drop_last(self.held[label])
-        while self.total > self.bound:
-            self.per_class -= 1
-            for members in self.held.values():
-                self._drop_last(members)
-
-    def _drop_last(self, members: list[_Sample]) -> None:
-        """Drops what comes last in the draw of a class that has one sample more than it may."""
-        if len(members) > self.per_class:
-            members.sort()
-            self.total -= members.pop().size
-
-    def write(self, run: Run, task: str, source: Evidence) -> KeptEntry:
-        names = tuple(self.samples.classes[label] for label in self.classes)
-        pairs = [(k, sample.content) for k, label in enumerate(self.classes) for sample in sorted(self.held[label])]
+    names = tuple(samples.classes[label] for label in sorted(set(samples.labels)))
+    if samples.kind == "text":
         files: dict[str, bytes] = {}
-        if self.samples.kind == "text":
-            index = _table([("text", "label"), *((content.decode(), names[k]) for k, content in pairs)])
-        else:
-            folders, numbers = _folders(names), [0] * len(names)
-            rows = []
-            for k, content in pairs:
-                numbers[k] += 1
-                name = f"{folders[k]}/{numbers[k]}.png"
-                files[name] = content
-                rows.append((name, names[k], hashlib.sha256(content).hexdigest()))
-            index = files[INDEX] = _table([("file", "label", "sha256"), *rows])
-        size = sum(map(len, files.values())) or len(index)
-        kind, digest = self.samples.kind, _digest(task, source, self.samples.kind, names, index)
-        name = f"{file_name(task)}-{digest[:8]}" + (".csv" if kind == "text" else "")
-        _put(run.path / KEPT / name, index, files)
-        return KeptEntry(f"{KEPT}/{name}", kind, source, len(pairs), self.per_class, self.asked, size, names, digest)
+        index = _table([("text", "label"), *((content.decode(), samples.classes[label]) for label, content in drawn)])
+    else:
+        folders, counts = dict(zip(names, _folders(names), strict=True)), Counter[str]()
+        files, rows = {}, []
+        for label, content in drawn:
+            name = samples.classes[label]
+            counts[name] += 1
+            file = f"{folders[name]}/{counts[name]}.png"
+            files[file] = content
+            rows.append((file, name, hashlib.sha256(content).hexdigest()))
+        index = files[INDEX] = _table([("file", "label", "sha256"), *rows])
+    digest = _digest(task, source, samples.kind, names, index)
+    path = f"{KEPT}/{file_name(task)}-{digest[:8]}" + (".csv" if samples.kind == "text" else "")
+    _put(run.path / path, index, files)
+    stored = sum(map(len, files.values())) or len(index)
+    return KeptEntry(path, samples.kind, source, len(drawn), fitting, per_class, stored, names, digest)
+
+
+def _drawn(
+    samples: Samples, per_class: int, bound: int, size: tuple[int, int] | None, seed: int
+) -> tuple[list[tuple[int, bytes]], int]:
+    """Draws and encodes samples of each class that take at most `bound` bytes; also returns how many of a class fit."""
+    waiting: dict[int, list[int]] = defaultdict(list)
+    state = lottery_state(seed & MASK, STREAM, 0)
+    ranks = {p: rank for rank, p in enumerate(sorted(range(len(samples)), key=lambda p: (ticket(state, p), p)))}
+    for position in reversed(ranks):
+        waiting[(samples.labels or ())[position]].append(position)
+    held: dict[int, dict[int, bytes]] = {label: {} for label in sorted(waiting)}  # by class and place in the draw
+    failed: dict[int, Unreadable] = {}
+    seen: set[bytes] = set()
+    total = tried = 0
+
+    def drop_last(label: int) -> int:
+        return -_stored(samples, label, held[label].pop(max(held[label]))) if len(held[label]) > per_class else 0
+
+    while True:
+        missing = {label: per_class - len(held[label]) for label in waiting}
+        wanted = {
+            waiting[label].pop(): label for label in waiting for _ in range(min(missing[label], len(waiting[label])))
+        }
+        if not wanted:
+            break
+        tried += len(wanted)
+        for position, value in zip(sorted(wanted), samples.load(sorted(wanted)), strict=True):
+            label, content = wanted[position], value if isinstance(value, Unreadable) else _encoded(value, size)
+            if isinstance(content, Unreadable):
+                failed[position] = content
+                continue
+            digest = hashlib.sha256(content).digest()
+            if digest in seen:
+                continue
+            seen.add(digest)
+            held[label][ranks[position]] = content
+            total += _stored(samples, label, content) + drop_last(label)
+            while total > bound:
+                per_class -= 1
+                total += sum(map(drop_last, held))
+    warn_unreadable(samples.origin, failed, tried)
+    return [(label, held[label][rank]) for label in held for rank in sorted(held[label])], per_class
+
+
+def _stored(samples: Samples, label: int, content: bytes) -> int:
+    """Returns the bytes that a sample takes, with its line in the table."""
+    if samples.kind == "text":
+        return len(_table([(content.decode(), samples.classes[label])]))
+    return len(content) + len(_table([("0" * 150, samples.classes[label])]))
+
+
+def _encoded(value: Any, size: tuple[int, int] | None) -> bytes | Unreadable:
+    if isinstance(value, str):
+        try:
+            refuse_half_characters(value)
+        except ValueError as error:
+            return Unreadable(repr(value[:40]), str(error))
+        return value.encode()
+    image, buffer = value.convert("RGB"), io.BytesIO()
+    share = 1.0 if size is None else max(size[0] / image.height, size[1] / image.width)
+    if share < 1:
+        shape = (max(1, round(image.width * share)), max(1, round(image.height * share)))
+        image = image.resize(shape, pillow().Resampling.BICUBIC)
+    # Pixels alone, not what the camera wrote beside them. More compression takes three times as long for 7 %.
+    pillow().frombytes("RGB", image.size, image.tobytes()).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
 
 
 def _put(place: Path, index: bytes, files: Mapping[str, bytes]) -> None:
@@ -301,10 +268,8 @@ def open_kept(run: Run, task: int) -> Samples | None:
     if pictures:
         return replace(open_image_files(pictures, origin), classes=entry.classes, labels=labels)
 
-    def load(positions: Sequence[int]) -> Iterator[str]:
-        return (rows[position][0] for position in positions)
-
-    return Samples(origin, "text", len(rows), load, entry.classes, labels)
+    opened = text_samples(origin, [text for text, *_ in rows])
+    return replace(opened, classes=entry.classes, labels=labels)
 
 
 def _rows(index: bytes) -> list[list[str]]:

@@ -68,35 +68,15 @@ def test_it_holds_the_rows_under_the_base() -> None:
             array[0] = 1
 
 
-def test_one_base_for_all() -> None:
+def test_profiles_of_one_base_and_encoder() -> None:
     require_base([EXAMPLE, replace(EXAMPLE, task="cars")])
-    with pytest.raises(InputError, match="the profile of 'birds' holds no embeddings by the base"):
-        require_base([EXAMPLE, BARE])
-    with pytest.raises(InputError, match="'birds' and 'cars' belong to different bases; make them again"):
-        require_base([EXAMPLE, replace(EXAMPLE, task="cars", base="x")])
-    EXAMPLE.require(base="sha256:ba5e")
-    with pytest.raises(InputError, match="belongs to another base: sha256:ba5e, expected x"):
-        EXAMPLE.require(base="x")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"base": None}, "base, base_features, row_labels belong together, and base is missing"),
-        ({"row_labels": None}, "base, base_features, row_labels belong together, and row_labels is missing"),
-        ({"base": ""}, "'base' must be a non-empty text, not ''"),
-        ({"base_features": np.ones((3, 2))}, "3 rows of base_features for 2 of features"),
-        ({"base_features": np.array([[1e300]] * 2)}, "base_features exceed float32"),
-        ({"row_labels": [0]}, "row_labels must hold a class index below 2 for each of the 2 rows"),
-        ({"row_labels": [0.0, 1.0]}, "row_labels must hold a class index below 2 for each of the 2 rows"),
-        ({"row_labels": [0, 2]}, "row_labels must hold a class index below 2"),
-        ({"label_counts": (8, 0)}, "row_labels name class 'owl' more often than label_counts allows"),
-    ],
-)
-def test_bad_content_of_the_base(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        replace(EXAMPLE, **change)
-    assert message in str(error.value)
+    for other in (BARE, replace(EXAMPLE, task="cars", base="x")):
+        with pytest.raises(InputError, match="'birds'"):
+            require_base([EXAMPLE, other])
+    EXAMPLE.require(base="sha256:ba5e", encoder="sha256:00ff")
+    for wanted in ({"base": "x"}, {"encoder": "x"}):
+        with pytest.raises(InputError, match="expected x"):
+            EXAMPLE.require(**wanted)
 
 
 def test_the_file_is_plain_safetensors_as_the_docs_say() -> None:
@@ -113,18 +93,6 @@ def test_equal_content_equal_bytes_whatever_it_came_from() -> None:
     from_torch = replace(EXAMPLE, features=torch.tensor(EXAMPLE.features, dtype=torch.float64))  # type: ignore[arg-type]
     assert same(from_torch, EXAMPLE)
     assert not same(replace(EXAMPLE, samples=9), EXAMPLE)
-
-
-def test_the_features_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        EXAMPLE.features[0, 0] = 1
-
-
-def test_another_encoder_is_refused() -> None:
-    EXAMPLE.require(encoder="sha256:00ff")
-    with pytest.raises(InputError) as error:
-        EXAMPLE.require(encoder="sha256:1111")
-    assert "'birds' belongs to another encoder: sha256:00ff, expected sha256:1111" in str(error.value)
 
 
 def test_profiles_feed_every_source() -> None:
@@ -146,52 +114,48 @@ def test_rows_are_a_seeded_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "says"),
     [
-        ({"task": ""}, "'task' must be a non-empty text, not ''"),
-        ({"encoder": None}, "'encoder' must be a non-empty text, not None"),
-        ({"classes": ("owl", "owl")}, "classes must be different names, at least one; found twice: 'owl'"),
-        ({"classes": ()}, "classes must be different names, at least one"),
-        ({"label_counts": (1,)}, "label_counts holds 1 counts for 2 classes"),
-        ({"label_counts": (1, 0.5)}, "label_counts must be whole numbers >= 0, not all 0"),
-        ({"label_counts": (1, -1)}, "label_counts must be whole numbers >= 0, not all 0"),
-        (
-            {"label_counts": (0, 0)},
-            "label_counts must be whole numbers >= 0, not all 0: a profile needs at least one sample",
-        ),
-        ({"samples": 1}, "samples is 1, fewer than the 2 rows of features"),
-        ({"features": np.zeros((0, 3))}, "features: no samples, or features of width 0"),
-        ({"features": np.array([[math.nan]])}, "features: 1 of 1 rows hold NaN or infinity"),
+        ({"task": ""}, "task"),
+        ({"encoder": None}, "encoder"),
+        ({"classes": ("owl", "owl")}, "owl, owl"),
+        ({"classes": ()}, "classes"),
+        ({"label_counts": (1,)}, "1 counts"),
+        ({"label_counts": (1, 0.5)}, "0.5"),
+        ({"label_counts": (1, -1)}, "-1"),
+        ({"label_counts": (0, 0)}, "not all 0"),
+        ({"samples": 1}, "samples is 1"),
+        ({"features": np.zeros((0, 3))}, "[0, 3]"),
+        ({"features": np.array([[math.nan]])}, "NaN"),
+        ({"features": np.array([[1e300]])}, "features exceed float32"),
+        ({"base": None}, "base, base_features and row_labels"),
+        ({"row_labels": None}, "base, base_features and row_labels"),
+        ({"base": ""}, "base, base_features and row_labels"),
+        ({"base_features": np.ones((3, 2))}, "3 base_features"),
+        ({"base_features": np.array([[1e300]] * 2)}, "base_features exceed float32"),
+        ({"row_labels": [0]}, "1 row_labels"),
+        ({"row_labels": [0.0, 1.0]}, "row_labels"),
+        ({"row_labels": [0, 2]}, "below 2"),
+        ({"label_counts": (8, 0)}, "label_counts"),
     ],
 )
-def test_bad_content(change: dict[str, Any], message: str) -> None:
+def test_bad_content(change: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as error:
         replace(EXAMPLE, **change)
-    assert message in str(error.value)
-
-
-def test_features_beyond_float32() -> None:
-    with pytest.raises(InputError, match="features exceed float32; scale the encoder's output"):
-        replace(EXAMPLE, features=np.array([[1e300]]))
+    assert says in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("metadata", "tensors", "message"),
     [
-        (None, {}, "not a profile: the metadata has no 'tunable_magmax_profile'"),
-        ("{", {}, "the profile's metadata: not JSON"),
-        ("[]", {}, "the profile's metadata:\n  - must be a mapping"),
-        (
-            {"version": 9},
-            {},
-            "the profile's metadata: version 9 is newer than this program reads (2): upgrade tunable-magmax",
-        ),
-        ({"encoder": ...}, {}, "'encoder' is missing"),
-        ({}, {"features": ...}, "the tensor 'features' is missing; the profile is incomplete"),
-        ({"classes": "owl"}, {}, "classes is 'owl': must be a list"),
-        ({"samples": 1}, {}, "samples is 1, fewer than the 2 rows of features"),
-        ({"base": None}, {}, "base, base_features, row_labels belong together"),
-        ({}, {"row_labels": ...}, "belong together, and row_labels is missing"),
+        (None, {}, METADATA),
+        ("{", {}, "not JSON"),
+        ("[]", {}, "mapping"),
+        ({"version": 9}, {}, "version 9"),
+        ({"encoder": ...}, {}, "'encoder'"),
+        ({}, {"features": ...}, "'features'"),
+        ({"classes": "owl"}, {}, "'owl'"),
+        ({}, {"row_labels": ...}, "row_labels"),
     ],
 )
 def test_bad_files(tmp_path: Path, metadata: Any, tensors: dict[str, Any], message: str) -> None:
@@ -220,7 +184,7 @@ def test_keys_and_tensors_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file; `tmx init --data` makes profiles"):
+    with pytest.raises(InputError, match="no such file"):
         Profile.load(tmp_path / "none")
     (tmp_path / "cut").write_bytes(GOLDEN.read_bytes()[:-4])
     with pytest.raises(InputError, match="not a readable safetensors file"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,34 +61,34 @@ class Profile:
 
     def __post_init__(self) -> None:
         where = f"profile of task {self.task!r}"
-        for name in ("task", "encoder"):
-            _require_text(getattr(self, name), name, where)
-        _require_counts(self.label_counts, self.classes, f"{where}: label_counts", f"{where}: classes")
+        if not self.task or not self.encoder:
+            raise InputError(f"{where}: task and encoder must be non-empty texts")
+        classes, counts = self.classes, self.label_counts
+        if not classes or len(set(classes)) < len(classes) or len(counts) != len(classes):
+            raise InputError(f"{where}: {len(counts)} counts for the classes {some_of(classes)}, which must differ")
+        if any(type(count) is not int or count < 0 for count in counts) or not any(counts):
+            raise InputError(f"{where}: label_counts must be whole numbers >= 0, not all 0: found {some_of(counts)}")
         features = _embeddings(self.features, f"{where}: features")
         if self.samples < len(features):
             raise InputError(f"{where}: samples is {self.samples}, fewer than the {len(features)} rows of features")
         object.__setattr__(self, "features", features)
-        parts = {name: getattr(self, name) for name in ("base", "base_features", "row_labels")}
-        missing = [name for name, value in parts.items() if value is None]
-        if not missing:
+        together = (self.base, self.base_features, self.row_labels)
+        if any(part is not None for part in together):
+            if any(part is None for part in together) or not self.base:
+                raise InputError(f"{where}: base, base_features and row_labels belong together, and one is missing")
             self._check_base(where)
-        elif len(missing) < len(parts):
-            raise InputError(f"{where}: {', '.join(parts)} belong together, and {' and '.join(missing)} is missing")
 
     def _check_base(self, where: str) -> None:
-        _require_text(self.base, "base", where)
         embedded = _embeddings(self.base_features, f"{where}: base_features")
         rows, classes = len(self.features), len(self.classes)
-        if len(embedded) != rows:
-            raise InputError(f"{where}: {len(embedded)} rows of base_features for {rows} of features")
         labels = as_numpy(self.row_labels, f"{where}: row_labels")
-        if labels.shape != (rows,) or labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
-            raise InputError(f"{where}: row_labels must hold a class index below {classes} for each of the {rows} rows")
+        if len(embedded) != rows or labels.shape != (rows,):
+            raise InputError(f"{where}: {len(embedded)} base_features and {labels.size} row_labels for {rows} features")
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
+            raise InputError(f"{where}: row_labels must hold class indices below {classes}")
         labels = labels.astype(np.int64)
-        beyond = np.flatnonzero(np.bincount(labels, minlength=classes) > np.array(self.label_counts))
-        if len(beyond):
-            name = self.classes[beyond[0]]
-            raise InputError(f"{where}: row_labels name class {name!r} more often than label_counts allows")
+        if (np.bincount(labels, minlength=classes) > np.array(self.label_counts)).any():
+            raise InputError(f"{where}: row_labels name a class more often than label_counts")
         labels.setflags(write=False)
         object.__setattr__(self, "base_features", embedded)
         object.__setattr__(self, "row_labels", labels)
@@ -213,19 +212,3 @@ def _embeddings(value: Any, where: str) -> NDArray[np.float32]:
         raise InputError(f"{where} exceed float32; scale the encoder's output")
     rows.setflags(write=False)
     return rows
-
-
-def _require_text(value: Any, name: str, where: str) -> None:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: {name!r} must be a non-empty text, not {value!r}")
-
-
-def _require_counts(counts: tuple[int, ...], names: tuple[str, ...], where: str, named: str) -> None:
-    """Refuses anything but different names, and one count for each, not all 0."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice or not names:
-        raise InputError(f"{named} must be different names, at least one; found twice: {some_of(twice, show=repr)}")
-    if len(counts) != len(names):
-        raise InputError(f"{where} holds {len(counts)} counts for {len(names)} classes")
-    if any(not isinstance(count, int) or count < 0 for count in counts) or not any(counts):
-        raise InputError(f"{where} must be whole numbers >= 0, not all 0: a profile needs at least one sample")

@@ -9,10 +9,9 @@ import pytest
 
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.config import read_experiment
-from tunable_magmax.experiments.jobs import missing_jobs
-from tunable_magmax.experiments.reproduce import results_folder
-from tunable_magmax.experiments.results import Measured, grouped, load_results, paired, write_summary
-from tunable_magmax.experiments.table import Cell
+from tunable_magmax.experiments.reproduce import missing_jobs
+from tunable_magmax.experiments.results import Score, load_results, paired, write_summary
+from tunable_magmax.experiments.tables import Cell, overall_tables, setting_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -26,9 +25,9 @@ def lines(text: str, head: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, dict[str, list[Measured]]]:
+def measured() -> dict[str, dict[str, list[Score]]]:
     results = load_results(RESULTS)
-    return {setting: grouped(results.of(setting, "D")) for setting in results.settings}
+    return {setting: results.main_rows(setting) for setting in results.settings}
 
 
 def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) -> None:
@@ -36,7 +35,7 @@ def test_the_summary_is_what_the_command_makes_of_the_records(tmp_path: Path) ->
     assert again.read_bytes() == (RESULTS / "summary.json").read_bytes()
 
 
-def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str, dict[str, list[Measured]]]) -> None:
+def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str, dict[str, list[Score]]]) -> None:
     told = lines(DOCS, "difference")
     assert len(told) > 15
     for name, *cells in told:
@@ -51,7 +50,7 @@ def test_every_difference_in_the_docs_is_that_of_the_records(measured: dict[str,
             assert cell == Cell(100 * found.mean, interval=ends, signed=True).shown + seeds, name
 
 
-def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Measured]]]) -> None:
+def test_the_docs_columns_are_the_settings(measured: dict[str, dict[str, list[Score]]]) -> None:
     heads = re.findall(r"^\| difference \| (.*) \|$", DOCS, re.MULTILINE)
     assert set(heads) == {" | ".join(setting.split("/")[1] for setting in measured)}
 
@@ -65,24 +64,22 @@ def test_the_docs_examples_print_what_they_say(
         assert capsys.readouterr().out == code.rstrip().rpartition("# ")[2] + "\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"minilm/{name}" for name in ("clinc150-5", "clinc150-15", "clinc150-50", "m-sweep")),
-        *(f"mini-clip/{name}" for name in ("cifar100-5", "cifar100-20", "cifar100-50", "m-sweep")),
-    ],
-)
-def test_nothing_is_missing(name: str) -> None:
-    experiment = read_experiment(ROOT / "configs" / f"{name}.yaml")
-    assert missing_jobs(experiment, results_folder(experiment, RESULTS)) == []
+def test_the_committed_reports_hold_the_tables_that_the_records_give() -> None:
+    results = load_results(RESULTS)
+    tables = {RESULTS / setting: setting_tables(results, setting) for setting in results.settings}
+    for folder, own in {**tables, RESULTS: overall_tables(results)}.items():
+        text = (folder / "report.md").read_text(encoding="utf-8")
+        assert own
+        assert all(table.markdown() in text for table in own)
 
 
 def test_records_are_not_taken_for_those_of_other_settings() -> None:
-    config = ROOT / "configs" / "minilm" / "clinc150-15.yaml"
-    place = RESULTS / "minilm" / "clinc150-15"
-    assert missing_jobs(read_experiment(config, ["run.model=elsewhere", "run.benchmark.data=elsewhere"]), place) == []
-    with pytest.raises(
-        InputError, match=r"records of seed 3 .* other settings: train\.lr is 1\.0, there 0\.0001\. Give"
-    ):
+    config, place = "minilm/clinc150-15", RESULTS / "minilm" / "clinc150-15"
+    rows = "rows=[magmax@best, 'tunable:label@0.5']"
+    there = ["run.model=elsewhere", "run.benchmark.data=elsewhere", rows, "environments.levels=[]", "meta_sizes=[]"]
+    assert missing_jobs(read_experiment(config, there), place) == []
+    levels = missing_jobs(read_experiment(config, [*there, "environments.levels=[5]"]), place)
+    assert {(job.kind, job.name) for job in levels} == {("row", "magmax@best"), ("row", "tunable:label@0.5")}
+    with pytest.raises(InputError, match=r"train\.lr is 1\.0, there 0\.0001"):
         missing_jobs(read_experiment(config, ["run.train.lr=1"]), place)
     assert missing_jobs(read_experiment(config, ["run.train.lr=1", "seeds=[6]"]), place)

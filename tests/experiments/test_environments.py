@@ -12,7 +12,7 @@ from tunable_magmax.experiments.environments import (
     VARIANTS,
     EnvironmentSizes,
     draw_environments,
-    equal_mixtures,
+    level_mixtures,
 )
 
 
@@ -51,6 +51,10 @@ def test_without_a_size_every_ratio_is_satisfied():
     found = draw_environments(benchmark(50, 90), EnvironmentSizes())
     assert {len(one.meta) + len(one.rest) for one in found} == {112}  # 90 / 0.8
     assert all(short == 0 for one in found for short in one.short)
+    levels = level_mixtures([1, "all"], 50)
+    with_levels = draw_environments(benchmark(50, 90), EnvironmentSizes(levels=levels))
+    assert [one for one in with_levels if one.mixture.startswith("D")] == found
+    assert {one.mixture: len(one.meta) + len(one.rest) for one in with_levels[-6:]} == {"M1": 90, "M50": 112}
     largest = draw_environments(benchmark(5, 5000), EnvironmentSizes())
     assert {len(one.meta) + len(one.rest) for one in largest} == {1000}
 
@@ -62,7 +66,9 @@ def test_a_short_supply_is_told():
 
 
 def test_shares_of_many_tasks():
-    found = draw_environments(benchmark(10, 30), EnvironmentSizes(equal_mixtures([1, 10]), (42,), size=30))
+    found = draw_environments(
+        benchmark(10, 30), EnvironmentSizes({}, (42,), size=30, levels=level_mixtures([1, 10], 10))
+    )
     assert [len(one.tasks) for one in found] == [1, 10]
     assert sorted(found[1].tasks) == list(range(10))
 

@@ -31,19 +31,6 @@ def test_one_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     assert (torch.get_rng_state() == before).all()  # the caller's random numbers are left alone
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_threads(tmp_path):
-    before = torch.get_num_threads()
-    files = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            files.append((made(tmp_path / str(threads)) / "model.safetensors").read_bytes())
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    assert files[0] == files[1]
-
-
 def test_it_loads_like_any_other_and_has_no_pooler(encoder):
     assert encoder.pooling == "first"
     assert not any("pooler" in name for name, _ in encoder.module.named_parameters())

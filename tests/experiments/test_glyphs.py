@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import pytest
 
-from tunable_magmax.data.benchmark import open_benchmark, read_section
 from tunable_magmax.errors import InputError
 from tunable_magmax.experiments.glyphs import (
     FONTS,
@@ -52,15 +51,6 @@ def test_no_two_characters_are_drawn_alike_in_any_font():
     masks = np.concatenate([alphabet.masks for alphabet in alphabets()])
     for font in range(len(FONTS)):
         assert len({mask.tobytes() for mask in masks[:, font]}) == len(masks)
-
-
-def test_none_is_the_box_of_a_missing_character():
-    from tunable_magmax.experiments.glyphs import _drawn
-
-    for font, name in enumerate(FONTS):
-        box, _ = _drawn(name, "\U000e1234")
-        for alphabet in alphabets():
-            assert not (alphabet.masks[:, font] == box).all(axis=(1, 2)).any()
 
 
 def test_every_drawing_has_ink_in_the_middle():
@@ -130,10 +120,3 @@ def test_distorted_pictures_look_like_their_own_clean_ones():
 def test_clean_pictures_of_unknown_classes():
     with pytest.raises(InputError, match=r"'digit zeros' \(did you mean 'digit zero'\?\)"):
         clean_glyphs(["digit one", "digit zeros"])
-
-
-def test_the_benchmark_opens_by_name(tmp_path):
-    given = {"name": "glyphs", "classes": 12, "train": 3, "test": 2, "tasks": 4}
-    benchmark = open_benchmark(read_section(given, tmp_path))
-    assert [len(task.classes) for task in benchmark.tasks] == [3, 3, 3, 3]
-    assert [len(task.train) for task in benchmark.tasks] == [9, 9, 9, 9]

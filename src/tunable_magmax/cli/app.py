@@ -57,6 +57,7 @@ COMMANDS = (
     "studio",
     "reproduce",
     "inspect",
+    "verify",
     "convert",
     "push",
     "demo",
@@ -64,7 +65,7 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = ("merge", "inspect", "convert", "push")
+CONVERTED = ("merge",)
 """Commands that leave --quiet and --json to the program; the others declare them."""
 
 

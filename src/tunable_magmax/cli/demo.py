@@ -5,19 +5,19 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tunable_magmax.cli.merge_options import Json
-from tunable_magmax.cli.terminal import note, progress_bars, screen_width, show
+from tunable_magmax.cli.terminal import note, progress_bars, show
 
 if TYPE_CHECKING:
-    from tunable_magmax.experiments.demo import Demonstration, Scores
+    from tunable_magmax.experiments.demo import SiteStory, Story
 
-NAMES, SITE, WIDTH = 33, 7, 110  # columns of the names, of a site, and of the text
+NAMES, SITE = 44, 18  # columns of the models' names, and of a site
 
 
 def demo(
@@ -41,35 +41,43 @@ def demo(
 
     with progress_bars(quiet=as_json) as progress:
         story = run_demo(out, seed=seed, progress=progress, notify=None if as_json else note)
-    show(story.to_json() if as_json else _table(story) + _story(story, out))
+    show(story.to_json() if as_json else "".join(f"{line}\n" for line in story_lines(story, out)))
 
 
-def _table(story: Demonstration) -> str:
-    numbers = "".join(f"{f't{t}':>4}" for t in range(1, len(story.tasks) + 1))
-    sites = "".join(f"{site.split()[0]:>{SITE}}" for site in story.sites)
-    scales = "".join(f"  |{title:>{len(sites)}}" for title in ("old head", "site's head", "scale 0.5"))
-    lines = [f"{'':<{NAMES + len(numbers)}}{scales}", f"{'accuracy in %':<{NAMES}}{numbers}" + 3 * f"  |{sites}"]
-    lines += [_line(row, row.model) for row in story.rows if row.own is None]
+def story_lines(story: Story, out: Path) -> Iterator[str]:
+    """Yields what came out, in at most 20 lines of 80 columns."""
+    learnt, left = (sum(shares) / len(shares) for shares in (story.learnt, story.left))
+    characters = sum(map(len, story.characters))
+    yield f"A small encoder learned {characters} characters in {len(story.tasks)} tasks, one after the other."
+    yield f"Right after its training a task is {learnt:.0%} right, in the last checkpoint {left:.0%}."
+    yield ""
+    yield f"{f'% right of {story.unseen:,} unseen pictures':<{NAMES}}" + "".join(
+        f"{s.site:>{SITE}}" for s in story.sites
+    )
+    for model in story.sites[0].accuracy:
+        yield f"{model:<{NAMES}}" + "".join(f"{100 * site.accuracy[model]:{SITE}.0f}" for site in story.sites)
+    yield f"{'  as it said beforehand':<{NAMES}}" + "".join(f"{_expected(site):>{SITE}}" for site in story.sites)
+    yield ""
+    seconds = max(site.seconds for site in story.sites)
+    yield f"Each tailored model was made in {seconds:.0f} s, without training, from {story.known} unlabelled"
+    yield "pictures of its site:"
     for site in story.sites:
-        lines.append(f"for the {site}")
-        lines += [_line(row, f"  {row.model}") for row in story.rows if row.own == site]
-    return "\n".join(lines) + "\n"
+        yield f"  {site.site} (% found/true): {_weights(site)}"
+        yield f"  {'':{len(site.site)}}  {site.merge}, with a head fitted to it"
+    yield f"picture: {story.picture}"
+    folder = f"{out}/sites/{story.sites[0].site.replace(' ', '-')}"
+    yield f"next: {program_name(sys.argv[0])} tailor {out}/run --inputs {folder}/inputs -o mine"
 
 
-def _line(row: Scores, name: str) -> str:
-    tasks = "".join(f"{100 * score:4.0f}" for score in row.tasks)
-    columns = (row.sites, row.prior, row.half or [None] * len(row.sites))
-    shown = ["".join(f"{'-':>{SITE}}" if x is None else f"{100 * x:{SITE}.1f}" for x in scores) for scores in columns]
-    return f"{name:<{NAMES}}{tasks}" + "".join(f"  |{scores}" for scores in shown)
+def _expected(site: SiteStory) -> str:
+    value, low, high = (f"{100 * share:.0f}" for share in site.expected)
+    return f"{value} [{low}, {high}]"
 
 
-def _choices(story: Demonstration) -> list[str]:
-    """Says what labelled pictures chose."""
-    chosen = [
-        f"{made['labelled'].method} at scale {made['labelled'].scale:.2g} for the {site}"
-        for site, made in story.made.items()
-    ]
-    return [f"With labelled pictures, tmx tailor chose {' and '.join(chosen)}."]
+def _weights(site: SiteStory) -> str:
+    """Returns the tasks of largest weight, found and true."""
+    order = sorted(site.weights, key=lambda task: -site.weights[task])[: len(site.shares)]
+    return ", ".join(f"{task} {100 * site.weights[task]:.0f}/{100 * site.shares.get(task, 0):.0f}" for task in order)
 
 
 def program_name(started: str) -> str:
@@ -84,38 +92,3 @@ def program_name(started: str) -> str:
     found = shutil.which(path.name)
     known = found is not None and path.exists() and path.samefile(found)
     return path.name if known or not path.parent.name else shlex.quote(started)
-
-
-def _story(story: Demonstration, out: Path) -> str:
-    from tunable_magmax.experiments.table import slug
-
-    tasks = ", ".join(f"t{t} {task}" for t, task in enumerate(story.tasks, start=1))
-    mixes = [
-        f"The {site} sees " + ", ".join(f"{share:.0%} {task}" for task, share in shares.items())
-        for site, shares in story.sites.items()
-    ]
-    learnt = sum(story.learnt) / len(story.learnt)
-    sentences = (
-        f"Tasks in training order: {tasks}.",
-        f"Just after its training a task has {learnt:.0%} on average; in the end {100 * story.forgetting:.0f} points "
-        "of a task's best are forgotten.",
-        f"{'. '.join(mixes)}.",
-        f"Lines with 'from' are models that tmx tailor made, without training, from {story.known} pictures of the "
-        "site, from their labels, or from both. The columns of the sites are measured on other pictures: with the head "
-        "that training used; with the site's head, which tmx tailor fits to its own model, and which for the others is "
-        "the old one with the site's shares; and with the old head at the paper's scale 0.5.",
-        *_choices(story),
-        f"Look at {story.picture}, and try:",
-    )
-    site = out / "sites" / slug(next(iter(story.sites)))
-    program = program_name(sys.argv[0])
-    commands = (
-        f"eval {out}/run",
-        f"tailor {out}/run --inputs {site}/inputs -o {out}/mine",
-        f"predict {out}/mine {site}/inputs",
-        f"eval {out}/mine --data {site}/test",
-        f"compare {out}/run --preference {out}/mine --data {site}/test",
-        f"studio {out}/run --inputs {site}/inputs --data {site}/test",
-    )
-    text = "\n".join(textwrap.fill(sentence, min(WIDTH, screen_width())) for sentence in sentences)
-    return f"\n{text}\n" + "".join(f"  {program} {command}\n" for command in commands)

@@ -1,37 +1,25 @@
-"""An experiment's YAML: a sequence to train, environments to tailor to, and what to compare."""
+"""An experiment's YAML: a sequence to train, environments to tailor to, and the rows to compare."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, WrapValidator
 
-from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, path_here, read_yaml, refuse, set_value
+from tunable_magmax.config import STRICT, NotNegative, Positive, Reader, gather, read_yaml, refuse, set_value
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.environments import (
-    PAPER,
-    VARIANTS,
-    EnvironmentSizes,
-    equal_mixtures,
-    level_mixtures,
-    paper_size,
-)
-from tunable_magmax.experiments.rows import BASELINES, Baseline, Option, Row, Source, plan_rows
+from tunable_magmax.experiments.environments import PAPER, VARIANTS, EnvironmentSizes, level_mixtures, paper_size
+from tunable_magmax.experiments.rows import Row
 from tunable_magmax.training.config import PATHS, TrainConfig
 
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 HOLDOUT = 0.05
-# What an experiment of parts says for itself; everything else is its parts'.
-OF_PARTS = ("name", "setting", "about", "parts", "kinds", "only")
 
 Item = TypeVar("Item")
-Kind: TypeAlias = Literal["sequence", "scale", "row", "alpha", "meta-size"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def _must_be(words: str) -> WrapValidator:
@@ -56,10 +44,13 @@ def _not_empty(values: tuple[Item, ...]) -> tuple[Item, ...]:
 Some: TypeAlias = Annotated[tuple[Item, ...], AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})]
 Whole: TypeAlias = Annotated[int, Field(ge=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
-ScaleRule: TypeAlias = Annotated[Literal["matched", "best"] | Positive, _must_be("matched, best or a number above 0")]
 Mixtures: TypeAlias = Annotated[
-    Literal["paper"] | Annotated[dict[str, Annotated[list[Positive], Field(min_length=1)]], Field(min_length=1)] | None,
+    Literal["paper"] | Annotated[dict[str, Annotated[list[Positive], Field(min_length=1)]], Field(min_length=1)],
     _must_be("paper, or a mapping of names to lists of numbers above 0, such as {D1: [0.5, 0.5]}"),
+]
+Level: TypeAlias = Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")]
+Size: TypeAlias = Annotated[
+    Literal["paper", "supply"] | Count, _must_be("paper, supply or a whole number of at least 1")
 ]
 
 
@@ -71,9 +62,6 @@ def _row_name(name: str) -> str:
 
 
 RowName: TypeAlias = Annotated[str, AfterValidator(_row_name)]
-Size: TypeAlias = Annotated[
-    Literal["paper", "supply"] | Count | None, _must_be("paper, supply or a whole number of at least 1")
-]
 
 
 @dataclass(frozen=True)
@@ -81,21 +69,21 @@ class SearchOptions:
     """The search for preferences: its trials, and the variants of the environments that it is done for."""
 
     __pydantic_config__ = STRICT
-    trials: Whole = 50
+    trials: Count = 50
     variants: Some[Whole] = VARIANTS[:1]
 
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """The environments as a file describes them. `equal`: numbers of tasks in equal shares, instead of `mixtures`.
+    """The environments as a file describes them.
 
-    `levels`: the same beside the mixtures, and `all` tasks; a sequence leaves out those for which it has too few tasks.
+    `levels`: beside the mixtures, equal shares of so many tasks, or of `all`; a sequence leaves out those for which it
+    has too few tasks. `variants`: draws of each. `size`: samples of each, at most `most`. `meta`: the known share.
     """
 
     __pydantic_config__ = STRICT
-    mixtures: Mixtures = None
-    equal: Some[Count] | None = None
-    levels: tuple[Annotated[Literal["all"] | Count, _must_be("all or a whole number of at least 1")], ...] = ()
+    mixtures: Mixtures = "paper"
+    levels: tuple[Level, ...] = ()
     variants: Some[Whole] = VARIANTS
     size: Size = "paper"
     most: Count = 1000
@@ -104,13 +92,12 @@ class EnvironmentOptions:
     def sizes(self, tasks: Any) -> EnvironmentSizes:
         """Returns the environments of a benchmark with so many tasks, or with groups of classes as its tasks."""
         count = tasks if isinstance(tasks, int) else len(tasks or ())
-        mixtures = PAPER if self.equal is None else equal_mixtures(self.equal)
-        if isinstance(self.mixtures, dict):
-            mixtures = {name: tuple(ratio) for name, ratio in self.mixtures.items()}
-        if self.levels:
-            mixtures = {**mixtures, **level_mixtures(self.levels, count)}
-        size = paper_size(tasks) if self.size == "paper" and isinstance(tasks, int) else self.size
-        return EnvironmentSizes(mixtures, self.variants, size if isinstance(size, int) else None, self.most, self.meta)
+        own = PAPER if self.mixtures == "paper" else {name: tuple(ratio) for name, ratio in self.mixtures.items()}
+        size = {"paper": paper_size(count), "supply": None}.get(str(self.size), self.size)
+        levels = level_mixtures(self.levels, count)
+        return EnvironmentSizes(
+            own, self.variants, size if isinstance(size, int) else None, self.most, self.meta, levels
+        )
 
 
 @dataclass(frozen=True)
@@ -123,49 +110,40 @@ class _Settings:
     run: dict[str, Any] = field(default_factory=dict)
     seeds: Some[Whole] = (3, 4, 5)
     order_from_seed: bool = False
-    baselines: Some[Baseline] = BASELINES
-    preferences: Some[Source] = ("label", "ot", "cosine", "mmd", "probe", "auto")
-    scales: Some[ScaleRule] = (0.5, "matched", "best")
-    grid: Some[Positive] = GRID
-    variations: tuple[Annotated[dict[Option, str], Field(min_length=1)], ...] = ()
     rows: tuple[RowName, ...] = ()
+    grid: Some[Positive] = GRID
+    search: SearchOptions = SearchOptions()
     joint_steps: Count | None = None
     alphas: tuple[NotNegative, ...] = ()
-    meta_sizes: tuple[Whole, ...] = ()
-    kinds: Some[Kind] = KINDS
-    only: tuple[str, ...] = ()
+    meta_sizes: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExperimentFile(_Settings):
-    """The YAML of an experiment. `parts`: files of other experiments; then it has no run of its own.
+    """The YAML of an experiment.
 
-    `rows`: further rows, by name. `joint_steps`: of the model that is trained on all tasks together, by default as many
-    as the sequence has. `kinds` and `only` restrict it to some kinds of jobs and some rows. `extends`: a file that this
-    one changes.
+    `setting`: what its records are called, such as minilm/clinc150-15. `run`: what is trained, as in run.yaml. `rows`:
+    by name. `grid`: the scales that rows at their best scale choose among. `joint_steps`: of the model that is trained
+    on all tasks together, by default as many as the sequence has. `alphas`: of the figure of first against last task.
+    `meta_sizes`: numbers of known samples that tailored rows are tried with. `extends`: a file that this one changes.
     """
 
     __pydantic_config__ = STRICT
-    environments: EnvironmentOptions | None = None
-    search: SearchOptions | None = None
-    parts: Some[str] | None = None
+    environments: EnvironmentOptions = EnvironmentOptions()
     extends: str | None = None
 
 
 @dataclass(frozen=True)
 class Experiment(_Settings):
-    """A checked experiment. `parts`: other experiments whose records it shows together; then it has no run."""
+    """A checked experiment. `root`: where its relative paths count from."""
 
     environments: EnvironmentSizes = field(default_factory=EnvironmentSizes)
-    search: SearchOptions = SearchOptions()
-    parts: tuple[Experiment, ...] = ()
     root: Path = Path()
 
     @property
     def planned(self) -> list[Row]:
         """All rows of its tables."""
-        rows = plan_rows(self.baselines, self.preferences, self.scales, self.variations, self.rows)
-        return [row for row in rows if not self.only or row.name in self.only]
+        return [Row.parse(name) for name in dict.fromkeys(self.rows)]
 
     def joint_training(self, seed: int, steps: int) -> TrainConfig:
         """Returns the training of one model on all tasks together: the same recipe, with so many steps."""
@@ -178,7 +156,7 @@ class Experiment(_Settings):
         benchmark = dict(self.run.get("benchmark") or {})
         if self.order_from_seed:
             benchmark["order"] = {"seed": seed}
-        if "best" in self.scales:
+        if any(row.scale == "best" for row in self.planned):
             benchmark.setdefault("holdout", HOLDOUT)
         data = {"matrix": False, **self.run, "benchmark": benchmark, "seed": seed}
         return TrainConfig.read(data, self.root, f"experiment {self.name}, run")
@@ -187,12 +165,27 @@ class Experiment(_Settings):
 def read_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
     """Reads a YAML, or one that comes with this package by its name: "glyphs/characters-5".
 
-    `changes`, as "run.model=clip/", replace single values.
-    Relative paths in the file count from its directory, those in `changes` from the current one. Of an experiment
-    of parts, changes replace the values of each part, but for its own name, setting, about, kinds and only.
+    `changes`, as "run.model=clip/", replace single values. Relative paths in the file count from its directory, those
+    in `changes` from the current one.
     """
     path = find_experiment(path)
-    return _checked(_loaded(path), path, changes)
+    data = _loaded(path)
+    for change in changes:
+        set_value(data, change, _PATHS)
+    problems: list[str] = []
+    file = gather(ExperimentFile, data, problems)
+    if "run" not in data:
+        problems.append("run is missing: what is trained, as in run.yaml")
+    refuse(problems, str(path))
+    assert file is not None
+    name = file.name or path.stem
+    own = {each.name: getattr(file, each.name) for each in fields(_Settings)}
+    sizes = file.environments.sizes((file.run.get("benchmark") or {}).get("tasks"))
+    named = own | {"name": name, "setting": file.setting or name}
+    experiment = Experiment(**named, environments=sizes, root=path.parent.absolute())
+    for seed in experiment.seeds:
+        experiment.training(seed)  # tells what is wrong with the run before anything is made
+    return experiment
 
 
 def find_experiment(name: str | Path) -> Path:
@@ -239,36 +232,4 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def _checked(data: dict[str, Any], path: Path, changes: Sequence[str]) -> Experiment:
-    has_parts = data.get("parts") is not None
-    for_parts = [change for change in changes if has_parts and re.split("[.=]", change)[0] not in OF_PARTS]
-    for change in changes:
-        if change not in for_parts:
-            set_value(data, change, _PATHS)
-    problems: list[str] = []
-    file = gather(ExperimentFile, data, problems)
-    if not has_parts and "run" not in data:
-        problems.append("run is missing: what is trained, as in run.yaml")
-    if has_parts and "run" in data:
-        problems.append("parts and run are both given: an experiment shows its own run, or others'")
-    refuse(problems, str(path))
-    assert file is not None
-    limits: dict[str, Any] = {key: data[key] for key in ("kinds", "only") if key in data}
-    files = [path.parent / part for part in file.parts or ()]
-    name = file.name or path.stem
-    own = {each.name: getattr(file, each.name) for each in fields(_Settings)}
-    experiment = Experiment(
-        **own | {"name": name, "setting": file.setting or name},
-        environments=(file.environments or EnvironmentOptions()).sizes((file.run.get("benchmark") or {}).get("tasks")),
-        search=file.search or SearchOptions(),
-        parts=tuple(_checked(_merged(_loaded(part), limits), part, for_parts) for part in files),
-        root=path.parent.absolute(),
-    )
-    for seed in () if files else experiment.seeds:
-        experiment.training(seed)  # tells what is wrong with the run before anything is made
-    return experiment
-
-
-_PATHS: dict[str, Reader] = {f"run.{key}": read for key, read in PATHS.items()} | {
-    "parts": lambda files: [path_here(file) for file in files] if isinstance(files, list) else files
-}
+_PATHS: dict[str, Reader] = {f"run.{key}": read for key, read in PATHS.items()}

@@ -1,4 +1,4 @@
-"""The built-in demonstration: an encoder learns characters task by task and forgets; two sites get merges of their own.
+"""The built-in demonstration: an encoder learns characters task by task and forgets; two sites get models of their own.
 
 Everything is made on the spot (the benchmark `glyphs`) and stays as files: run, sites, tailored models.
 """
@@ -8,109 +8,90 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
-from torch import Tensor
 
-from tunable_magmax.data.benchmark import open_benchmark
-from tunable_magmax.data.samples import Samples
 from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import InputError
-from tunable_magmax.evaluation.labelled import Labelled, label_benchmark, label_samples
+from tunable_magmax.evaluation.bench import Bench, BenchData
+from tunable_magmax.evaluation.run_models import BASE, MergeSpec
 from tunable_magmax.experiments.glyphs import SITE_STREAM, alphabets, glyph_pictures
-from tunable_magmax.experiments.rows import MERGED
-from tunable_magmax.experiments.table import slug
+from tunable_magmax.experiments.tables import slug
 from tunable_magmax.files import Progress
 from tunable_magmax.lottery import derived_seed
-from tunable_magmax.merging.methods import METHODS
-from tunable_magmax.merging.state_dicts import MergeSession
-from tunable_magmax.models.encoder import Refill, load_encoder
-from tunable_magmax.models.head import Head, load_head
-from tunable_magmax.models.prepared import Prepared, embed_prepared, prepare
-from tunable_magmax.models.state import read_tensors
-from tunable_magmax.plots.demo import Bar, SitePanel, save_demo_picture
+from tunable_magmax.models.head import Linear
+from tunable_magmax.plots.demo import SitePanel, save_demo_picture
 from tunable_magmax.runs.run import Run, is_run
 from tunable_magmax.training.config import TrainConfig
-from tunable_magmax.training.sequence import train_sequence
+from tunable_magmax.training.sequence import TrainedRun, train_sequence
+from tunable_magmax.workflows.evaluate import evaluate
+from tunable_magmax.workflows.material import open_material
 from tunable_magmax.workflows.options import Reading
 from tunable_magmax.workflows.site import SiteSources
-from tunable_magmax.workflows.tailor import TailorOptions, tailor
-from tunable_magmax.workflows.tailored import HEAD, Tailored
+from tunable_magmax.workflows.tailor import tailor
+from tunable_magmax.workflows.tailored import Tailored
 
 # Five characters each, in the order in which the alphabet brings them.
 TASKS = ("digits-1", "latin-1", "greek-1", "cyrillic", "signs", "digits-2", "latin-2", "greek-2")
 EACH = 5
-TRAIN, TEST = 200, 50  # pictures of each character
-OPTIMISATION = {"epochs": 3, "batch": 64, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
 SITES: dict[str, dict[str, float]] = {
     "post office": {"digits-1": 0.25, "cyrillic": 0.5, "digits-2": 0.25},
     "maths class": {"greek-1": 0.3, "signs": 0.4, "greek-2": 0.3},
 }
-KNOWN, UNSEEN = 100, 1000  # pictures of a site: for the preference, and for the evaluation
-SHOWN = ("average", "random_mix", "ties", "magmax")
-"""The baselines of the table, as `rows.MERGED` names them, beside the base and the last checkpoint."""
-SOURCES = {
-    "labels": "its labels",
-    "inputs": "its pictures",
-    "inputs-ot": "its pictures, by transport",
-    "labelled": "its labelled pictures",
-}
-"""What is known of a site; the last lets labels choose method and scale, too."""
-HALF = 0.5
 CONFIG, RESULTS, PICTURE = "run.yaml", "results.json", "demo.png"
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """A model's accuracy on the test pictures of each task and of each site.
-
-    `prior`: on the sites with the prior of each, found from its pictures; a tailored model has its own. `half`: with
-    the paper's scale 0.5 for the step from the base, without a prior; else merges have their default scale, tailored
-    ones that of `tailor`. None where a model's scale was chosen. `own`: the site it was chosen or made for;
-    `tailored`: whether `tailor` made it.
-    """
-
-    model: str
-    tasks: tuple[float, ...]
-    sites: tuple[float, ...]
-    prior: tuple[float, ...]
-    half: tuple[float, ...] | None
-    own: str | None = None
-    tailored: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """How a tailored model was merged, and its warnings."""
-
-    method: str
-    scale: float
-    warnings: tuple[str, ...]
+LAST, MAGMAX, FITTED, TAILORED = (
+    "last checkpoint",
+    "MAGMAX, one model for all",
+    "base, head fitted",
+    "tailored to the site",
+)
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """What came out. `weights`: by site and source, one weight for each task; `forgetting` as `tmx eval` defines it.
+class DemoSize:
+    """How much is trained and drawn. `train`, `test`: pictures of each character, `known`, `unseen`: of each site."""
 
-    `made`: by site and source, how the model was merged, and what there was to warn of.
-    `characters`: those of each task. `known`: how many pictures of a site its preferences come from. `learnt`: the
-    accuracy on each task just after it was trained.
+    train: int = 200
+    test: int = 50
+    known: int = 100
+    unseen: int = 1000
+    epochs: int = 3
+    batch: int = 64
+
+
+@dataclass(frozen=True)
+class SiteStory:
+    """What came out for one site. `accuracy`: by model, on pictures that none has seen.
+
+    `expected`: what tailoring told of its accuracy beforehand, with the 90% interval. `weights`: by task.
     """
+
+    site: str
+    shares: Mapping[str, float]
+    accuracy: Mapping[str, float]
+    expected: tuple[float, float, float]
+    weights: Mapping[str, float]
+    merge: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Story:
+    """The demonstration. `learnt`, `left`: accuracy on each task right after its training, and at the end."""
 
     tasks: tuple[str, ...]
     characters: tuple[str, ...]
-    sites: Mapping[str, Mapping[str, float]]
     known: int
-    rows: tuple[Scores, ...]
-    weights: Mapping[str, Mapping[str, tuple[float, ...]]]
-    made: Mapping[str, Mapping[str, Made]]
+    unseen: int
     learnt: tuple[float, ...]
-    forgetting: float
+    left: tuple[float, ...]
+    sites: tuple[SiteStory, ...]
     picture: str
 
     def to_json(self) -> str:
@@ -119,9 +100,14 @@ class Demonstration:
 
 
 def run_demo(
-    out: str | Path, *, seed: int = 0, progress: Progress | None = None, notify: Callable[[str], None] | None = None
-) -> Demonstration:
-    """Trains, makes two sites, tailors models to them and measures; everything is left in `out`.
+    out: str | Path,
+    *,
+    seed: int = 0,
+    size: DemoSize = DemoSize(),  # noqa: B008  (frozen)
+    progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Story:
+    """Trains, makes two sites, tailors a model to each and measures; everything is left in `out`.
 
     Called again, it continues the training where that stopped, and makes the rest anew.
     """
@@ -131,52 +117,50 @@ def run_demo(
     place = Path(out)
     report = progress or (lambda phase, done, total: None)
     with one_thread():
-        config, news = _config(place, seed)
+        config, news = _config(place, seed, size)
         if notify is not None:
             notify(news)
-        learnt, forgetting = _train(config, place / "run", report)
+        trained = _train(config, place / "run", report)
         for folder in ("sites", "models"):
             shutil.rmtree(place / folder, ignore_errors=True)
-        for k in range(len(SITES)):
-            _write_site(place, k, seed, report)
-        models = _tailor(place, report)
-        rows = _measure(place, config, models, report)
-    drawn = "".join(alphabets()[0].characters)
-    demonstration = Demonstration(
-        tasks=TASKS,
-        characters=tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS))),
-        sites=SITES,
-        known=KNOWN,
-        rows=tuple(rows),
-        weights={site: {name: model.preference.weights for name, model in own.items()} for site, own in models.items()},
-        made={site: {name: _made(model) for name, model in own.items()} for site, own in models.items()},
-        learnt=learnt,
-        forgetting=forgetting,
-        picture=str(place / PICTURE),
-    )
-    _draw(demonstration, place / PICTURE)
-    (place / RESULTS).write_text(demonstration.to_json(), encoding="utf-8")
-    return demonstration
+        made = {}
+        for number, site in enumerate(SITES):
+            _write_site(place, number, seed, size, report)
+            sources = SiteSources(inputs=_folder(place, site) / "inputs")
+            made[site] = tailor(
+                place / "run",
+                sources,
+                place / "models" / slug(site),
+                reading=Reading(device="cpu"),
+                progress=report,
+            )
+        story = _measure(place, made, trained, size, report)
+    tasks = [f"{task}\n{drawn}" for task, drawn in zip(story.tasks, story.characters, strict=True)]
+    panels = [SitePanel(site.site, site.shares, site.accuracy, site.expected, TAILORED) for site in story.sites]
+    save_demo_picture(tasks, story.learnt, story.left, panels, place / PICTURE)
+    (place / RESULTS).write_text(story.to_json(), encoding="utf-8")
+    return story
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def demo_config(seed: int) -> dict[str, Any]:
+def demo_config(seed: int, size: DemoSize) -> dict[str, Any]:
     """Returns the run.yaml of the demonstration."""
     names = alphabets()[0].first(EACH * len(TASKS)).names
     tasks = {task: list(names[EACH * t : EACH * (t + 1)]) for t, task in enumerate(TASKS)}
-    sizes = {"classes": EACH * len(TASKS), "train": TRAIN, "test": TEST, "seed": seed}
+    sizes = {"classes": EACH * len(TASKS), "train": size.train, "test": size.test, "seed": seed}
+    recipe = {"epochs": size.epochs, "batch": size.batch, "lr": 1e-3, "weight_decay": 0.05, "warmup": 0.1}
     benchmark = {"name": "glyphs", **sizes, "tasks": tasks}
-    return {"model": "glyphs", "benchmark": benchmark, "train": OPTIMISATION, "seed": seed}
+    return {"model": "glyphs", "benchmark": benchmark, "train": recipe, "seed": seed}
 
 
-def _config(place: Path, seed: int) -> tuple[TrainConfig, str]:
+def _config(place: Path, seed: int, size: DemoSize) -> tuple[TrainConfig, str]:
     """Writes run.yaml, and removes the run of another seed or version; also returns in words what is done."""
     file, run = place / CONFIG, place / "run"
     if place.exists() and not file.exists():
         raise InputError(f"{place} exists and is no earlier demonstration; choose another folder with --out")
-    wanted = yaml.safe_dump(demo_config(seed), sort_keys=False, allow_unicode=True)
+    wanted = yaml.safe_dump(demo_config(seed, size), sort_keys=False, allow_unicode=True)
     news = f"everything goes to {place}; this takes about two minutes"
     if place.exists() and file.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(run, ignore_errors=True)
@@ -190,180 +174,85 @@ def _config(place: Path, seed: int) -> tuple[TrainConfig, str]:
     return TrainConfig.read(yaml.safe_load(wanted), place, str(file)), news
 
 
-def _train(config: TrainConfig, run: Path, report: Progress) -> tuple[tuple[float, ...], float]:
-    """Trains the sequence; returns each task's accuracy when it was new, and what was forgotten."""
-
+def _train(config: TrainConfig, run: Path, report: Progress) -> TrainedRun:
     def watch(tick: Any) -> None:
         report("train", tick.task * tick.steps + tick.step, tick.tasks * tick.steps)
 
-    matrix = train_sequence(config, run, device="cpu", progress=report, watch=watch).matrix
-    assert matrix is not None
-    forgetting = {metric.name: metric.value for metric in matrix.metrics()}["forgetting"]
-    assert forgetting is not None
-    return tuple(matrix.rows[t][t] for t in range(len(TASKS))), forgetting
+    return train_sequence(config, run, device="cpu", progress=report, watch=watch)
 
 
 # -- sites ------------------------------------------------------------------------------------------------------------
 
 
-def _site_folder(place: Path, site: str) -> Path:
+def _folder(place: Path, site: str) -> Path:
     return place / "sites" / slug(site)
 
 
-def _write_site(place: Path, number: int, seed: int, report: Progress) -> None:
-    """Writes a site's pictures: `inputs` and their `labels.txt`, which are known of it, and `test`, which is not.
-
-    `labelled` holds the known pictures once more, in class folders.
-    """
+def _write_site(place: Path, number: int, seed: int, size: DemoSize, report: Progress) -> None:
+    """Writes a site's pictures: `inputs`, which are known of it without labels, and `test` in class folders."""
     site, shares = list(SITES.items())[number]
-    folder = _site_folder(place, site)
+    folder = _folder(place, site)
     draw = random.Random(derived_seed(seed, "site", number))
-    tasks = draw.choices(list(shares), weights=list(shares.values()), k=KNOWN + UNSEEN)
+    tasks = draw.choices(list(shares), weights=list(shares.values()), k=size.known + size.unseen)
     labels = [EACH * TASKS.index(task) + draw.randrange(EACH) for task in tasks]
     pictures = glyph_pictures(labels, EACH * len(TASKS), seed, SITE_STREAM + number)
-    (folder / "inputs").mkdir(parents=True)
-    names = [pictures.classes[label] for label in labels]
-    (folder / "labels.txt").write_text("\n".join(names[:KNOWN]) + "\n", encoding="utf-8")
     for position, picture in enumerate(pictures.load(range(len(labels)))):
-        known = [folder / "inputs", folder / "labelled" / names[position]]
-        for target in known if position < KNOWN else [folder / "test" / names[position]]:
-            target.mkdir(parents=True, exist_ok=True)
-            picture.save(target / f"{position:04}.png")
+        name = pictures.classes[labels[position]]
+        target = folder / "inputs" if position < size.known else folder / "test" / name
+        target.mkdir(parents=True, exist_ok=True)
+        picture.save(target / f"{position:04}.png")
         report("drawing the sites", number * len(labels) + position + 1, len(SITES) * len(labels))
 
 
-def _known_pictures(folder: Path, classes: tuple[str, ...]) -> Samples:
-    """Returns the pictures that are known of a site, with their labels."""
-    loose = open_samples(folder / "inputs")
-    names = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
-    return Samples(loose.origin, "image", len(loose), loose.load, classes, tuple(map(classes.index, names)))
+# -- what came out ----------------------------------------------------------------------------------------------------
 
 
-# -- models and accuracies --------------------------------------------------------------------------------------------
+def _measure(place: Path, made: Mapping[str, Tailored], trained: TrainedRun, size: DemoSize, report: Progress) -> Story:
+    """Measures the last checkpoint, MAGMAX, the base and the tailored model on the unseen pictures of each site."""
+    assert trained.matrix is not None
+    rows, sites = trained.matrix.rows, []
+    with Bench(Run.open(place / "run"), device="cpu") as bench:
 
+        def share(spec: MergeSpec, data: BenchData, head: Linear | None = None) -> float:
+            return float(np.mean(bench.logits(spec, data, head).argmax(axis=1) == data.labels))
 
-def _tailor(place: Path, report: Progress) -> dict[str, dict[str, Tailored]]:
-    """Tailors models to each site from what is known of it; returns them by site and source."""
-    run = Run.open(place / "run")
-    return {
-        site: {
-            source: tailor(
-                run,
-                _sources(_site_folder(place, site), source),
-                place / "models" / f"{slug(site)}-{source}",
-                TailorOptions(estimator="ot" if source == "inputs-ot" else "auto"),
-                Reading(device="cpu"),
-                progress=report,
-            )
-            for source in SOURCES
-        }
-        for site in SITES
-    }
-
-
-def _sources(folder: Path, source: str) -> SiteSources:
-    if source == "labels":
-        return SiteSources(labels=folder / "labels.txt")
-    return SiteSources(labelled=folder / "labelled") if source == "labelled" else SiteSources(inputs=folder / "inputs")
-
-
-def _made(model: Tailored) -> Made:
-    return Made(model.report.method, model.report.scale, tuple(model.record.warnings))
-
-
-def _measure(
-    place: Path, config: TrainConfig, models: Mapping[str, Mapping[str, Tailored]], report: Progress
-) -> list[Scores]:
-    """Measures all models on the tasks' test pictures and on both sites', there with and without a prior."""
-    total = 2 + len(SHOWN) + len(SITES) * (1 + len(SOURCES))
-    rows: list[Scores] = []
-    heads = {site: {source: load_head(model.out / HEAD) for source, model in models[site].items()} for site in SITES}
-    run = Run.open(place / "run")
-    assert run.head is not None
-    encoder, frozen = load_encoder(run.base, "cpu"), load_head(run.head)
-    priors = [models[site]["inputs"].preference.prior for site in SITES]
-    usual = [frozen if prior is None else frozen.with_bias(prior.bias(frozen.classes)) for prior in priors]
-
-    def opened(labelled: Labelled) -> tuple[Labelled, Prepared]:
-        prepared = prepare(encoder, labelled.samples, labelled.positions)
-        return labelled.readable(prepared.positions), prepared
-
-    def on(samples: Samples) -> tuple[Labelled, Prepared]:
-        return opened(label_samples(samples, frozen.classes, {}))
-
-    everything = opened(label_benchmark(open_benchmark(config.benchmark), frozen.classes))
-    base, *states = (read_tensors(path) for path in (run.base, *run.tasks))
-    refill = Refill(encoder, base)
-
-    def logits(state: Mapping[str, Tensor], data: tuple[Labelled, Prepared], heads: Sequence[Head]) -> list[Any]:
-        """Returns what heads give for a model's features of some pictures."""
-        refill(state)
-        features = embed_prepared(encoder, data[1])
-        return [head.logits(features) for head in heads]
-
-    with MergeSession(base, states) as session:
-        unseen = [on(open_samples(_site_folder(place, site) / "test")) for site in SITES]
-
-        def merged(scale: float | str = "matched", **options: Any) -> dict[str, Tensor]:
-            return session.merge(scale=scale, **options).state_dict
-
-        def right(state: Mapping[str, Tensor], own: Sequence[Head]) -> list[tuple[float, float]]:
-            """Returns for each site the accuracy of the plain head without a prior, and that with a site's head."""
-            found = []
-            for site, head in zip(unseen, own, strict=True):
-                scores = logits(state, site, (frozen, head))
-                plain, informed = (float((each.argmax(axis=1) == site[0].targets).mean()) for each in scores)
-                found.append((plain, informed))
-            return found
-
-        def add(
-            model: str,
-            state: Mapping[str, Tensor],
-            half: Mapping[str, Tensor] | None,
-            own: str | None = None,
-            made: Head | None = None,
-        ) -> None:
-            report("measuring", len(rows) + 1, total)
-            used = [made if made and own == site else usual[k] for k, site in enumerate(SITES)]
-            without, informed = zip(*right(state, used), strict=True)
-            halved = None if half is None else tuple(pair[0] for pair in right(half, usual))
-            accuracy = everything[0].accuracy(logits(state, everything, (frozen,))[0], frozen.classes)
-            by_task = tuple(share.value for share in accuracy.by_task.values())
-            rows.append(Scores(model, by_task, without, informed, halved, own, made is not None))
-
-        add("base", base, base)
-        add("last checkpoint", states[-1], merged(HALF, method=MERGED["sequential"]))
-        for name in SHOWN:
-            add(name, merged(method=MERGED[name]), merged(HALF, method=MERGED[name]))
-        for site in SITES:
-            known = on(_known_pictures(_site_folder(place, site), frozen.classes))
-            counts = [(logits(s, known, (frozen,))[0].argmax(axis=1) == known[0].targets).sum() for s in states]
-            best = counts.index(max(counts))
-            alone = [float(t == best) for t in range(len(TASKS))]
-            add("best single task", states[best], merged(HALF, weights=alone), site)
-            for source, model in models[site].items():
-                method = model.report.method
-                weighs = METHODS[method].weights != "refused"
-                own: dict[str, Any] = {"weights": model.preference.weights} if weighs else {}
-                half = None if source == "labelled" else merged(HALF, method=method, **own)
-                add(f"from {SOURCES[source]}", read_tensors(model.out), half, site, heads[site][source])
-    return rows
-
-
-def _draw(demonstration: Demonstration, path: Path) -> None:
-    panels = []
-    for k, (site, shares) in enumerate(demonstration.sites.items()):
-        rows = [row for row in demonstration.rows if row.own in (None, site)]
-        lines = {"true shares": [shares.get(task, 0.0) for task in demonstration.tasks]}
-        lines |= {f"from {SOURCES[source]}": list(weights) for source, weights in demonstration.weights[site].items()}
-        bars = [Bar(row.model, row.prior[k], row.sites[k], row.tailored) for row in rows]
-        panels.append(SitePanel(site, bars, lines))
-    title = (
-        f"One encoder, {len(demonstration.tasks)} tasks, {len(panels)} sites: models tailored to a site, from "
-        f"{demonstration.known} samples of it"
+        for number, (site, model) in enumerate(made.items(), 1):
+            report("measuring", number, len(made))
+            test = _folder(place, site) / "test"
+            data = bench.open(site, open_samples(test))
+            head = bench.fit(BASE, open_material(bench, model.preference).all).linear
+            accuracy = {
+                LAST: share(MergeSpec(checkpoint=len(TASKS)), data),
+                MAGMAX: share(MergeSpec("magmax"), data),
+                FITTED: share(BASE, data, head),
+                TAILORED: evaluate(model.out, test).accuracy.overall.value,
+            }
+            sites.append(_story(site, model, accuracy))
+    drawn = "".join(alphabets()[0].characters)
+    return Story(
+        tasks=TASKS,
+        characters=tuple(drawn[EACH * t : EACH * (t + 1)] for t in range(len(TASKS))),
+        known=size.known,
+        unseen=size.unseen,
+        learnt=tuple(rows[t][t] for t in range(len(TASKS))),
+        left=tuple(rows[-1]),
+        sites=tuple(sites),
+        picture=str(place / PICTURE),
     )
-    tasks = [f"{task}\n{drawn}" for task, drawn in zip(demonstration.tasks, demonstration.characters, strict=True)]
-    save_demo_picture(title, tasks, panels, path)
+
+
+def _story(site: str, model: Tailored, accuracy: Mapping[str, float]) -> SiteStory:
+    record = model.record
+    value, low, high = record.expected["tailored"]
+    return SiteStory(
+        site=site,
+        shares=SITES[site],
+        accuracy=accuracy,
+        expected=(value, low, high),
+        weights=record.mixture.weights,
+        merge=f"{record.merge.method}, scale {record.merge.scale}",
+        seconds=model.seconds,
+    )
 
 
 def _require_extras() -> None:

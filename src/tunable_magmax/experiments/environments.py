@@ -1,10 +1,10 @@
-"""Target environments: mixtures of some tasks' test samples, each split into a small meta part and the rest."""
+"""Environments: mixtures of some tasks' test samples, each split into a small known part and the rest."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tunable_magmax.data.benchmark import Benchmark
 from tunable_magmax.data.splits import shuffled
@@ -25,9 +25,10 @@ PAPER: Mapping[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Environment:
-    """One target. `tasks`: indices from 0, with their wanted `ratio`; `meta` and `rest`: positions of test samples.
+    """One site. `tasks`: indices from 0, with their wanted `ratio`.
 
-    `short`: how many samples each task lacked to satisfy the ratio.
+    `meta`: positions of the test samples that are known of it, `rest`: of those that models are scored on. `short`: how
+    many samples each task lacked to satisfy the ratio.
     """
 
     mixture: str
@@ -42,6 +43,11 @@ class Environment:
     def name(self) -> str:
         return f"{self.mixture}/{self.variant}"
 
+    def with_samples(self, size: int) -> Environment:
+        """Returns the same with fewer known samples: the first ones of a seeded order."""
+        order = shuffled(len(self.meta), derived_seed(self.variant, self.mixture, "meta"))
+        return replace(self, meta=tuple(sorted(self.meta[k] for k in order[:size])))
+
 
 def paper_size(tasks: int) -> int:
     """Returns how many samples the paper's environments have: 1000, 500 or 200 for 5, 20 or 50 tasks.
@@ -52,15 +58,6 @@ def paper_size(tasks: int) -> int:
     return 1000 if tasks <= 10 else 500 if tasks <= 30 else 200
 
 
-def equal_mixtures(counts: Sequence[int]) -> dict[str, tuple[float, ...]]:
-    """Returns equal shares of M tasks, for each M.
-
-    >>> equal_mixtures([2])
-    {'M2': (0.5, 0.5)}
-    """
-    return {f"M{count}": (1 / count,) * count for count in counts}
-
-
 def level_mixtures(levels: Sequence[int | str], tasks: int) -> dict[str, tuple[float, ...]]:
     """Returns equal shares of M of the tasks for each level M; `all` is all tasks, and more than these are left out.
 
@@ -68,16 +65,16 @@ def level_mixtures(levels: Sequence[int | str], tasks: int) -> dict[str, tuple[f
     {'M2': (0.5, 0.5), 'M4': (0.25, 0.25, 0.25, 0.25)}
     """
     counts = [tasks if level == "all" else int(level) for level in levels]
-    return equal_mixtures([count for count in dict.fromkeys(counts) if 0 < count <= tasks])
+    return {f"M{count}": (1 / count,) * count for count in dict.fromkeys(counts) if 0 < count <= tasks}
 
 
 @dataclass(frozen=True)
 class EnvironmentSizes:
-    """Describes environments: mixing ratios by name, the seeds of their variants, and sizes.
+    """Describes environments: mixing ratios by name, equal shares as further `levels`, and the seeds of variants.
 
     `size`: samples of each; a task with too few gives all it has, and the environment says how many are missing.
-    Without it, the largest size for which every ratio can be satisfied by every task, at most `most`. The first share
-    `meta` of each task's samples (at least one) is the meta part.
+    Without it, the largest size for which every task can satisfy every ratio of the mixtures, at most `most`; a level
+    that needs more of a task has fewer samples. The first share `meta` of each task's samples (at least one) is known.
     """
 
     mixtures: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: PAPER)
@@ -85,23 +82,29 @@ class EnvironmentSizes:
     size: int | None = None
     most: int = 1000
     meta: float = META
+    levels: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all environments, in the order in which they are drawn."""
+        return [f"{name}/{variant}" for name in {**self.mixtures, **self.levels} for variant in self.variants]
 
 
 def draw_environments(benchmark: Benchmark, sizes: EnvironmentSizes) -> list[Environment]:
     """Draws an environment for each mixing ratio and variant; tasks and samples are drawn by the variant's seed."""
-    size = sizes.size
-    for name, ratio in sizes.mixtures.items():
+    ratios = {**sizes.mixtures, **sizes.levels}
+    for name, ratio in ratios.items():
         if len(ratio) > len(benchmark.tasks) or not ratio or min(ratio) <= 0 or not math.isclose(sum(ratio), 1):
             raise InputError(
                 f"environment {name!r}: the ratio {tuple(ratio)} must be positive shares that sum to 1, of at most "
                 f"{len(benchmark.tasks)} tasks"
             )
-    if size is None:
-        supply = min(len(task.test) for task in benchmark.tasks)
-        size = min(sizes.most, *(int(supply / max(ratio) + 1e-9) for ratio in sizes.mixtures.values()))
+    supply = min(len(task.test) for task in benchmark.tasks)
+    possible = {name: int(supply / max(ratio) + 1e-9) for name, ratio in ratios.items()}
+    largest = min(sizes.most, *(possible[name] for name in sizes.mixtures or ratios))
     return [
-        _drawn(benchmark, name, ratio, variant, size, sizes.meta)
-        for name, ratio in sizes.mixtures.items()
+        _drawn(benchmark, name, ratio, variant, sizes.size or min(largest, possible[name]), sizes.meta)
+        for name, ratio in ratios.items()
         for variant in sizes.variants
     ]
 

@@ -1,172 +1,225 @@
-"""An experiment's records: JSON lines, one for each finished job, that a killed run leaves readable."""
+"""An experiment's records: one line of JSON for each finished job, which a killed run leaves readable."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from tunable_magmax.errors import InputError, StorageError, bulleted, closest
-from tunable_magmax.files import parse_json
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from tunable_magmax.errors import InputError, StorageError, bulleted
 from tunable_magmax.runs.run import is_run
 
 RECORDS = "records.jsonl"
-Record: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, int, str]
 """What a record is of: setting, kind, seed, name."""
-
-_NEEDED: Mapping[str, Mapping[str, Any]] = {
-    "sequence": {"tasks": int, "magmax_counts": list, "elements": int},
-    "scale": {"method": str, "grid": dict, "best": float},
-    "row": {"row": str, "environments": {"name": str, "mixture": str, "right": int, "samples": int}},
-    "alpha": {"method": str, "scale": object, "points": {"alpha": object, "first": float, "last": float}},
-    "meta-size": {"row": str, "points": {"size": int, "accuracy": float}},
-}
-"""What a record of each kind has, with its type. A mapping stands for a list of mappings that have these keys."""
+_CONFIG = ConfigDict(extra="ignore", ser_json_inf_nan="null")
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
-def record_key(record: Mapping[str, Any]) -> Key:
-    """Returns what a record is of. The name is the row's, the scaled method's, or of an alpha record method@scale.
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentScore:
+    """What a row got in one environment, with what was believed of it.
 
-    >>> record_key({"kind": "scale", "setting": "clip/cifar100-5", "seed": 3, "method": "ties"})
-    ('clip/cifar100-5', 'scale', 3, 'ties')
+    `error`: half the L1 distance of the weights to the true mixture, `expected_error` what was expected of it.
+    `weights`: those above 0 by task, from 1. `chosen`: the source of the preference, or the model that was chosen.
+    `expected`: the accuracy that was told beforehand, with its interval, of the tailored model, the base and the last
+    checkpoint. `leftovers`: the share of elements that were given by key alone.
     """
-    kind = record["kind"]
-    if kind == "alpha":
-        name = f"{record['method']}@{record['scale']}"
-    else:
-        name = str({"scale": record.get("method"), "sequence": "sequence"}.get(kind, record.get("row")))
-    return record["setting"], kind, record["seed"], name
+
+    __pydantic_config__ = _CONFIG
+    name: str
+    mixture: str
+    right: Annotated[int, Field(ge=0)]
+    samples: Annotated[int, Field(ge=1)]
+    error: float | None = None
+    expected_error: float | None = None
+    weights: Mapping[str, float] | None = None
+    leftovers: float | None = None
+    chosen: str | None = None
+    expected: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    simpler: str | None = None
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.right > self.samples:
+            raise ValueError(f"{self.right} right of {self.samples} samples in {self.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    __pydantic_config__ = _CONFIG
+    kind: str = ""
+    setting: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What tells it from others of its kind and seed."""
+        return "sequence"
+
+    @property
+    def key(self) -> Key:
+        return self.setting, self.kind, self.seed, self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRecord(_Record):
+    """A trained sequence. `config`: its run.yaml; `magmax_counts`: the elements that MAGMAX takes from each task."""
+
+    kind: Literal["sequence"] = "sequence"
+    tasks: int
+    elements: int
+    magmax_counts: tuple[int, ...]
+    config: dict[str, Any]
+    task_names: tuple[str, ...] = ()
+    seconds: float | None = None
+    environments: tuple[dict[str, Any], ...] = ()
+    kept: dict[str, Any] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRecord(_Record):
+    """The accuracy of a merge on held-out training samples at each scale, and the best scale."""
+
+    kind: Literal["scale"] = "scale"
+    method: str
+    grid: dict[str, Share]
+    best: float
+
+    @property
+    def name(self) -> str:
+        return self.method
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRecord(_Record):
+    """What a row got in every environment."""
+
+    kind: Literal["row"] = "row"
+    row: str
+    environments: tuple[EnvironmentScore, ...]
+
+    @property
+    def name(self) -> str:
+        return self.row
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaPoint:
+    """Accuracy on the first and the last task at one alpha; None: MAGMAX, which has none."""
+
+    __pydantic_config__ = _CONFIG
+    alpha: float | None
+    first: Share
+    last: Share
+    budget: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaRecord(_Record):
+    """First and last task against alpha."""
+
+    kind: Literal["alpha"] = "alpha"
+    method: str
+    scale: float | str
+    points: tuple[AlphaPoint, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}@{self.scale}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesPoint:
+    """Mean accuracy over so many environments, whose preference had `size` samples."""
+
+    __pydantic_config__ = _CONFIG
+    size: int
+    accuracy: Share
+    environments: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesRecord(_Record):
+    """Accuracy against the number of the site's samples."""
+
+    kind: Literal["meta-size"] = "meta-size"
+    row: str
+    points: tuple[SamplesPoint, ...]
+
+    @property
+    def name(self) -> str:
+        return self.row
+
+
+Record: TypeAlias = SequenceRecord | ScaleRecord | RowRecord | AlphaRecord | SamplesRecord
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
 def read_records(path: str | Path) -> list[Record]:
     """Reads the records of a file; of those with one key the last. A last line that was cut off is left out.
 
-    Any other line that is no record is an `InputError` that names all such lines.
+    Other lines that are no records are an `InputError` that names them all.
     """
-    path = Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; expected the records of an experiment") from None
+        *lines, tail = Path(path).read_bytes().split(b"\n")
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error})") from None
-    tail = lines.pop()
-    if _parsed(tail) is not None:
-        lines.append(tail)
+        raise InputError(f"{path}: no records of an experiment can be read there ({error.strerror})") from None
     kept: dict[Key, Record] = {}
-    problems: list[str] = []
-    for number, line in enumerate(lines, 1):
+    problems = []
+    for number, line in enumerate([*lines, *([tail] if _is_json(tail) else [])], 1):
         if not line.strip():
             continue
-        record = _parsed(line)
-        if record is None:
-            shown = line[:40].decode(errors="replace")
-            problems.append(f"line {number} is no JSON object: {shown}{'...' if len(line) > 40 else ''}")
-            continue
-        own = [f"line {number}: {problem}" for problem in _problems(record)]
-        problems += own
-        if not own:
-            kept[record_key(record)] = record
+        try:
+            record = _RECORD.validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            problems.append(f"line {number}: {f'{place}: ' if place else ''}{first['msg']}")
+        else:
+            kept[record.key] = record
     if problems:
-        raise InputError(
-            f"{path}:\n{bulleted(problems)}\nRemove these lines; what they recorded will be measured again."
-        )
+        raise InputError(f"{path}:\n{bulleted(problems)}\nRemove these lines; what they recorded is measured again")
     return list(kept.values())
 
 
-def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Adds a record: one line, in one write. What a killed run left of its last line is removed first."""
-    problems = _problems(record)
-    if problems:
-        raise InputError(f"a record cannot be written: {'; '.join(problems)}")
+def append_record(path: str | Path, record: Record) -> None:
+    """Adds a record in one write. What a killed run left of its last line is removed first."""
     path = Path(path)
-    line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    line = _RECORD.dump_json(record, by_alias=True) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            if _mend(handle):
+        with open(path, "a+b", buffering=0) as file:
+            file.seek(0)
+            content = file.read()
+            tail = content[content.rfind(b"\n") + 1 :]
+            if tail and _is_json(tail):
                 line = b"\n" + line
-            if os.write(handle, line) < len(line):
+            elif tail:
+                file.truncate(len(content) - len(tail))
+            if file.write(line) < len(line):
                 raise OSError("the disk is full")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(f"{path}: could not be written ({error.strerror or error})") from error
 
 
-def find_records(place: str | Path) -> list[Path]:
-    """Returns the record files at a place: itself if it is a file, else all under the folder, in order of path.
-
-    The log of a training run has the same name, beside a `run.json`, and is none of them.
-    """
-    place = Path(place)
-    if place.is_file():
-        return [place]
-    return sorted(path for path in place.rglob(RECORDS) if not is_run(path.parent))
-
-
-def _mend(handle: int) -> bool:
-    """Cuts off a half-written last line; returns whether a whole one lacks its line break."""
-    end = os.lseek(handle, 0, os.SEEK_END)
-    tail = b""
-    while end > len(tail) and b"\n" not in tail:
-        size = min(end - len(tail), 1 << 16)
-        tail = os.pread(handle, size, end - len(tail) - size) + tail
-    tail = tail.rpartition(b"\n")[2]
-    if not tail or _parsed(tail) is not None:
-        return bool(tail)
-    os.ftruncate(handle, end - len(tail))
-    return False
-
-
-def _parsed(line: bytes) -> Record | None:
+def _is_json(line: bytes) -> bool:
     try:
-        record = parse_json(line)
-    except ValueError:  # of UnicodeDecodeError too
-        return None
-    return record if isinstance(record, dict) else None
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
-def _problems(record: Mapping[str, Any]) -> list[str]:
-    kind = record.get("kind")
-    if not isinstance(kind, str) or kind not in _NEEDED:
-        return [f"kind is {kind!r}, expected one of {', '.join(_NEEDED)}{closest(str(kind), list(_NEEDED))}"]
-    problems = _lacking(record, {"setting": str, "seed": int, **_NEEDED[kind]}, f"{kind} record")
-    for place, part in enumerate(record["environments"] if kind == "row" and not problems else (), 1):
-        if not 0 <= part["right"] <= part["samples"] != 0:
-            problems.append(f"row record, environments {place}: {part['right']} right of {part['samples']} samples")
-    return problems
-
-
-def _lacking(record: Any, needed: Mapping[str, Any], where: str) -> list[str]:
-    if not isinstance(record, Mapping):
-        return [f"{where} is {record!r}, expected a mapping"]
-    problems = []
-    for name, kind in needed.items():
-        value = record.get(name)
-        if name not in record:
-            problems.append(f"{where} lacks {name!r}")
-        elif isinstance(kind, Mapping) and isinstance(value, list):
-            for place, part in enumerate(value, 1):
-                problems += _lacking(part, kind, f"{where}, {name} {place}")
-        elif isinstance(kind, Mapping) or not isinstance(value, int | float if kind is float else kind):
-            expected = "list" if isinstance(kind, Mapping) else kind.__name__
-            problems.append(f"{where}: {name} is {value!r}, expected a value of type {expected}")
-    return problems
-
-
-def _finite(value: Any) -> Any:
-    """Replaces NaN and infinity, which JSON does not have, by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+def find_records(place: str | Path) -> list[Path]:
+    """Returns the record files at a place: itself if it is a file, else all under the folder, in order of path."""
+    place = Path(place)
+    return [place] if place.is_file() else sorted(path for path in place.rglob(RECORDS) if not is_run(path.parent))

@@ -1,119 +1,65 @@
-"""Writes everything that is shown of an experiment: tables, figures, and one page that holds them all."""
+"""Writes what is shown of an experiment: report.md with its figures, and every table as CSV."""
 
 from __future__ import annotations
 
-import base64
-import re
-from collections.abc import Collection, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from tunable_magmax.errors import InputError
-from tunable_magmax.experiments.figures import all_drawings
-from tunable_magmax.experiments.findings import findings
-from tunable_magmax.experiments.results import Results, load_results, of_setting
+from tunable_magmax.experiments.figures import setting_drawings
+from tunable_magmax.experiments.results import Results
 from tunable_magmax.experiments.rows import meanings
-from tunable_magmax.experiments.table import Table, csv_text, latex
-from tunable_magmax.experiments.tables import all_tables
+from tunable_magmax.experiments.tables import Table, headlines, overall_tables, setting_tables
 from tunable_magmax.files import write_atomic
+from tunable_magmax.plots.experiment import Drawing
 
-MARKDOWN, PAGE = "report.md", "report.html"
+REPORT, FIGURES, TABLES = "report.md", "figures", "tables"
 
 
-def render(
-    results: str | Path | Sequence[str | Path],
-    out: str | Path,
-    *,
-    title: str = "",
-    about: str = "",
-    kinds: Collection[str] = (),
-    rows: Collection[str] = (),
+def write_setting(results: Results, setting: str, folder: Path, about: str = "") -> list[Path]:
+    """Writes the report of one setting; returns the files. `about`: a sentence below its heading."""
+    drawings, tables = setting_drawings(results, setting), setting_tables(results, setting)
+    own = Results(tuple(record for record in results.records if record.setting == setting))
+    lines = [about, *headlines(own), *_how_made(own)]
+    names = [f"- `{name}`: {meaning}" for name, meaning in meanings(own.rows(setting)).items()]
+    return _write(folder, setting, lines, drawings, tables, ["## Rows", "", *names, ""] if names else [])
+
+
+def write_overview(results: Results, folder: Path) -> list[Path]:
+    """Writes the report of all settings together; returns the files."""
+    return _write(folder, "All settings", list(headlines(results)), (), overall_tables(results))
+
+
+def _write(
+    folder: Path,
+    title: str,
+    lines: Sequence[str],
+    drawings: Sequence[Drawing],
+    tables: Sequence[Table],
+    more: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes tables, figures, `report.md` and `report.html` of the records at some places; returns the files.
-
-    `title`, `about`: the page's heading and a sentence below it. `kinds`, `rows`: only these records are shown.
-    Kinds without records are left out.
-    """
-    records, out = load_results(results, kinds, rows), Path(out)
-    tables, drawings = all_tables(records), all_drawings(records)
-    shown = {
-        "title": title or ", ".join(records.settings) or "Experiment",
-        "about": about,
-        "findings": findings(records).items(),
-        "tables": tables,
-        "drawings": drawings,
-        "names": meanings(record["row"] for record in records.rows),
-        "made": _how_made(records),
-    }
-    texts = {
-        f"tables/{table.name}.{suffix}": text(table)
-        for table in tables
-        for suffix, text in (("md", markdown), ("tex", latex), ("csv", csv_text))
-    }
-    pages = {name: _template(name).render(shown) for name in (MARKDOWN, PAGE)}
-    return [
-        *(_write(out / name, text) for name, text in texts.items()),
-        *(path for drawing in drawings for path in drawing.save(out / "figures")),
-        *(_write(out / name, text) for name, text in pages.items()),
+    pictures = [f"![{drawing.alt}]({FIGURES}/{drawing.name}.svg)\n\n*{drawing.title}*\n" for drawing in drawings]
+    parts = [
+        f"# {title}\n",
+        *(f"{line}\n" for line in lines if line),
+        *pictures,
+        *(t.markdown() for t in tables),
+        *more,
     ]
+    files = [drawing.save(folder / FIGURES) for drawing in drawings]
+    texts = {REPORT: "\n".join(parts), **{f"{TABLES}/{table.name}.csv": table.csv() for table in tables}}
+    for name, text in texts.items():
+        write_atomic(folder / name, text.encode())
+        files.append(folder / name)
+    return files
 
 
-def markdown(table: Table) -> str:
-    """Returns a pipe table under a heading; the best of a column is bold."""
-    return str(_template(MARKDOWN).module.table_text(table))
-
-
-def html(table: Table) -> str:
-    """Returns a table in a box that scrolls sideways; columns carry what the page's script needs to sort them."""
-    return str(_template(PAGE).module.table_figure(table))
-
-
-@cache
-def _template(name: str) -> Any:
-    try:
-        from jinja2 import Environment, PackageLoader
-        from markupsafe import Markup, escape
-    except ImportError:
-        raise InputError('a report needs jinja2: pip install "tunable-magmax[report]"') from None
-
-    def code(text: str) -> Markup:
-        """Escapes a text; what stands in backquotes becomes code."""
-        return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
-    def breakable(text: Markup) -> Markup:
-        """Says where a long row name may break on a narrow screen."""
-        return Markup(str(text).replace(":", ":<wbr>").replace("@", "<wbr>@").replace(",", ",<wbr>"))
-
-    def base64_text(content: bytes) -> str:
-        return base64.b64encode(content).decode()
-
-    templates = Environment(
-        loader=PackageLoader("tunable_magmax.experiments"),
-        autoescape=name.endswith(".html"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"code": code, "breakable": breakable, "base64": base64_text}
-    return templates.get_template(name)
-
-
-def _how_made(results: Results) -> list[str]:
+def _how_made(results: Results) -> Iterator[str]:
     """Says of each setting with a recorded sequence: its seeds, machine and versions."""
-    lines = []
     for setting in results.settings:
-        own = of_setting(results.sequences, setting)
-        if not own:
-            continue
-        seeds = ", ".join(str(seed) for seed in sorted({record["seed"] for record in own}))
-        devices = ", ".join(sorted({str(record["device"]) for record in own if record.get("device")}))
-        versions = sorted({f"{name} {each}" for record in own for name, each in (record.get("versions") or {}).items()})
-        facts = [f"{own[0]['tasks']} tasks", f"{own[0]['elements']:,} elements", f"seeds {seeds}", devices, *versions]
-        lines.append(f"{setting}: {', '.join(fact for fact in facts if fact)}")
-    return lines
-
-
-def _write(path: Path, text: str) -> Path:
-    write_atomic(path, text.encode())
-    return path
+        own = results.sequences(setting)
+        if own:
+            seeds = ", ".join(str(seed) for seed in sorted({record.seed for record in own}))
+            devices = sorted({record.device for record in own if record.device})
+            versions = sorted({f"{name} {each}" for record in own for name, each in record.versions.items()})
+            facts = [f"{own[0].tasks} tasks, {own[0].elements:,} elements, seeds {seeds}", *devices, *versions]
+            yield f"{', '.join(facts)}."

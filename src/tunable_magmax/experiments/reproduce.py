@@ -1,206 +1,158 @@
-"""Runs an experiment: does the jobs that are missing, and writes its tables, figures and page."""
+"""Runs an experiment: does the jobs that are missing, and writes its tables and figures."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tunable_magmax.checkpoints.source import open_checkpoint
 from tunable_magmax.data.orders import FILE, FileOrder
-from tunable_magmax.engines.ray_session import ray_session
-from tunable_magmax.engines.settings import check_jobs
-from tunable_magmax.errors import ClusterError, InputError, bulleted
+from tunable_magmax.errors import InputError, bulleted
 from tunable_magmax.experiments.config import Experiment
-from tunable_magmax.experiments.environments import PAPER
-from tunable_magmax.experiments.findings import headlines
-from tunable_magmax.experiments.jobs import missing_jobs
-from tunable_magmax.experiments.records import RECORDS, Record, append_record, read_records
-from tunable_magmax.experiments.report import render
+from tunable_magmax.experiments.records import RECORDS, Record, RowRecord, SequenceRecord, append_record, read_records
+from tunable_magmax.experiments.report import write_overview, write_setting
 from tunable_magmax.experiments.results import load_results, write_summary
-from tunable_magmax.experiments.seed_work import SeedWork, records_of
+from tunable_magmax.experiments.seed_jobs import Job, plan_jobs, row_environments, seed_records
 from tunable_magmax.files import Progress
 from tunable_magmax.models.pretrained import fetch_note, is_hub_name
 from tunable_magmax.runs.run import BASE
 from tunable_magmax.training.config import GLYPHS, TrainConfig
 from tunable_magmax.training.loop import Watch
 
-
-@dataclass(frozen=True)
-class JobOptions:
-    """How the jobs of an experiment are done. `ray_address`: of a running cluster, else one is started here."""
-
-    device: str | None = None
-    engine: str = "local"
-    ray_address: str | None = None
-    progress: Progress | None = None
-    watch: Watch | None = None
+PLACES = {"model", "benchmark.data", "head.file", "keep"}
+"""Settings that may differ from those of the records: where files lie, and how many samples are kept."""
 
 
-def reproduce(experiment: Experiment, results: Path, work: Path, options: JobOptions) -> None:
-    """Does the jobs of an experiment that are missing. Records go to `results`, checkpoints and profiles to `work`.
+def reproduce(
+    experiment: Experiment,
+    out: Path,
+    work: Path,
+    device: str | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> list[Path]:
+    """Does what is missing of an experiment, writes the reports, and returns the written files.
 
-    Killed and called again, it continues: training inside a task, everything else with the next record. With the
-    engine "ray", seeds are done side by side on a cluster, whose nodes must see `work`; this process writes the
-    records as they come.
+    Records go to `out`, in a folder that is named after the setting, checkpoints and profiles to `work`. Killed and
+    called again, it continues: training with the next task, everything else with the next record.
     """
-    check_jobs(options.engine, options.ray_address, options.device)
-    results.mkdir(parents=True, exist_ok=True)
-    file = results / RECORDS
-    todo = missing_jobs(experiment, results)
-    known = read_records(file) if file.exists() else []
-    seeds = []
+    plan = plan_experiment(experiment, out, work)
+    if plan.missing:
+        raise InputError(f"{experiment.name} needs what is not there:\n{bulleted(plan.missing)}")
+    file, done = out / experiment.setting / RECORDS, 0
     for seed in experiment.seeds:
-        jobs = tuple(job for job in todo if job.seed == seed)
-        own = tuple(record for record in known if record["seed"] == seed)
-        if jobs:
-            seeds.append(SeedWork(experiment, seed, jobs, own, work.absolute() / f"seed-{seed}", options.device))
-    if options.engine == "ray":
-        records = _records_on_ray(seeds, options.ray_address)
-    else:
-        records = (record for seed in seeds for record in records_of(seed, options.progress, options.watch))
-    for done, record in enumerate(records, start=1):
-        append_record(file, record)
-        if options.progress is not None:
-            options.progress("measuring", done, len(todo))
-
-
-def reproduce_all(experiment: Experiment, out: Path, work: Path, options: JobOptions) -> list[Path]:
-    """Does what is missing of an experiment, or of its parts, writes the report, and returns the written files.
-
-    Parts keep their records in their own folders, so that nothing is measured twice.
-    """
-    parts = experiment.parts or (experiment,)
-    if options.engine == "local":  # nodes of a cluster may see what this one does not
-        missing = look_for_supplies(experiment, out, work).missing
-        if missing:
-            raise InputError(f"{experiment.name} needs what is not there:\n{bulleted(missing)}")
-    for part in parts:
-        reproduce(part, results_folder(part, out), work / part.setting, options)
-    place = results_folder(experiment, out)
-    written = render(
-        [results_folder(part, out) for part in parts],
-        place,
-        title=place.relative_to(out).as_posix(),
-        about=experiment.about,
-        kinds=parts[0].kinds,
-        rows=parts[0].only,
-    )
-    return [*written, write_summary(out)]
-
-
-def headlines_of(experiment: Experiment, out: Path) -> list[str]:
-    """Says what the records of an experiment show, in a line for each setting."""
-    parts = experiment.parts or (experiment,)
-    return headlines(load_results([results_folder(part, out) for part in parts], parts[0].kinds, parts[0].only))
-
-
-def results_folder(experiment: Experiment, out: Path) -> Path:
-    """Returns an experiment's folder: named by its setting, and its name where environments are not the paper's.
-
-    An experiment of parts lies beside them.
-    """
-    if experiment.parts:
-        return out / Path(experiment.parts[0].setting).parent / experiment.name
-    kind = "" if PAPER.items() <= experiment.environments.mixtures.items() else f"-{experiment.name}"
-    return out / f"{experiment.setting}{kind}"
-
-
-# -- on a Ray cluster -------------------------------------------------------------------------------------------------
-
-RETRIES = 3
-"""How many times a seed whose machine died is started again; its training continues where it was."""
-
-
-def _records_on_ray(seeds: Sequence[SeedWork], address: str | None) -> Iterator[Record]:
-    """Yields the records of all seeds in the order in which they are made, by jobs with a GPU each.
-
-    Jobs have no GPU if no node has one, or if the device is "cpu".
-    """
-    if not seeds:
-        return
-    with ray_session(address) as ray:
-        resources, threads = _resources(ray, seeds[0].device)
-        job = ray.remote(num_returns="streaming", max_retries=0, **resources)(_job)
-        streams = {job.remote(seed, threads): (seed, 0) for seed in seeds}
-        made: dict[int, list[Record]] = {seed.seed: [] for seed in seeds}
-        try:
-            while streams:
-                [stream], _ = ray.wait(list(streams), num_returns=1, fetch_local=False)
-                seed, deaths = streams[stream]
-                try:
-                    record = ray.get(next(stream))
-                except StopIteration:
-                    del streams[stream]
-                    continue
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause if isinstance(error.cause, Exception) else error from None
-                except ray.exceptions.RayError as error:
-                    del streams[stream]
-                    if deaths == RETRIES:
-                        raise ClusterError(
-                            f"seed {seed.seed} died {deaths + 1} times ({str(error).splitlines()[0][:200]}). Records "
-                            "and training so far are kept: see the nodes' memory, and run the same command again"
-                        ) from None
-                    streams[job.remote(seed.without(made[seed.seed]), threads)] = (seed, deaths + 1)
-                    continue
-                made[seed.seed].append(record)
-                yield record
-        finally:
-            for stream in streams:
-                with suppress(Exception):
-                    ray.cancel(stream, force=True)
-
-
-def _resources(ray: Any, device: str | None) -> tuple[dict[str, float], int]:
-    """Returns what a job reserves (a GPU, or a CPU for each thread) and its threads, as here for the same last bits."""
-    threads = torch.get_num_threads()
-    if device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1:
-        return {"num_gpus": 1, "num_cpus": 1}, threads
-    largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
-    if largest < 1:
-        raise ClusterError("the Ray cluster has no CPUs for jobs: add nodes with `ray start --address=...`")
-    return {"num_cpus": min(threads, int(largest))}, threads
-
-
-def _job(seed: SeedWork, threads: int) -> Iterator[Record]:
-    torch.set_num_threads(threads)
-    yield from records_of(seed)
-
-
-# -- what must be there ------------------------------------------------------------------------------------------------
+        jobs = [job for job in plan.to_do if job.seed == seed]
+        known = [record for record in (read_records(file) if file.exists() else []) if record.seed == seed]
+        place = work.absolute() / experiment.setting / f"seed-{seed}"
+        for record in seed_records(experiment, jobs, known, place, device, progress, watch) if jobs else ():
+            append_record(file, record)
+            done += 1
+            if progress is not None:
+                progress("measuring", done, len(plan.to_do))
+    results = load_results(out)
+    written = write_setting(results, experiment.setting, out / experiment.setting, experiment.about)
+    return [*written, *write_overview(results, out), write_summary(out)]
 
 
 @dataclass(frozen=True)
-class Supplies:
-    """`missing`: data and weights that are not there, each with the key that says where it is; `notes`: downloads."""
+class ExperimentPlan:
+    """What running an experiment would do. `jobs`: all by kind, `to_do`: those without a record.
 
-    missing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def look_for_supplies(experiment: Experiment, out: Path, work: Path) -> Supplies:
-    """Lists what the missing jobs of an experiment need that is not here; nothing is opened but checkpoints' headers.
-
-    A seed whose run directory holds base and head needs neither model nor head's file, and a model with a hub's name
-    may still be fetched.
+    `missing`: data and weights that are not there, each with the key that says where it is. `notes`: downloads.
     """
+
+    experiment: Experiment
+    jobs: Mapping[str, int]
+    to_do: tuple[Job, ...]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON."""
+        left = Counter(job.kind for job in self.to_do)
+        return {
+            "setting": self.experiment.setting,
+            "about": self.experiment.about,
+            "seeds": list(self.experiment.seeds),
+            "environments": len(self.experiment.environments.names),
+            "rows": len(self.experiment.planned),
+            "jobs": [{"kind": kind, "jobs": count, "missing": left[kind]} for kind, count in self.jobs.items()],
+            "problems": list(self.missing),
+            "notes": list(self.notes),
+        }
+
+
+def plan_experiment(experiment: Experiment, out: Path, work: Path) -> ExperimentPlan:
+    """Lists the jobs of an experiment, and what they need that is not here; only checkpoints' headers are opened.
+
+    A seed whose run directory has a base needs no model, and a model with a hub's name may still be fetched.
+    """
+    jobs, to_do = plan_jobs(experiment), missing_jobs(experiment, out / experiment.setting)
     missing: list[str] = []
     notes: list[str] = []
-    for part in experiment.parts or (experiment,):
-        for seed in sorted({job.seed for job in missing_jobs(part, results_folder(part, out))}):
-            config = part.training(seed)
-            missing += _missing_data(config)
-            if not (work / part.setting / f"seed-{seed}" / BASE).exists():
-                missing += _missing_weights(config)
-                note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
-                notes += [f"{note}; give another one with --set run.model=PATH"] if note else []
-    return Supplies(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
+    for seed in sorted({job.seed for job in to_do}):
+        config = experiment.training(seed)
+        missing += _missing_data(config)
+        if not (work / experiment.setting / f"seed-{seed}" / BASE).exists():
+            missing += _missing_weights(config)
+            note = None if config.model == GLYPHS else fetch_note(config.model, config.root)
+            notes += [f"{note}; give another one with --set run.model=PATH"] if note else []
+    kinds = Counter(job.kind for job in jobs)
+    return ExperimentPlan(experiment, kinds, tuple(to_do), tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(notes)))
+
+
+def missing_jobs(experiment: Experiment, folder: Path) -> list[Job]:
+    """Returns the jobs without a record; a row needs one that holds all its environments.
+
+    Records of another training are an `InputError`.
+    """
+    file = folder / RECORDS
+    records = read_records(file) if file.exists() else []
+    _refuse_other_settings(experiment, records, file)
+    known = {record.key: record for record in records}
+
+    def is_done(job: Job) -> bool:
+        record = known.get((experiment.setting, job.kind, job.seed, job.name))
+        if not isinstance(record, RowRecord) or job.row is None:
+            return record is not None
+        return row_environments(experiment, job.row) <= {each.name for each in record.environments}
+
+    return [job for job in plan_jobs(experiment) if not is_done(job)]
+
+
+def _refuse_other_settings(experiment: Experiment, records: Sequence[Record], file: Path) -> None:
+    """Raises an `InputError` if records of this experiment's seeds come from another training."""
+    for record in records:
+        if not isinstance(record, SequenceRecord) or record.seed not in experiment.seeds:
+            continue
+        now = json.loads(json.dumps(experiment.training(record.seed).record()))  # lists for tuples, as in the file
+        differences = [
+            f"{name} is {mine!r}, there {theirs!r}" for name, mine, theirs in _differences(now, record.config)
+        ]
+        if differences and record.setting == experiment.setting:
+            raise InputError(
+                f"{file}: the records of seed {record.seed} were made with other settings: {'; '.join(differences)}. "
+                "Give another folder with -o, or the settings of the records"
+            )
+
+
+def _differences(now: Mapping[str, Any], then: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields settings with unequal values, by their names with dots; what is no setting any more is left alone.
+
+    >>> list(_differences({"train": {"lr": 1.0}, "model": "a"}, {"train": {"lr": 2.0}, "model": "b"}))
+    [('train.lr', 1.0, 2.0)]
+    """
+    for key in sorted(now):
+        mine, theirs = now.get(key), then.get(key)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            yield from _differences(mine, theirs, f"{above}{key}.")
+        elif f"{above}{key}" not in PLACES and mine != theirs and (mine, theirs) != (None, {}):
+            yield f"{above}{key}", mine, theirs
 
 
 def _missing_data(config: TrainConfig) -> Iterator[str]:
@@ -211,8 +163,8 @@ def _missing_data(config: TrainConfig) -> Iterator[str]:
     orders = Path(benchmark.order.file) if isinstance(benchmark.order, FileOrder) else None
     if orders is not None and not orders.exists():
         yield (
-            f"{_absent('the order of classes', orders, 'run.benchmark.order.file')} ({FILE}: docs/training.md), or "
-            "order the classes by the seed with --set order_from_seed=true"
+            f"{_absent('the order of classes', orders, 'run.benchmark.order.file')} ({FILE}), or order the classes by "
+            "the seed with --set order_from_seed=true"
         )
 
 

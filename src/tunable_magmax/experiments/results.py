@@ -1,13 +1,13 @@
-"""Reads records as measurements (which row got how much right in which environment), with means and intervals."""
+"""Reads records as scores (which row got how much right in which environment), with means and intervals."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,87 +15,97 @@ import numpy as np
 
 from tunable_magmax.data.arrays import Floats
 from tunable_magmax.errors import InputError
-from tunable_magmax.experiments import paper
-from tunable_magmax.experiments.records import Key, Record, find_records, read_records, record_key
+from tunable_magmax.experiments.records import (
+    AlphaRecord,
+    EnvironmentScore,
+    Key,
+    Record,
+    RowRecord,
+    SamplesRecord,
+    SequenceRecord,
+    find_records,
+    read_records,
+)
 from tunable_magmax.experiments.rows import CHOSEN, recommended_row, row_order
 from tunable_magmax.files import write_atomic
 
+SUMMARY = "summary.json"
+REPLICATES = 10_000
+LEVEL = 0.95
 _SETTING = re.compile(r"(.+)-(\d+)")
 _FAMILY = re.compile(r"([A-Za-z]+)(\d+)")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One row in one environment with one seed. Shares lie between 0 and 1; None is what the row does not have.
-
-    `accuracy` is over all classes, `known` among the classes of the sample's own task. `error`: half the L1 distance
-    of the weights to the true mixture. `leftovers`: the share of elements given by lottery.
-    """
+class Score:
+    """One row in one environment with one seed."""
 
     setting: str
     seed: int
     row: str
-    environment: str
-    mixture: str
-    accuracy: float
-    known: float | None
-    error: float | None
-    leftovers: float | None
-    chosen: str | None
+    found: EnvironmentScore
+
+    @property
+    def environment(self) -> str:
+        return self.found.name
+
+    @property
+    def mixture(self) -> str:
+        return self.found.mixture
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is right, from 0 to 1."""
+        return self.found.right / self.found.samples
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that was recorded, by kind."""
+    """Everything that was recorded. Several records may hold one row in other environments: they are put together."""
 
-    measured: tuple[Measured, ...]
-    rows: tuple[Record, ...]
-    sequences: tuple[Record, ...]
-    scales: tuple[Record, ...]
-    alphas: tuple[Record, ...]
-    meta_sizes: tuple[Record, ...]
+    records: tuple[Record, ...]
+
+    @cached_property
+    def scores(self) -> tuple[Score, ...]:
+        """The scores of all rows; what was scored twice is taken from the later record."""
+        found = {}
+        for record in self.records:
+            if isinstance(record, RowRecord):
+                for each in record.environments:
+                    found[*record.key, each.name] = Score(record.setting, record.seed, record.row, each)
+        return tuple(found.values())
 
     @property
     def settings(self) -> list[str]:
-        """Returns all settings, those of one model and data set by their number of tasks."""
-        records = (*self.rows, *self.sequences, *self.scales, *self.alphas, *self.meta_sizes)
-        return sorted({record["setting"] for record in records}, key=setting_parts)
+        """All settings, those of one model and data set by their number of tasks."""
+        return sorted({record.setting for record in self.records}, key=setting_parts)
 
-    def of(self, setting: str, family: str | None = None) -> list[Measured]:
-        """Returns the measurements of a setting, perhaps only in mixtures of one family."""
-        return [
-            each
-            for each in self.measured
-            if each.setting == setting and family in (None, mixture_parts(each.mixture)[0])
-        ]
+    def sequences(self, setting: str) -> list[SequenceRecord]:
+        return [each for each in self.records if isinstance(each, SequenceRecord) and each.setting == setting]
 
-    def families(self, setting: str) -> list[str]:
-        """Returns the kinds of mixtures: "D" for D1, D2 ..., "M" for M1, M2 ..., "" for others."""
-        return sorted({mixture_parts(each.mixture)[0] for each in self.of(setting)})
+    def alphas(self, setting: str) -> list[AlphaRecord]:
+        return [each for each in self.records if isinstance(each, AlphaRecord) and each.setting == setting]
 
-    def main_family(self, setting: str) -> str | None:
-        """Returns the environments that count for a setting: the paper's, else others, else the sweep over M."""
-        families = self.families(setting)
-        return next((name for name in ("D", *(n for n in families if n != "M"), "M") if name in families), None)
+    def samples(self, setting: str) -> list[SamplesRecord]:
+        return [each for each in self.records if isinstance(each, SamplesRecord) and each.setting == setting]
 
-    def main_rows(self, setting: str) -> dict[str, list[Measured]]:
-        """Returns the measurements of a setting that count, by row."""
-        return grouped(self.of(setting, self.main_family(setting)))
+    def rows(self, setting: str, family: str | None = None) -> dict[str, list[Score]]:
+        """Returns the scores of a setting by row, in the order of the tables; perhaps in mixtures of one family."""
+        rows: dict[str, list[Score]] = {}
+        for each in self.scores:
+            if each.setting == setting and family in (None, mixture_parts(each.mixture)[0]):
+                rows.setdefault(each.row, []).append(each)
+        return dict(sorted(rows.items(), key=lambda item: row_order(item[0])))
 
-    def is_papers(self, setting: str) -> bool:
-        """Says whether the paper's numbers may stand beside this setting's."""
-        own = of_setting(self.sequences, setting)
-        return bool(own) and all(paper.same_setting(setting, record["tasks"], record["elements"]) for record in own)
+    def main_rows(self, setting: str) -> dict[str, list[Score]]:
+        """Returns those in the environments that count: the paper's ratios, else others, else equal shares."""
+        families = sorted({mixture_parts(each.mixture)[0] for each in self.scores if each.setting == setting})
+        order = ("D", *(name for name in families if name != "M"), "M")
+        return self.rows(setting, next((name for name in order if name in families), None))
 
 
-def load_results(
-    places: str | Path | Sequence[str | Path], kinds: Collection[str] = (), rows: Collection[str] = ()
-) -> Results:
-    """Reads all records at some places (files, or folders with files in them), perhaps only some kinds and rows.
-
-    Several experiments may measure one row in other environments: then these are put together. What was measured
-    twice is taken from the later place.
-    """
+def load_results(places: str | Path | Sequence[str | Path]) -> Results:
+    """Reads all records at some places: files, or folders with files in them."""
     folders = [places] if isinstance(places, str | Path) else list(places)
     files = [file for place in folders for file in find_records(place)]
     if not files:
@@ -105,60 +115,12 @@ def load_results(
     kept: dict[tuple[Key, tuple[str, ...]], Record] = {}
     for file in files:
         for record in read_records(file):
-            if kinds and record["kind"] not in kinds:
-                continue
-            if rows and record["kind"] in ("row", "meta-size") and record["row"] not in rows:
-                continue
-            mixtures = tuple(sorted({part["mixture"] for part in record.get("environments", ()) if "mixture" in part}))
-            kept[record_key(record), mixtures if record["kind"] == "row" else ()] = record
-    return results_of(kept.values())
+            names = tuple(each.name for each in record.environments) if isinstance(record, RowRecord) else ()
+            kept[record.key, names] = record
+    return Results(tuple(kept.values()))
 
 
-def results_of(records: Iterable[Mapping[str, Any]]) -> Results:
-    """Sorts records by kind and reads their measurements; rows are in the order of the tables."""
-    by_kind: dict[str, list[Record]] = {kind: [] for kind in ("row", "sequence", "scale", "alpha", "meta-size")}
-    for record in records:
-        by_kind[record["kind"]].append(dict(record))
-    for kind in ("row", "meta-size"):
-        by_kind[kind].sort(key=lambda record: row_order(record["row"]))
-    measured: dict[tuple[str, int, str, str], Measured] = {}
-    for record in by_kind["row"]:
-        for part in record["environments"]:
-            at = (record["setting"], record["seed"], record["row"], part["name"])
-            known = part.get("known_right")
-            measured[at] = Measured(
-                *at,
-                part["mixture"],
-                part["right"] / part["samples"],
-                None if known is None else known / part["samples"],
-                part.get("error"),
-                part.get("leftovers"),
-                part.get("chosen"),
-            )
-    return Results(
-        tuple(measured.values()),
-        tuple(by_kind["row"]),
-        tuple(by_kind["sequence"]),
-        tuple(by_kind["scale"]),
-        tuple(by_kind["alpha"]),
-        tuple(by_kind["meta-size"]),
-    )
-
-
-def of_setting(records: Iterable[Record], setting: str) -> list[Record]:
-    """Returns the records of one setting."""
-    return [record for record in records if record["setting"] == setting]
-
-
-def grouped(measured: Iterable[Measured]) -> dict[str, list[Measured]]:
-    """Groups measurements by row, in the order of the tables."""
-    rows: dict[str, list[Measured]] = {}
-    for each in measured:
-        rows.setdefault(each.row, []).append(each)
-    return dict(sorted(rows.items(), key=lambda item: row_order(item[0])))
-
-
-def partial_rows(by_row: dict[str, list[Measured]]) -> set[str]:
+def partial_rows(by_row: dict[str, list[Score]]) -> set[str]:
     """Returns the rows that lack environments or seeds that others have, so that their means can't be compared."""
     everywhere = {(one.seed, one.environment) for each in by_row.values() for one in each}
     return {row for row, own in by_row.items() if {(each.seed, each.environment) for each in own} != everywhere}
@@ -184,8 +146,7 @@ def mixture_parts(mixture: str) -> tuple[str, int, str]:
     return (match[1], int(match[2]), mixture) if match else ("", 0, mixture)
 
 
-REPLICATES = 10_000
-LEVEL = 0.95
+# -- means and differences --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -199,19 +160,18 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row minus another in the same environments with the same seeds. `ahead`: in how many of the `pairs`."""
+    """A row minus another in the same environments with the same seeds, with a 95% interval."""
 
     mean: float
     low: float
     high: float
     pairs: int
-    ahead: int
     seeds: int
 
     @property
     def verdict(self) -> str:
-        """Returns "ahead" or "behind" where the interval leaves 0 out."""
-        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "no clear difference"
+        """ "ahead" or "behind" where the interval leaves 0 out."""
+        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
 
 
 def mean_over_seeds(values: Sequence[float]) -> Mean:
@@ -224,15 +184,11 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
     return Mean(float(np.mean(values)), deviation, len(values))
 
 
-def averaged(
-    measured: Iterable[Measured], value: Callable[[Measured], float | None] = lambda each: each.accuracy
-) -> Mean | None:
-    """Returns the mean over seeds of the mean over mixtures of the mean over variants; None without measurements."""
+def averaged(scores: Iterable[Score]) -> Mean | None:
+    """Returns the mean over seeds of the mean over mixtures of the mean over variants; None without scores."""
     tree: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in measured:
-        number = value(each)
-        if number is not None:
-            tree[each.seed][each.mixture].append(number)
+    for each in scores:
+        tree[each.seed][each.mixture].append(each.accuracy)
     if not tree:
         return None
     return mean_over_seeds(
@@ -240,7 +196,7 @@ def averaged(
     )
 
 
-def paired(row: Iterable[Measured], reference: Iterable[Measured]) -> Difference | None:
+def paired(row: Iterable[Score], reference: Iterable[Score]) -> Difference | None:
     """Returns row minus reference over the seeds and environments that both have, with a bootstrap interval.
 
     Seeds and environments are resampled independently of each other (a difference is shared by neither alone), and the
@@ -263,9 +219,7 @@ def paired(row: Iterable[Measured], reference: Iterable[Measured]) -> Difference
     counts = ((by_seed @ there) * by_place).sum(axis=1)
     drawn = counts > 0  # a sample may hold no pair where some are missing
     low, high = np.quantile(sums[drawn] / counts[drawn], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    differences = table[there > 0]
-    ahead = int((differences > 0).sum())
-    return Difference(float(differences.mean()), float(low), float(high), len(both), ahead, len(seeds))
+    return Difference(float(table[there > 0].mean()), float(low), float(high), len(both), len(seeds))
 
 
 @lru_cache(maxsize=16)  # hundreds of differences share a few shapes
@@ -276,37 +230,24 @@ def _resamples(seeds: int, places: int) -> tuple[Floats, Floats]:
     return first, second
 
 
-def interval_note(seeds: int) -> str:
-    """Explains how intervals were made, for below a table."""
-    drawn = "over environments alone (there is one seed)" if seeds < 2 else "over seeds and environments"
-    rough = f" With {seeds} seeds it is a rough guide." if 2 <= seeds < 5 else ""
-    return f"In brackets: {LEVEL:.0%} interval of a paired bootstrap {drawn}, {REPLICATES:,} samples, seed 0.{rough}"
-
-
-SUMMARY = "summary.json"
+# -- the summary ------------------------------------------------------------------------------------------------------
 
 
 def summary_of(results: Results) -> dict[str, Any]:
     """Returns `{setting: {row: {"mean", "std", "seeds", "environments"}}, ..., "chosen": ..., "recommended": ...}`.
 
-    `chosen` is the scale that plain merges are shown at, `recommended` the row that `tmx tailor` makes by default from
-    unlabelled inputs.
-
     Means are over seeds, of means over environments: the paper's mixtures where a setting has them. `std` is the
-    deviation over seeds (n - 1), null with one; `environments` how many each seed has.
+    deviation over seeds (n - 1), null with one; `environments` how many each seed has. `chosen` is the scale that plain
+    merges are shown at, `recommended` the row that `tmx tailor` makes by default from unlabelled inputs.
     """
     summary: dict[str, Any] = {}
     for setting in results.settings:
         rows = {}
-        for row, measured in results.main_rows(setting).items():
-            mean = averaged(measured)
-            if mean is not None:
-                rows[row] = {
-                    "mean": mean.mean,
-                    "std": mean.deviation,
-                    "seeds": mean.seeds,
-                    "environments": len({each.environment for each in measured}),
-                }
+        for row, scores in results.main_rows(setting).items():
+            mean = averaged(scores)
+            assert mean is not None
+            environments = len({each.environment for each in scores})
+            rows[row] = {"mean": mean.mean, "std": mean.deviation, "seeds": mean.seeds, "environments": environments}
         if rows:
             summary[setting] = rows
     recommended = recommended_row(row for rows in summary.values() for row in rows)

@@ -1,524 +1,337 @@
-"""The tables of an experiment: accuracies and differences as in the paper, and what lies behind them."""
+"""The tables of an experiment: accuracies, differences, what was expected, and the paper's numbers beside ours.
+
+A table keeps its numbers; Markdown and CSV are made from them.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tunable_magmax.experiments import paper
-from tunable_magmax.experiments.environments import PAPER
-from tunable_magmax.experiments.records import Record
 from tunable_magmax.experiments.results import (
-    Measured,
+    LEVEL,
+    REPLICATES,
+    Difference,
+    Mean,
     Results,
+    Score,
     averaged,
-    grouped,
-    interval_note,
-    mean_over_seeds,
     mixture_parts,
-    of_setting,
     paired,
     partial_rows,
     setting_parts,
 )
-from tunable_magmax.experiments.rows import (
-    AUTO,
-    BY_RULE,
-    CHOSEN,
-    LABEL,
-    RECOMMENDED,
-    TRANSPORT,
-    recommended_row,
-    row_order,
-    row_parts,
-)
-from tunable_magmax.experiments.table import Cell, Table, best_of, best_of_columns, percent, points, row_cell, slug
-from tunable_magmax.showing import plural
+from tunable_magmax.experiments.rows import BY_RULE, RECOMMENDED, recommended_row
 
-REFERENCES = ("magmax@best", "magmax@0.5", "magmax@1")
 PARTIAL = "†"
-PARTIAL_NOTE = f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others."
-WORK = ("embed", "prefer", "merge", "evaluate")
-"""Kinds of work whose time is measured."""
-
-
-def all_tables(results: Results) -> list[Table]:
-    """Returns every table that the records allow: all settings side by side, then each setting's own, then the rest."""
-    tables = [
-        tailor_table(results),
-        expected_table(results),
-        wrong_table(results),
-        leads_table(results),
-        *similarity_tables(results),
-    ]
-    for setting in results.settings:
-        for family in results.families(setting):
-            tables += [accuracy_table(results, setting, family), differences_table(results, setting, family)]
-            tables += [estimation_table(results, setting, family), known_table(results, setting, family)]
-        tables += [meta_table(results, setting), time_table(results, setting)]
-    tables += [scale_table(results), ownership_table(results)]
-    return [table for table in tables if table.rows]
-
-
-def accuracy_table(results: Results, setting: str, family: str) -> Table:
-    """Shows rows against mixtures and their average, as the paper; with its own lines where the setting is its."""
-    everything = results.of(setting, family)
-    by_row = grouped(everything)
-    mixtures = sorted({each.mixture for each in everything}, key=mixture_parts)
-    partial = partial_rows(by_row)
-    printed = paper.TABLES[setting] if results.is_papers(setting) and tuple(mixtures) == paper.MIXTURES else {}
-    lines: list[tuple[Cell, ...]] = []
-    compared: list[int] = []
-    for row, measured in by_row.items():
-        if row not in partial:
-            compared.append(len(lines))
-        means = [averaged(each for each in measured if each.mixture == mixture) for mixture in mixtures]
-        mark = PARTIAL if row in partial else ""
-        lines.append((row_cell(row, mark), *(percent(mean) for mean in (*means, averaged(measured)))))
-        if row in printed:
-            lines.append(_printed_line(row, printed[row]))
-    notes = [_accuracy_note(everything)]
-    if partial:
-        notes.append(PARTIAL_NOTE)
-    if printed:
-        notes.append(f"Lines marked `in the paper`: its own numbers, rounded as printed. {paper.TUNABLE_NOTE}")
-    return Table(
-        f"accuracy-{slug(setting)}{_tail(family)}",
-        f"{setting}: accuracy in the target environments (%)",
-        ("method", *mixtures, "Average"),
-        best_of_columns(lines, compared),
-        tuple(notes),
-        ("mixing ratio", *(_ratio(mixture) for mixture in mixtures), "") if family == "D" else (),
-        _breaks(lines),
-    )
-
-
-def _tail(family: str) -> str:
-    """Returns the end of a file's name for other mixtures than the paper's."""
-    return {"D": "", "": "-other"}.get(family, f"-{family}")
-
-
-def _printed_line(row: str, printed: paper.PaperRow) -> tuple[Cell, ...]:
-    cells = [
-        Cell(100 * mean, 100 * deviation, digits=0)
-        for mean, deviation in zip(printed.means, printed.deviations, strict=True)
-    ]
-    return (Cell(text=f"`{row}` in the paper"), *cells, Cell(100 * printed.average, digits=0))
-
-
-def _accuracy_note(measured: Sequence[Measured]) -> str:
-    seeds = {one.seed for one in measured}
-    variants = Counter(mixture for mixture, _ in {(one.mixture, one.environment) for one in measured})
-    fewest, most = min(variants.values()), max(variants.values())
-    each = plural(most, "variant") if fewest == most else f"{fewest} to {most} variants"
-    over = f"±standard deviation (n − 1) over {len(seeds)} seeds"
-    if len(seeds) == 1:
-        over = "one seed, so no deviation is given"
-    return f"Mean over the {each} of each mixture, {over}; best of a column in bold."
-
-
-def _ratio(mixture: str) -> str:
-    ratio = PAPER.get(mixture, ())
-    return f"({', '.join('1/3' if abs(share - 1 / 3) < 1e-9 else f'{share:g}' for share in ratio)})" if ratio else ""
-
-
-def _breaks(lines: Sequence[tuple[Cell, ...]]) -> tuple[int, ...]:
-    """Returns where baselines, Tunable MAGMAX and its variations begin; names of rows are the first cells' code."""
-    parts = [row_parts(line[0].text.split("`")[1]) for line in lines]
-    groups = [(base == "tunable", options != "") for base, _, _, options in parts]
-    return tuple(k for k in range(len(lines)) if k == 0 or groups[k] != groups[k - 1])
-
-
-def differences_table(results: Results, setting: str, family: str) -> Table:
-    """Compares each row with MAGMAX at its best scale and at 0.5, in points; no rows where MAGMAX was not measured."""
-    by_row = grouped(results.of(setting, family))
-    references = [name for name in REFERENCES if name in by_row]
-    lines: list[tuple[Cell, ...]] = []
-    seeds = 0
-    for row, measured in by_row.items() if references and len(by_row) > 1 else ():
-        cells = [row_cell(row)]
-        verdicts = []
-        for name in references:
-            difference = None if row == name else paired(measured, by_row[name])
-            if difference is None:
-                cells += [Cell(text="–" if row == name else ""), Cell()]
-                verdicts.append("–")
-                continue
-            seeds = max(seeds, difference.seeds)
-            cells += [points(difference), Cell(difference.ahead, digits=0, suffix=f"/{difference.pairs}")]
-            verdicts.append(difference.verdict)
-        lines.append((*cells, Cell(text=verdicts[0])))
-    heads = [text for name in references for text in (f"minus {name}", f"ahead, {name}")]
-    return Table(
-        f"differences-{slug(setting)}{_tail(family)}",
-        f"{setting}: paired differences to MAGMAX (points of accuracy)",
-        ("method", *heads, *(f"against {name}" for name in references[:1])),
-        tuple(lines),
-        (
-            interval_note(seeds),
-            "`ahead`: in how many pairs of seed and environment the row is strictly ahead.",
-        ),
-        breaks=_breaks(lines),
-    )
-
-
-def similarity_tables(results: Results) -> list[Table]:
-    """Compares preferences in all settings of one model and data set: a table for each scale."""
-    groups = dict.fromkeys(setting_parts(setting)[0] for setting in results.settings)
-    tables = [_similarity(results, group, scale) for group in groups for scale in ("0.5", "matched")]
-    return [table for table in tables if table.rows]
-
-
-def _similarity(results: Results, group: str, scale: str) -> Table:
-    settings = [setting for setting in results.settings if setting_parts(setting)[0] == group]
-    by_setting = {setting: results.main_rows(setting) for setting in settings}
-    known = sorted({row for by_row in by_setting.values() for row in by_row}, key=row_order)
-    tunable = [row for row in known if row_parts(row)[::2] == ("tunable", scale) and not row_parts(row)[3]]
-    rivals = ["magmax@0.5"] if scale == "0.5" else ["magmax@best", "magmax@matched"]
-    rows = [*(row for row in rivals if row in known), *tunable]
-    shown = [setting for setting in settings if by_setting[setting].keys() & set(rows)]
-    lines = []
-    papers = False
-    for setting in shown if len(tunable) > 1 and len(shown) > 1 else ():
-        tasks = setting_parts(setting)[1]
-        partial = partial_rows(by_setting[setting])
-        cells = [percent(averaged(by_setting[setting].get(row, ())), PARTIAL * (row in partial)) for row in rows]
-        compared = [k for k, cell in enumerate(cells) if not cell.suffix]
-        lines.append((Cell(text=str(tasks or setting)), *best_of(cells, compared)))
-        if scale == "0.5" and results.is_papers(setting) and setting in paper.SIMILARITY:
-            papers = True
-            numbers = [paper.SIMILARITY[setting].get(row) for row in rows]
-            printed = [Cell() if number is None else Cell(100 * number, digits=0) for number in numbers]
-            lines.append((Cell(text=f"{tasks} `in the paper`"), *printed))
-    notes = ["Accuracy (%), mean over all environments, ±deviation over seeds; the best of each line is bold."]
-    if any(cell.suffix for line in lines for cell in line):
-        notes.append(PARTIAL_NOTE)
-    if papers:
-        notes.append(paper.TUNABLE_NOTE)
-    return Table(
-        f"similarity-{slug(group)}-{scale}",
-        f"{group}: preferences of Tunable MAGMAX compared, at scale {scale}",
-        ("T", *(row_parts(row)[1] or row for row in rows)),
-        tuple(lines),
-        tuple(notes),
-    )
-
-
-def leads_table(results: Results) -> Table:
-    """Shows for each setting MAGMAX at its best scale, what labels add, and how much of that inputs alone keep."""
-    lines = []
-    seeds = 0
-    for setting in results.settings:
-        by_row = results.main_rows(setting)
-        reference = by_row.get("magmax@best", ())
-        leads = [paired(by_row.get(row, ()), reference) for row in (LABEL, AUTO, TRANSPORT)]
-        if leads == [None, None, None]:
-            continue
-        seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
-        label, auto, _ = leads
-        kept = Cell()
-        if label is not None and auto is not None and label.mean > 0:
-            kept = Cell(100 * auto.mean / label.mean, digits=0)
-        lines.append((Cell(text=setting), percent(averaged(reference)), *map(points, leads), kept))
-    return Table(
-        "leads",
-        f"Lead over MAGMAX at its best scale, Tunable MAGMAX at scale {CHOSEN} (points of accuracy)",
-        ("setting", "magmax@best", LABEL, AUTO, TRANSPORT, "auto / label"),
-        tuple(lines),
-        (interval_note(seeds),),
-        ("", "%", "points", "points", "points", "% of the lead"),
-    )
-
-
-RIVALS = {
-    BY_RULE: ("magmax@best", "magmax@best+prior:auto", "sequential@1+prior:auto", "average:auto@1+prior", "joint"),
-    RECOMMENDED: (
-        "zero-shot+fit+prior:auto",
-        "sequential@1+fit+prior:auto",
-        "tunable:auto@1+prior",
-        "logistic:auto+prior",
-        "magmax@best",
-        "magmax@1",
-        "joint",
-        "joint+fit+prior:auto",
-    ),
-}
-"""What the recommended row is compared with: rivals with fitted heads or the same prior, MAGMAX, joint training."""
-
-
-def tailor_table(results: Results) -> Table:
-    """Shows what `tmx tailor` makes by default from unlabelled inputs, and its lead over rivals and joint training."""
-    lines = []
-    seeds = 0
-    recommended = recommended_row(each.row for each in results.measured)
-    for setting in results.settings:
-        by_row = results.main_rows(setting)
-        own = by_row.get(recommended, [])
-        leads = [paired(own, by_row.get(rival, ())) for rival in RIVALS[recommended]]
-        if not own or not any(leads):
-            continue
-        seeds = max(seeds, *(lead.seeds for lead in leads if lead is not None))
-        marks = [f" ({plural(lead.seeds, 'seed')})" if lead else "" for lead in leads]
-        cells = [replace(points(lead), suffix=mark) for lead, mark in zip(leads, marks, strict=True)]
-        lines.append((Cell(text=setting), percent(averaged(own)), *cells))
-    return Table(
-        "tailor",
-        "The tailored model: accuracy (%), and its lead in points",
-        ("setting", recommended, *(f"minus {rival}" for rival in RIVALS[recommended])),
-        tuple(lines),
-        (interval_note(seeds), "Each difference is over the seeds for which both rows were measured."),
-    )
-
-
-TOLD = {"tailored": None, "base": "zero-shot+fit+prior:auto", "last": "sequential@1+fit+prior:auto"}
+BASE, LAST = "zero-shot+fit+prior:auto", "sequential@1+fit+prior:auto"
+"""The base and the last checkpoint, each with a head fitted to it."""
+DIFFERENCES = (
+    *((RECOMMENDED, rival) for rival in (BASE, LAST, "magmax@best+fit+prior:auto", "average:auto@1+fit+prior")),
+    *((RECOMMENDED, rival) for rival in ("tunable:auto@1+prior", "logistic:auto+prior", "joint+fit+prior:auto")),
+    *((RECOMMENDED, rival) for rival in ("magmax@best", "magmax@1", "joint")),
+    *((BY_RULE, rival) for rival in ("magmax@best", "magmax@best+prior:auto", "average:auto@1+prior", "joint")),
+    ("magmax@best+prior:auto", "magmax@best"),  # what class shares give
+    ("magmax@best+fit+prior:auto", "magmax@best+prior:auto"),  # what the fitted head gives
+    ("tailor:both", RECOMMENDED),
+    ("tailor:wrong", RECOMMENDED),
+    ("magmax@best+prior:wrong", "magmax@best"),
+    ("tunable:label@matched", "magmax@best"),
+    ("tunable:label@0.5", "magmax@0.5"),
+    ("tunable:ot-raw@0.5", "magmax@0.5"),
+)
+"""What is compared in all settings, where both rows were measured."""
+TOLD = {"tailored": None, "base": BASE, "last": LAST}
 """The models whose accuracy is told beforehand, and the rows that measure them; None: the tailored row itself."""
 
 
-def expected_table(results: Results) -> Table:
-    """Shows the accuracy that was told beforehand, without labels of the environment, beside what was measured."""
-    lines: list[tuple[Cell, ...]] = []
-    for record in results.rows:
-        if record["method"] != "tailor" or not any(part.get("expected") for part in record["environments"]):
-            continue
-        for model, row in TOLD.items():
-            place = (record["setting"], record["seed"], row or record["row"])
-            real = {
-                each.environment: each.accuracy
-                for each in results.measured
-                if (each.setting, each.seed, each.row) == place
-            }
-            told = {part["name"]: part["expected"].get(model) for part in record["environments"]}
-            pairs = [(real[name], *told[name]) for name in told if told[name] is not None and name in real]
-            if not pairs:
-                continue
-            truth, value, low, high = np.array(pairs).T
-            lines.append(
-                (
-                    row_cell(record["row"]),
-                    Cell(text=f"{record['setting']}, seed {record['seed']}"),
-                    Cell(text=model),
-                    Cell(100 * float(truth.mean())),
-                    Cell(100 * float(value.mean())),
-                    Cell(100 * float(np.abs(truth - value).mean())),
-                    Cell(100 * float(((low <= truth) & (truth <= high)).mean()), digits=0),
-                    Cell(text=str(len(pairs))),
-                )
+@dataclass(frozen=True)
+class Cell:
+    """A number with its deviation or its interval, or a text; nothing is an empty cell.
+
+    >>> Cell(1.25, interval=(-0.5, 3.0), signed=True).shown
+    '+1.2 [−0.5, +3.0]'
+    """
+
+    value: float | None = None
+    deviation: float | None = None
+    interval: tuple[float, float] | None = None
+    text: str = ""
+    digits: int = 1
+    best: bool = False
+    signed: bool = False
+
+    @property
+    def number(self) -> str:
+        """The number alone, as shown; a minus is a real one."""
+        return "" if self.value is None else self._number(self.value)
+
+    @property
+    def shown(self) -> str:
+        """All of it in one text."""
+        if self.value is None:
+            return self.text
+        parts = [f"**{self.number}**" if self.best else self.number]
+        if self.interval is not None:
+            parts.append(f"[{', '.join(map(self._number, self.interval))}]")
+        elif self.deviation is not None:
+            parts.append(f"±{self.deviation:.{self.digits}f}")
+        return " ".join([*parts, *([self.text] if self.text else [])])
+
+    def _number(self, value: float) -> str:
+        text = f"{value:{'+' if self.signed else ''}.{self.digits}f}"
+        return (text if float(text) else f"{0:.{self.digits}f}").replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Table:
+    """`name` is the stem of its files; `notes` stand below it."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """Returns a pipe table under a heading; the best of a column is bold."""
+        numeric = [any(row[k].value is not None for row in self.rows) for k in range(len(self.columns))]
+        lines = [self.columns, ["---:" if right else "---" for right in numeric]]
+        lines += [[cell.shown.replace("|", r"\|") for cell in row] for row in self.rows]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join([f"### {self.title}", "", body, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def csv(self) -> str:
+        """Returns numbers with all their digits; deviations and ends of intervals have columns of their own."""
+        columns: list[list[str]] = []
+        for heading, *cells in zip(self.columns, *self.rows, strict=True):
+            name = heading.replace("`", "")
+            columns.append(
+                [name, *(c.text.replace("`", "") if c.value is None else repr(float(c.value)) for c in cells)]
             )
+            ends = [(None, None) if c.interval is None else c.interval for c in cells]
+            extras = {
+                "deviation": [c.deviation for c in cells],
+                "low": [e[0] for e in ends],
+                "high": [e[1] for e in ends],
+            }
+            for extra, values in extras.items():
+                if any(value is not None for value in values):
+                    columns.append([f"{name} {extra}", *("" if v is None else repr(float(v)) for v in values)])
+        target = io.StringIO()
+        csv.writer(target, lineterminator="\n").writerows(zip(*columns, strict=True))
+        return target.getvalue()
+
+
+def setting_tables(results: Results, setting: str) -> list[Table]:
+    """Returns the tables of one setting."""
+    return [table for table in (accuracy_table(results, setting),) if table.rows]
+
+
+def overall_tables(results: Results) -> list[Table]:
+    """Returns the tables that show all settings together."""
+    tables = (differences_table(results), expected_table(results), *paper_tables(results))
+    return [table for table in tables if table.rows]
+
+
+def slug(text: str) -> str:
+    """Returns a name for files.
+
+    >>> slug("mini-clip/cifar100-20")
+    'mini-clip-cifar100-20'
+    """
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)
+
+
+# -- accuracies -------------------------------------------------------------------------------------------------------
+
+
+def accuracy_table(results: Results, setting: str) -> Table:
+    """Shows rows against mixtures: the paper's ratios with their average first, then equal shares of M tasks."""
+    by_row, main = results.rows(setting), results.main_rows(setting)
+    partial = partial_rows(main) | (by_row.keys() - main.keys())
+    counted = {each.mixture for scores in main.values() for each in scores}
+    known = {each.mixture for scores in by_row.values() for each in scores}
+    first, others = (sorted(some, key=mixture_parts) for some in (counted, known - counted))
+    printed = paper.PRINTED.get(setting, {}) if _is_papers(results, setting) else {}
+    lines: list[list[Cell]] = []
+    compared: list[int] = []
+    for row, scores in by_row.items():
+        if row not in partial:
+            compared.append(len(lines))
+        means = [averaged(each for each in scores if each.mixture == mixture) for mixture in (*first, *others)]
+        means.insert(len(first), averaged(main.get(row, ())))
+        lines.append([Cell(text=f"`{row}`{PARTIAL if row in partial else ''}"), *map(percent, means)])
+        if row in printed and tuple(first) == paper.MIXTURES:
+            cells = [Cell(float(share), digits=0) for share in printed[row]]
+            average = Cell(paper.average(printed[row]))
+            lines.append([Cell(text=f"`{row}` in the paper"), *cells, average, *(Cell() for _ in others)])
+    notes = [f"Mean over the draws of each mixture, {_over_seeds(by_row)}; best of a column in bold."]
+    if partial:
+        notes.append(f"{PARTIAL} measured in fewer environments or with fewer seeds; not compared with the others.")
+    if any(row in printed for row in by_row):
+        notes.append(paper.NOTE)
     return Table(
-        "expected",
-        "The accuracy that is told beforehand, without a label of the environment (%)",
-        ("row", "setting", "model", "measured", "told", "mean difference", "inside the 90% interval", "environments"),
-        tuple(lines),
-        ("Each of the three models has a fitted head. The difference is the mean of absolute ones over environments.",),
+        f"accuracy-{slug(setting)}",
+        f"{setting}: accuracy (%)",
+        ("row", *first, "Average", *others),
+        _best_of_columns(lines, compared),
+        tuple(notes),
     )
 
 
-WRONG = ("magmax@best+prior:wrong", "magmax@best+prior:ot-raw", "tunable:ot-raw@matched+prior")
-"""Rows with a prior from a doubtful preference; each is also measured with a fixed eps of 0.02."""
+def percent(mean: Mean | None) -> Cell:
+    """Returns a share as percent, with its deviation."""
+    if mean is None:
+        return Cell()
+    return Cell(100 * mean.mean, None if mean.deviation is None else 100 * mean.deviation)
 
 
-def wrong_table(results: Results) -> Table:
-    """Shows what the prior of a wrong preference costs, with the eps that follows the expected error and with 0.02."""
-    lines = []
-    seeds = 0
+def _is_papers(results: Results, setting: str) -> bool:
+    own = results.sequences(setting)
+    return bool(own) and all(paper.same_setting(setting, each.tasks, each.elements) for each in own)
+
+
+def _over_seeds(by_row: dict[str, list[Score]]) -> str:
+    seeds = len({each.seed for scores in by_row.values() for each in scores})
+    return "one seed, so no deviation is given" if seeds == 1 else f"±standard deviation (n − 1) over {seeds} seeds"
+
+
+def _best_of_columns(lines: Sequence[list[Cell]], compared: Sequence[int]) -> tuple[tuple[Cell, ...], ...]:
+    """Marks the largest number of each column among some lines, and all that read the same."""
+    for column in range(1, len(lines[0]) if lines else 0):
+        values = {k: cell.value for k in compared if (cell := lines[k][column]).value is not None}
+        reads = f"{max(v for v in values.values() if v is not None):.1f}" if len(values) > 1 else None
+        for k, value in values.items():
+            lines[k][column] = replace(lines[k][column], best=f"{value:.1f}" == reads)
+    return tuple(map(tuple, lines))
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def points(difference: Difference | None) -> Cell:
+    """Returns a difference of shares in points, with its interval."""
+    if difference is None:
+        return Cell()
+    return Cell(100 * difference.mean, interval=(100 * difference.low, 100 * difference.high), signed=True)
+
+
+def differences_table(results: Results) -> Table:
+    """Shows what one row has over another in every setting: the tailored model and its rivals, the parts one by one."""
+    by_setting = {setting: results.main_rows(setting) for setting in results.settings}
+    lines, seeds = [], 0
+    for row, rival in DIFFERENCES:
+        found = [paired(rows.get(row, ()), rows.get(rival, ())) for rows in by_setting.values()]
+        if any(found):
+            seeds = max(seeds, *(each.seeds for each in found if each))
+            lines.append((Cell(text=f"`{row}` minus `{rival}`"), *map(points, found)))
+    return Table(
+        "differences",
+        "Differences (points of accuracy)",
+        ("difference", *by_setting),
+        tuple(lines),
+        (interval_note(seeds), "Each difference is over the seeds and environments for which both rows were measured."),
+    )
+
+
+def interval_note(seeds: int) -> str:
+    """Explains how intervals were made, for below a table."""
+    drawn = "over environments alone (there is one seed)" if seeds < 2 else "over seeds and environments"
+    rough = f" With {seeds} seeds it is a rough guide." if 2 <= seeds < 5 else ""
+    return f"In brackets: {LEVEL:.0%} interval of a paired bootstrap {drawn}, {REPLICATES:,} samples, seed 0.{rough}"
+
+
+def headlines(results: Results) -> Iterator[str]:
+    """Yields a line for each setting: the best row, and the recommended one against the base with a fitted head.
+
+    MAGMAX stands in for the base where that was not measured.
+    """
     for setting in results.settings:
         by_row = results.main_rows(setting)
-        cells: list[Cell] = []
-        for row in WRONG:
-            plain = by_row.get(row.partition("+")[0], ())
-            costs = [paired(by_row.get(name, ()), plain) for name in (row, f"{row}@0.02")]
-            seeds = max([seeds, *(cost.seeds for cost in costs if cost is not None)])
-            cells += map(points, costs)
-        if any(cell.value is not None for cell in cells):
-            lines.append((Cell(text=setting), *cells))
-    return Table(
-        "wrong-preference",
-        "What the prior of a wrong preference costs: with a prior minus without, in points",
-        ("setting", *(name for row in WRONG for name in (row, f"{row}@0.02"))),
-        tuple(lines),
-        (
-            interval_note(seeds),
-            "`wrong`: weights by hand for tasks that the environment does not have. `ot-raw`: raw transport.",
-        ),
-    )
-
-
-def estimation_table(results: Results, setting: str, family: str) -> Table:
-    """Shows how far the weights are from the true mixture, and which share of elements the lottery gave away."""
-    kinds: dict[str, list[Measured]] = {}
-    for row, measured in grouped(results.of(setting, family)).items():
-        base, preference, _, options = row_parts(row)
-        if base == "tunable" and any(each.error is not None or each.leftovers is not None for each in measured):
-            kinds.setdefault(f"{preference},{options}".rstrip(","), measured)  # neither depends on the scale
-    lines = []
-    for kind, measured in kinds.items():
-        errors = [each.error for each in measured if each.error is not None]
-        shares = [each.leftovers for each in measured if each.leftovers is not None]
-        within = "" if not shares else "yes" if max(shares) <= paper.LEFTOVERS_AT_MOST else "no"
-        choices = Counter(each.chosen for each in measured if each.chosen is not None)
-        lines.append(
-            (
-                row_cell(kind),
-                percent(averaged(measured, lambda each: each.error)),
-                Cell(100 * max(errors)) if errors else Cell(),
-                percent(averaged(measured, lambda each: each.leftovers)),
-                Cell(100 * max(shares)) if shares else Cell(),
-                Cell(text=within),
-                Cell(text=", ".join(f"{name} {count}" for name, count in choices.most_common())),
-            )
-        )
-    columns = ("preference", "error", "error, largest", "random", "random, largest", "at most 10%?", "what auto chose")
-    width = len(columns) if any(line[-1].text for line in lines) else len(columns) - 1
-    return Table(
-        f"estimation-{slug(setting)}{_tail(family)}",
-        f"{setting}: error of the estimated mixture, and elements assigned at random (%)",
-        columns[:width],
-        tuple(line[:width] for line in lines),
-        (
-            "Error: half the L1 distance between weights and true mixture, the share of weight on wrong tasks.",
-            "Random: share of the merged elements that the lottery assigned because no task with budget left had them "
-            "as candidates. The paper reports at most 10%.",
-        ),
-    )
-
-
-def ownership_table(results: Results) -> Table:
-    """Shows which share of the elements the last task has in MAGMAX."""
-    lines = []
-    for setting in results.settings:
-        counts = [record["magmax_counts"] for record in of_setting(results.sequences, setting)]
-        shares = [np.array(each, dtype=np.float64) / sum(each) for each in counts if sum(each)]
+        complete = {row: averaged(own) for row, own in by_row.items() if row not in partial_rows(by_row)}
+        shares = {row: mean.mean for row, mean in complete.items() if mean is not None}
         if not shares:
             continue
-        last, first = (mean_over_seeds([float(share[task]) for share in shares]) for task in (-1, 0))
-        above = "yes" if last.mean > paper.LAST_TASK_AT_LEAST else "no"
-        equal = Cell(100 / len(shares[0]))
-        lines.append((Cell(text=setting), percent(last), percent(first), equal, Cell(text=above)))
-    return Table(
-        "magmax-ownership",
-        "What MAGMAX takes from the last task (% of the elements)",
-        ("setting", "last task", "first task", "equal share", "more than 40%?"),
-        tuple(lines),
-        ("More than 40% is what the paper quotes for the last task.",),
-    )
+        best, recommended = max(shares, key=lambda row: shares[row]), recommended_row(by_row)
+        parts = [f"best {best} {100 * shares[best]:.1f}%"]
+        rival = next((name for name in (BASE, "magmax@best", "magmax@1") if name in shares), None)
+        lead = paired(by_row.get(recommended, ()), by_row.get(rival or "", ()))
+        if recommended in shares:
+            parts.append(f"recommended {recommended} {100 * shares[recommended]:.1f}%")
+            parts += [] if lead is None else [f"{points(lead).shown} over {rival}: {lead.verdict}"]
+        yield f"{setting}: {'; '.join(parts)}"
 
 
-def known_table(results: Results, setting: str, family: str) -> Table:
-    """Shows accuracy over all classes beside accuracy among the classes of the sample's own task."""
+# -- what was told beforehand -----------------------------------------------------------------------------------------
+
+
+def expected_table(results: Results) -> Table:
+    """Shows the accuracy and the error of the weights that were told beforehand, beside what came out."""
     lines = []
-    by_row = grouped(each for each in results.of(setting, family) if each.known is not None)
-    partial = partial_rows(by_row)
-    for row, measured in by_row.items():
-        known = averaged(measured, lambda each: each.known)
-        gap = averaged(measured, lambda each: None if each.known is None else each.known - each.accuracy)
-        name = row_cell(row, PARTIAL * (row in partial))
-        lines.append((name, percent(averaged(measured)), percent(known), percent(gap)))
-    marked = best_of_columns(lines, [k for k, row in enumerate(by_row) if row not in partial])
-    notes = ["Task known: only the classes of the sample's own task compete. Best of a column in bold."]
-    if partial:
-        notes.append(PARTIAL_NOTE)
-    return Table(
-        f"known-{slug(setting)}{_tail(family)}",
-        f"{setting}: accuracy without and with the task known (%)",
-        ("method", "task unknown", "task known", "gap"),
-        tuple((*best[:-1], line[-1]) for best, line in zip(marked, lines, strict=True)),  # a gap is no merit
-        tuple(notes),
-    )
-
-
-def time_table(results: Results, setting: str) -> Table:
-    """Shows seconds for each environment by kind of work, and the share of it that is merging."""
-    records = [record for record in of_setting(results.rows, setting) if record.get("seconds")]
-    rows = list(dict.fromkeys(record["row"] for record in records))
-    lines = [_time_line(row_cell(row), [each for each in records if each["row"] == row]) for row in rows]
-    if records:
-        lines.append(_time_line(Cell(text="all"), records))
-    devices = sorted(
-        {str(record["device"]) for record in of_setting(results.sequences, setting) if record.get("device")}
-    )
-    return Table(
-        f"time-{slug(setting)}",
-        f"{setting}: seconds for each environment",
-        ("method", *WORK, "together", "merging"),
-        tuple(lines),
-        (
-            "Mean over environments and seeds. A row that makes one model for all environments merges once for all, "
-            "and what one row has embedded or preferred serves the others at no cost.",
-            *([f"Measured on: {', '.join(devices)}."] if devices else []),
-        ),
-        ("", *("s" for _ in WORK), "s", "% of the time"),
-        (0, len(rows)),
-    )
-
-
-def _time_line(name: Cell, records: Sequence[Record]) -> tuple[Cell, ...]:
-    environments = sum(len(record["environments"]) for record in records)
-    spent: Counter[str] = Counter()
-    for record in records:
-        spent.update({kind: float(value) for kind, value in record["seconds"].items()})
-    total = sum(spent.values())
-    each = [Cell(spent[kind] / environments, digits=3) for kind in WORK]
-    share = Cell(100 * spent["merge"] / total) if total else Cell()
-    return (name, *each, Cell(total / environments, digits=3), share)
-
-
-def scale_table(results: Results) -> Table:
-    """Shows accuracy on held-out training data at each scale, and which scale each seed chose."""
-    grid = sorted({float(scale) for record in results.scales for scale in record["grid"]})
-    lines: list[tuple[Cell, ...]] = []
-    breaks: list[int] = []
     for setting in results.settings:
-        own = of_setting(results.scales, setting)
-        breaks.append(len(lines))
-        for method in sorted({record["method"] for record in own}, key=row_order):
-            records = sorted((each for each in own if each["method"] == method), key=lambda each: int(each["seed"]))
-            shares: dict[float, list[float]] = {}
-            for record in records:
-                for scale, share in record["grid"].items():
-                    shares.setdefault(float(scale), []).append(share)
-            means = {scale: float(np.mean(values)) for scale, values in shares.items()}
-            top = max(means.values())
-            cells = [Cell(100 * means[s], best=means[s] == top) if s in means else Cell() for s in grid]
-            chosen = ", ".join(f"{record['best']:g}" for record in records)
-            lines.append((Cell(text=setting), row_cell(method), *cells, Cell(text=chosen)))
+        by_row = results.rows(setting)
+        own = by_row.get(RECOMMENDED, [])
+        for model, row in TOLD.items():
+            real = {(each.seed, each.environment): each.accuracy for each in (by_row.get(row, []) if row else own)}
+            told = {(each.seed, each.environment): each.found.expected.get(model) for each in own}
+            pairs = [(real[at], *found) for at, found in told.items() if found is not None and at in real]
+            if pairs:
+                truth, value, low, high = np.array(pairs).T
+                inside = Cell(100 * float(((low <= truth) & (truth <= high)).mean()), digits=0)
+                lines.append(_told_line(setting, f"accuracy, {model}", 100 * truth, 100 * value, inside))
+        errors = [(each.found.error, each.found.expected_error) for each in own]
+        both = np.array([(real, told) for real, told in errors if real is not None and told is not None]).reshape(-1, 2)
+        if len(both):
+            lines.append(_told_line(setting, "error of the weights", 100 * both[:, 0], 100 * both[:, 1], Cell()))
     return Table(
-        "scales",
-        "Best scale of each baseline, chosen on held-out training data (% right)",
-        ("setting", "method", *(f"{scale:g}" for scale in grid), "chosen"),
+        "expected",
+        f"What `{RECOMMENDED}` told beforehand, without a label of the environment (%)",
+        ("setting", "told", "measured", "expected", "mean absolute difference", "inside the 90% interval", "of"),
         tuple(lines),
-        ("Mean over seeds; best mean in bold. `chosen`: the scale of each seed in turn, which its row `@best` uses.",),
-        breaks=tuple(breaks),
+        ("Each model has a head fitted to it. The error of weights is half their L1 distance to the true mixture.",),
     )
 
 
-def meta_table(results: Results, setting: str) -> Table:
-    """Shows accuracy against the number of meta samples."""
-    records = of_setting(results.meta_sizes, setting)
-    measured = [(record["row"], point) for record in records for point in record["points"]]
-    sizes = sorted({point["size"] for _, point in measured})
-    lines = []
-    for row in dict.fromkeys(row for row, _ in measured):
-        shares = [
-            [point["accuracy"] for name, point in measured if (name, point["size"]) == (row, size)] for size in sizes
-        ]
-        lines.append((row_cell(row), *(percent(mean_over_seeds(each)) if each else Cell() for each in shares)))
-    counts = [
-        sorted({point.get("environments", 0) for _, point in measured if point["size"] == size}) for size in sizes
-    ]
-    texts = [", ".join(map(str, each)) for each in counts]
-    several = len({record["seed"] for record in records if record["points"]}) > 1
-    over = "±deviation over seeds" if several else "one seed, so no deviation is given"
-    notes = [f"Mean over environments, {over}; best of a column in bold."]
-    if len(set(texts)) > 1:
-        notes.append("Few environments have that many meta samples: columns are of different environments.")
-    return Table(
-        f"meta-size-{slug(setting)}",
-        f"{setting}: accuracy against the number of meta samples (%)",
-        ("method", *(str(size) for size in sizes)),
-        best_of_columns(lines, range(len(lines))),
-        tuple(notes),
-        ("", *(f"{text} environments" for text in texts)) if len(set(texts)) > 1 else (),
-    )
+def _told_line(setting: str, what: str, real: np.ndarray, told: np.ndarray, inside: Cell) -> tuple[Cell, ...]:
+    means = [Cell(float(values.mean())) for values in (real, told, np.abs(real - told))]
+    return (Cell(text=setting), Cell(text=what), *means, inside, Cell(text=str(len(real))))
+
+
+# -- the paper's numbers ----------------------------------------------------------------------------------------------
+
+
+def paper_tables(results: Results) -> list[Table]:
+    """Puts the paper's averages, the authors' second run and our sequences of as many tasks side by side."""
+    tables = []
+    for data, counts in paper.DATA_SETS.items():
+        ours = {setting: results.main_rows(setting) for setting in results.settings if f"/{data}-" in setting}
+        ours = {setting: by_row for setting, by_row in ours.items() if by_row.keys() & set(paper.ROWS)}
+        if not ours:
+            continue
+        columns: list[tuple[str, dict[str, Cell]]] = []
+        for count in counts:
+            name = f"{data}-{count}"
+            printed = {row: Cell(paper.average(means)) for row, means in paper.PRINTED[f"{paper.MODEL}/{name}"].items()}
+            cosine_and_mmd = zip(
+                ("tunable:cosine@0.5", "tunable:mmd@0.5"), paper.SIMILARITY.get(name, ()), strict=False
+            )
+            printed |= {row: Cell(float(share), digits=0) for row, share in cosine_and_mmd}
+            again = {row: Cell(share) for row, share in paper.AGAIN.get(name, {}).items()}
+            columns.append((f"{count} tasks: the paper", printed))
+            columns += [(f"{count} tasks: the authors again", again)] if again else []
+            for setting, by_row in ours.items():
+                if setting_parts(setting)[1] == count:
+                    columns.append((setting, {row: percent(averaged(by_row[row])) for row in by_row}))
+        rows = list(dict.fromkeys(row for name, found in columns if "the paper" in name for row in found))
+        lines = tuple((Cell(text=f"`{row}`"), *(found.get(row, Cell()) for _, found in columns)) for row in rows)
+        names = ("row", *(name for name, _ in columns))
+        note = "Other models than the paper's are stand-ins: compare the order of the rows, not the numbers."
+        title = f"{data}: the paper's rows at scale 0.5, mean over its five ratios (%)"
+        tables.append(Table(f"paper-{data}", title, names, lines, (paper.NOTE, paper.AGAIN_NOTE, note)))
+    return tables

@@ -1,4 +1,4 @@
-"""Draws the demonstration: for each site, the accuracy of every model and where its weights lie."""
+"""Draws the demonstration: what the last checkpoint forgot, and what each site gets from which model."""
 
 from __future__ import annotations
 
@@ -9,78 +9,75 @@ from typing import Any
 
 from tunable_magmax.plots.figure import blank_figure, plain, save_figure
 
-GREY, TAILORED = "#b8bec6", "#1d6fa5"
+GREY, TAILORED, LEARNT = "#b8bec6", "#1d6fa5", "#dbe4ec"
 INK, FAINT = "#22282f", "#6b7280"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A model's accuracy on a site, from 0 to 1: with the site's prior, and without it."""
-
-    label: str
-    value: float
-    plain: float
-    tailored: bool
-
-
-@dataclass(frozen=True)
 class SitePanel:
-    """A site. `weights`: lines of one share for each task; the first are the true shares."""
+    """A site: its shares of the tasks, and the accuracy of each model on unseen samples, from 0 to 1.
+
+    `expected`: what was told of the model `tailored` beforehand, with its interval.
+    """
 
     name: str
-    bars: Sequence[Bar]
-    weights: Mapping[str, Sequence[float]]
+    shares: Mapping[str, float]
+    accuracy: Mapping[str, float]
+    expected: tuple[float, float, float]
+    tailored: str
 
 
-def save_demo_picture(title: str, tasks: Sequence[str], sites: Sequence[SitePanel], path: str | Path) -> None:
-    """Draws all sites and writes the picture; the suffix of `path` is the format."""
-    figure = blank_figure(12, 7.4)
-    figure.get_layout_engine().set(wspace=0.06, hspace=0.08)
-    grid = figure.subplots(len(sites), 2, squeeze=False, width_ratios=(1, 1.15))
-    most = max(max(bar.value, bar.plain) for site in sites for bar in site.bars)
-    for (left, right), site in zip(grid, sites, strict=True):
-        _draw_accuracies(left, site, 100 * most)
-        _draw_weights(right, site, tasks)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
+def save_demo_picture(
+    tasks: Sequence[str], learnt: Sequence[float], left: Sequence[float], sites: Sequence[SitePanel], path: str | Path
+) -> None:
+    """Draws forgetting above, and a panel for each site below; the suffix of `path` is the format.
+
+    `learnt`, `left`: the accuracy on each task right after its training, and at the end.
+    """
+    figure = blank_figure(9.6, 5.8)
+    figure.get_layout_engine().set(wspace=0.05, hspace=0.1)
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.05))
+    _draw_forgetting(upper.subplots(), tasks, learnt, left)
+    axes = lower.subplots(1, len(sites), sharey=True, squeeze=False)[0]
+    for axis, site in zip(axes, sites, strict=True):
+        _draw_site(axis, site)
     save_figure(figure, path)
 
 
-def _draw_accuracies(axes: Any, site: SitePanel, most: float) -> None:
-    values = [100 * bar.value for bar in site.bars]
-    plains = [100 * bar.plain for bar in site.bars]
-    colours = [TAILORED if bar.tailored else GREY for bar in site.bars]
-    places = range(len(site.bars))
-    axes.barh(places, values, height=0.72, color=colours, zorder=2)
-    axes.plot(plains, places, "o", markersize=4.5, color="white", markeredgecolor=INK, markeredgewidth=1, zorder=3)
-    for place, value, plain_value, bar in zip(places, values, plains, site.bars, strict=True):
-        weight, ink = ("bold", "white") if bar.tailored else ("normal", INK)
-        axes.text(1, place, f"{value:.1f}", va="center", fontsize=8.5, color=ink, fontweight=weight)
-        axes.text(max(value, plain_value) + 1.2, place, f"{plain_value:.1f}", va="center", fontsize=8, color=FAINT)
-    axes.set_yticks(list(places), [bar.label for bar in site.bars], fontsize=9, color=INK)
-    axes.set_ylim(len(site.bars) - 0.4, -0.6)
-    axes.set_xlim(0, most * 1.1)
-    title = (
-        f"{site.name}: accuracy on samples not seen before (%)\nbars: with the site prior; dots with numbers: without"
-    )
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8, colors=FAINT)
-    axes.grid(axis="x", color="#e5e7eb", linewidth=0.7, zorder=0)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+def _draw_forgetting(axis: Any, tasks: Sequence[str], learnt: Sequence[float], left: Sequence[float]) -> None:
+    places = range(len(tasks))
+    axis.bar(places, [100 * share for share in learnt], width=0.8, color=LEARNT, label="right after its training")
+    bars = axis.bar(places, [100 * share for share in left], width=0.5, color=GREY, label="in the last checkpoint")
+    axis.bar_label(bars, fmt="%.0f", fontsize=8, color=INK, padding=1)
+    axis.set_xticks(list(places), [plain(task) for task in tasks], fontsize=8.5, color=INK, linespacing=1.3)
+    _finish(axis, "The last checkpoint forgets: accuracy on each task in training order (%)")
+    axis.tick_params(axis="x", length=0)
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8.5, frameon=False)
 
 
-def _draw_weights(axes: Any, site: SitePanel, tasks: Sequence[str]) -> None:
-    """Draws a table of weights, the darker the larger: the true shares above what was found."""
-    values = [list(line) for line in site.weights.values()]
-    axes.imshow(values, cmap="Blues", vmin=0, vmax=0.75, aspect="auto")
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            if value >= 0.005:
-                ink = "white" if value > 0.4 else INK
-                axes.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=9, color=ink)
-    axes.axhline(0.5, color="white", linewidth=6)
-    axes.set_yticks(range(len(values)), list(site.weights), fontsize=9, color=INK)
-    axes.set_xticks(range(len(tasks)), [plain(task) for task in tasks], fontsize=8, color=INK, linespacing=1.4)
-    axes.tick_params(length=0)
-    axes.set_title(f"{site.name}: weights of the tasks (%)", loc="left", fontsize=10, color=INK)
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+def _draw_site(axis: Any, site: SitePanel) -> None:
+    names = list(site.accuracy)
+    values = [100 * share for share in site.accuracy.values()]
+    colours = [TAILORED if name == site.tailored else GREY for name in names]
+    axis.barh(range(len(names)), values, height=0.7, color=colours)
+    for place, (name, value) in enumerate(zip(names, values, strict=True)):
+        ink = "white" if name == site.tailored else INK
+        axis.text(1.5, place, f"{value:.0f}", va="center", fontsize=9, color=ink)
+    value, low, high = (100 * share for share in site.expected)
+    place = names.index(site.tailored)
+    axis.hlines(place, low, high, color=INK, linewidth=1.6, zorder=3)
+    axis.plot([value], [place], "o", color="white", markeredgecolor=INK, markersize=5.5, zorder=4)
+    axis.annotate("expected\nbeforehand", (high, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5)
+    axis.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=9, color=INK)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.set_xlim(0, 100)
+    shares = ", ".join(f"{share:.0%} {task}" for task, share in site.shares.items())
+    _finish(axis, f"{site.name}: {shares}")
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel("accuracy on unseen pictures (%)", fontsize=8.5, color=FAINT)
+
+
+def _finish(axis: Any, title: str) -> None:
+    axis.set_title(plain(title), loc="left", fontsize=10, color=INK)
+    axis.tick_params(labelsize=8.5, colors=FAINT)
+    axis.spines[["top", "right", "left", "bottom"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Draws the figures of experiments: curves, bars and intervals in panels that are told apart without colour."""
+"""Draws the figures of experiments: curves and intervals that are told apart without colour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tunable_magmax.files import write_atomic
 from tunable_magmax.plots.figure import blank_figure, plain
@@ -26,8 +26,11 @@ RIVAL_STYLES: Sequence[Mapping[str, Any]] = (
     {"color": "#333333", "marker": "None", "linestyle": "-"},
     {"color": "#888888", "marker": "None", "linestyle": "--"},
     {"color": "#888888", "marker": "None", "linestyle": ":"},
+    {"color": "#333333", "marker": "None", "linestyle": "-."},
+    {"color": "#bbbbbb", "marker": "None", "linestyle": "-"},
 )
 LEVEL_DASHES: Sequence[Any] = (":", (0, (6, 4)))
+FILLS = {"ahead": INK, "level": "#aaaaaa", "behind": "white"}
 
 
 @dataclass(frozen=True)
@@ -69,45 +72,28 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A drawn figure. `name` is the stem of its files, `alt` says in words what it shows."""
+    """A drawn figure. `name` is the stem of its file, `alt` says in words what it shows."""
 
     name: str
     title: str
     alt: str
     figure: Any
 
-    def __post_init__(self) -> None:
-        # The layout moves a little at each drawing: settled once, all files show the same.
-        for _ in range(2):
-            self.figure.draw_without_rendering()
-        self.figure.set_layout_engine("none")
-
-    @property
-    def pixels(self) -> tuple[int, int]:
-        """Width and height on a page."""
-        width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
-        return width, height
-
-    def content(self, kind: str) -> bytes:
-        """Returns the figure as "png" or "svg": equal records, equal bytes (of one version of matplotlib)."""
+    def save(self, folder: Path) -> Path:
+        """Writes an SVG: equal records give equal bytes, with one version of matplotlib."""
         from matplotlib import rc_context
 
-        target = io.BytesIO()
+        target, path = io.BytesIO(), folder / f"{self.name}.svg"
         with rc_context({"svg.hashsalt": self.name}):
-            self.figure.savefig(target, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        return target.getvalue()
-
-    def save(self, folder: Path) -> list[Path]:
-        """Writes both formats and returns the files."""
-        paths = [folder / f"{self.name}.{kind}" for kind in ("png", "svg")]
-        for path in paths:
-            write_atomic(path, self.content(path.suffix[1:]))
-        return paths
+            self.figure.savefig(target, format="svg", metadata={"Date": None})
+        write_atomic(path, target.getvalue())
+        return path
 
 
-def draw_curves(panels: Sequence[Panel], wide: float, height: float, share: Literal["none", "all"] = "none") -> Any:
-    """Draws accuracies as curves; `wide` and `height` are inches of each panel, `share` is about their y axes."""
-    figure, axes = _axes(len(panels), wide, height, share)
+def draw_curves(panels: Sequence[Panel], wide: float, height: float) -> Any:
+    """Draws accuracies as curves; `wide` and `height` are inches of each panel."""
+    figure = blank_figure(max(4.8, wide * len(panels)), height)
+    axes = list(figure.subplots(1, len(panels), squeeze=False, sharey="all")[0])
     for axis, panel in zip(axes, panels, strict=True):
         for curve in panel.curves:
             _draw_curve(axis, curve)
@@ -118,72 +104,29 @@ def draw_curves(panels: Sequence[Panel], wide: float, height: float, share: Lite
             axis.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         _finish(axis, panel.title, panel.x_label)
     axes[0].set_ylabel("accuracy (%)")
-    for axis in axes:
-        if axis.get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
-            axis.set_ylim(bottom=0)
+    if axes[0].get_ylim()[0] < 0:  # a whisker may reach below 0, an accuracy cannot
+        axes[0].set_ylim(bottom=0)
     _legend(figure, axes)
     return figure
 
 
-def draw_bars(panels: Mapping[str, Sequence[float]], x_label: str, y_label: str) -> Any:
-    """Draws a panel of bars, numbered from 1, for each title."""
-    figure, axes = _axes(len(panels), height=2.9, share="all")
-    for axis, (title, heights) in zip(axes, panels.items(), strict=True):
-        count = len(heights)
-        axis.bar(range(1, count + 1), heights, color="#6b9ac4", edgecolor=INK, linewidth=0.6, zorder=2)
-        axis.margins(y=0.12)
-        axis.set_xlim(0.3, count + 0.7)
-        if count > 10:
-            step = 5 if count <= 30 else 10
-            axis.set_xticks([1, *range(step, count + 1, step)])
-        else:
-            axis.set_xticks(range(1, count + 1))
-            for place, number in enumerate(heights, 1):
-                where = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
-                axis.annotate(f"{number:.3g}", (place, number), (0, 2), **where)
-        _finish(axis, title, x_label)
-    axes[0].set_ylabel(y_label)
-    return figure
-
-
-def draw_intervals(rows: Sequence[str], panels: Mapping[str, Mapping[str, Interval]], x_label: str) -> Any:
-    """Draws a difference with its interval for each row, from below; a panel for each title."""
-    wide = 3.4 if len(panels) > 1 else 5.6
-    figure, axes = _axes(len(panels), wide, height=0.27 * len(rows) + 1.3, share="all")
-    fills = {"ahead": INK, "behind": "white"}
-    for axis in axes[1:]:
-        axis.sharex(axes[0])
-    for axis, (title, intervals) in zip(axes, panels.items(), strict=True):
-        axis.axvline(0, color=INK, linewidth=1)
-        for place, row in enumerate(rows):
-            if row in intervals:
-                shown = intervals[row]
-                fill = fills.get(shown.verdict, "#aaaaaa")
-                axis.hlines(place, shown.low, shown.high, color=INK, linewidth=1.4, zorder=2)
-                axis.plot(shown.mean, place, "o", color=fill, markeredgecolor=INK, markersize=6, zorder=3)
-        axis.set_yticks(range(len(rows)), [plain(row) for row in rows])
-        axis.set_ylim(-0.6, len(rows) - 0.4)
-        _finish(axis, title, x_label)
-        axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-        axis.tick_params(axis="y", length=0)
-    handles = [
-        axes[0].plot([], [], "o", color=fill, markeredgecolor=INK, label=label)[0]
-        for fill, label in ((INK, "ahead"), ("#aaaaaa", "interval contains 0"), ("white", "behind"))
-    ]
+def draw_intervals(rows: Sequence[str], intervals: Mapping[str, Interval], x_label: str) -> Any:
+    """Draws a difference with its interval for each row, from below."""
+    figure = blank_figure(5.6, 0.27 * len(rows) + 1.3)
+    axis = figure.add_subplot()
+    axis.axvline(0, color=INK, linewidth=1)
+    for place, row in enumerate(rows):
+        shown = intervals[row]
+        axis.hlines(place, shown.low, shown.high, color=INK, linewidth=1.4, zorder=2)
+        axis.plot(shown.mean, place, "o", color=FILLS[shown.verdict], markeredgecolor=INK, markersize=6, zorder=3)
+    axis.set_yticks(range(len(rows)), [plain(row) for row in rows])
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    _finish(axis, "", x_label)
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.tick_params(axis="y", length=0)
+    handles = [axis.plot([], [], "o", color=fill, markeredgecolor=INK, label=label)[0] for label, fill in FILLS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
-
-
-def _axes(count: int, wide: float = 3.9, height: float = 3.4, share: str = "none") -> tuple[Any, list[Any]]:
-    """Makes a figure with `count` axes, at most three in a line; `wide` and `height` are inches of each."""
-    columns = min(count, 3)
-    lines = -(-count // columns)
-    figure = blank_figure(max(4.8, wide * columns), height * lines)
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=share)
-    flat = [axes for line in grid for axes in line]
-    for axes in flat[count:]:
-        axes.set_visible(False)
-    return figure, flat[:count]
 
 
 def _draw_curve(axes: Any, curve: Curve) -> None:
@@ -207,7 +150,7 @@ def _draw_curve(axes: Any, curve: Curve) -> None:
 def _finish(axes: Any, title: str, label: str) -> None:
     """Sets the title, the label of the x axis and the grid."""
     axes.set_title(plain(title), loc="left", fontsize=10)
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(plain(label), fontsize=9)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9)
@@ -220,7 +163,6 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    entries = dict(sorted(entries.items(), key=lambda entry: entry[0].startswith("MAGMAX")))  # comparisons last
     inches, height = figure.get_size_inches()
     longest = max(map(len, entries))
     columns = max(1, min(len(entries), int(inches / (0.085 * longest + 0.6))))

@@ -1,0 +1,227 @@
+"""Tables hold the numbers of the records, recomputed here in another way; reports are whole and made the same again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+import statistics
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from experiments.invented import (
+    ABOVE,
+    BASE,
+    SETTING,
+    alpha_records,
+    results_of,
+    row_record,
+    samples_record,
+    sequence_record,
+    whole_experiment,
+)
+
+from tunable_magmax.experiments import paper
+from tunable_magmax.experiments.figures import setting_drawings
+from tunable_magmax.experiments.records import EnvironmentScore, RowRecord, append_record
+from tunable_magmax.experiments.report import write_overview, write_setting
+from tunable_magmax.experiments.results import paired, write_summary
+from tunable_magmax.experiments.tables import (
+    Cell,
+    Table,
+    accuracy_table,
+    differences_table,
+    expected_table,
+    headlines,
+    overall_tables,
+    paper_tables,
+    setting_tables,
+)
+
+RECORDS = whole_experiment()
+RESULTS = results_of(RECORDS)
+
+
+def shares(row: str, seed: int) -> dict[str, float]:
+    [record] = [each for each in RECORDS if isinstance(each, RowRecord) and (each.row, each.seed) == (row, seed)]
+    return {found.name: found.right / found.samples for found in record.environments}
+
+
+def lines(table: Table) -> dict[str, dict[str, Cell]]:
+    return {row[0].text.replace("`", ""): dict(zip(table.columns, row, strict=True)) for row in table.rows}
+
+
+def test_means_over_draws_and_deviations_over_seeds() -> None:
+    table = accuracy_table(RESULTS, SETTING)
+    assert table.columns == ("row", "D1", "D2", "D3", "D4", "D5", "Average", "M5", "M10")
+    for row in ABOVE:
+        by_seed = [shares(row, seed) for seed in (3, 4, 5)]
+        for column, mixtures in {"D1": ("D1/",), "M10": ("M10/",), "Average": ("D",)}.items():
+            means = [statistics.mean(s for name, s in found.items() if name.startswith(mixtures)) for found in by_seed]
+            cell = lines(table)[row][column]
+            assert cell.value == pytest.approx(100 * statistics.mean(means))
+            assert cell.deviation == pytest.approx(100 * statistics.stdev(means))
+
+
+def test_the_best_of_each_column_is_marked_among_rows_measured_everywhere() -> None:
+    lucky = {**ABOVE, "tunable:search@0.5": 0.2}
+    records = [row_record(row, 3, above=lucky) for row in ("magmax@best", "tunable:label@matched")]
+    records.append(row_record("tunable:search@0.5", 3, variants=[42], above=lucky))
+    found = lines(accuracy_table(results_of(records), SETTING))
+    best = {row: cells["Average"].best for row, cells in found.items()}
+    assert best == {"magmax@best": False, "tunable:search@0.5†": False, "tunable:label@matched": True}
+    assert found["magmax@best"]["D1"].deviation is None
+
+
+def test_differences_are_of_pairs() -> None:
+    table = lines(differences_table(RESULTS))
+    cell = table[f"tailor:auto minus {BASE}"][SETTING]
+    main = [name for name in shares(BASE, 3) if name.startswith("D")]
+    pairs = [shares("tailor:auto", seed)[name] - shares(BASE, seed)[name] for seed in (3, 4, 5) for name in main]
+    assert cell.value == pytest.approx(100 * statistics.mean(pairs))
+    assert cell.interval is not None
+    assert cell.interval[0] < cell.value < cell.interval[1]
+    assert table["tailor:wrong minus tailor:auto"][SETTING].value == pytest.approx(-35, abs=1)
+
+
+def test_an_interval_is_that_of_all_resamples() -> None:
+    """Two seeds and three environments: all 4 x 27 resamples can be listed."""
+    pairs = {(3, "a"): 4, (3, "b"): -1, (3, "c"): 9, (4, "a"): 2, (4, "b"): 6, (4, "c"): -3}
+
+    def scores(row: str, sign: int) -> list[RowRecord]:
+        def one(seed: int) -> tuple[EnvironmentScore, ...]:
+            right = {name: 500 + sign * pairs[seed, name] for name in "abc"}
+            return tuple(EnvironmentScore(name=n, mixture="D1", right=r, samples=1000) for n, r in right.items())
+
+        return [RowRecord(setting=SETTING, seed=seed, row=row, environments=one(seed)) for seed in (3, 4)]
+
+    rows = results_of([*scores("x", 1), *scores("magmax@best", 0)]).main_rows(SETTING)
+    difference = paired(rows["x"], rows["magmax@best"])
+    listed = [
+        np.mean([pairs[seed, name] for seed in seeds for name in names]) / 1000
+        for seeds in itertools.product((3, 4), repeat=2)
+        for names in itertools.product("abc", repeat=3)
+    ]
+    assert difference is not None
+    assert difference.mean == pytest.approx(sum(pairs.values()) / 6000)
+    assert (difference.low, difference.high) == pytest.approx(tuple(np.quantile(listed, [0.025, 0.975])), abs=5e-4)
+    assert (difference.pairs, difference.seeds) == (6, 2)
+
+
+def test_what_was_told_beforehand_stands_beside_what_came_out() -> None:
+    tailored, base, weights = expected_table(RESULTS).rows
+    real = [share for seed in (3, 4, 5) for share in shares("tailor:auto", seed).values()]
+    assert [cell.value for cell in tailored[2:6]] == pytest.approx(
+        [
+            100 * statistics.mean(real),
+            80,
+            100 * statistics.mean(abs(share - 0.8) for share in real),
+            100 * statistics.mean(0.7 <= share <= 0.9 for share in real),
+        ]
+    )
+    assert base[1].text == "accuracy, base"
+    assert [cell.value for cell in weights[2:5]] == pytest.approx([10, 15, 5])
+
+
+@pytest.mark.parametrize(
+    ("setting", "elements", "shown"),
+    [
+        ("clip-vit-b16/cifar100-20", 86_192_640, True),
+        ("clip-vit-b16/cifar100-20", 1000, False),
+        ("mini-clip/cifar100-20", 86_192_640, False),
+    ],
+)
+def test_the_papers_lines_stand_beside_the_same_setting_only(setting: str, elements: int, shown: bool) -> None:
+    records = [row_record("magmax@0.5", 3, setting), sequence_record(3, setting, elements)]
+    found = lines(accuracy_table(results_of(records), setting))
+    assert ("magmax@0.5 in the paper" in found) == shown
+    if shown:
+        cells = [found["magmax@0.5 in the paper"][mixture].value for mixture in paper.MIXTURES]
+        assert cells == [78, 78, 77, 78, 76]
+    [table] = paper_tables(results_of(records))
+    line = lines(table)["magmax@0.5"]
+    assert [line[f"20 tasks: {who}"].value for who in ("the paper", "the authors again")] == [77.4, 76.9]
+    assert line[setting].value == pytest.approx(68, abs=2)
+
+
+def test_csv_gives_back_every_number_of_every_table() -> None:
+    awkward = Table("awkward", "a & b", ("`row`", "a_b"), ((Cell(text='"x", y|z'), Cell(-0.04, 0.5, signed=True)),))
+    assert r"y\|z" in awkward.markdown()
+    assert "| 0.0 ±0.5 |" in awkward.markdown()
+    for table in [awkward, *overall_tables(RESULTS), *setting_tables(RESULTS, SETTING)]:
+        read = list(csv.reader(io.StringIO(table.csv())))
+        assert len(set(read[0])) == len(read[0])
+        for line, row in zip(read[1:], table.rows, strict=True):
+            given = dict(zip(read[0], line, strict=True))
+            for name, cell in zip(table.columns, row, strict=True):
+                name = name.replace("`", "")
+                assert (
+                    given[name] == cell.text.replace("`", "")
+                    if cell.value is None
+                    else float(given[name]) == cell.value
+                )
+                if cell.interval is not None:
+                    assert (float(given[f"{name} low"]), float(given[f"{name} high"])) == cell.interval
+
+
+def test_reports_are_whole_and_equal_records_give_equal_files(tmp_path: Path) -> None:
+    first, again = (
+        [
+            *write_setting(RESULTS, SETTING, tmp_path / name, "About it."),
+            *write_overview(RESULTS, tmp_path / name / "all"),
+        ]
+        for name in ("one", "two")
+    )
+    for left, right in zip(first, again, strict=True):
+        assert left.read_bytes() == right.read_bytes()
+    text = (tmp_path / "one" / "report.md").read_text()
+    pictures = re.findall(r"!\[(.+?)\]\((.+?)\)", text)
+    assert len(pictures) == 4
+    for alt, file in pictures:
+        assert len(alt) > 40
+        assert ElementTree.parse(tmp_path / "one" / file).getroot().tag.endswith("svg")
+    assert "About it." in text
+    assert f"# {SETTING}" in text
+
+
+def test_lines_are_told_apart_without_colour() -> None:
+    for drawing in setting_drawings(RESULTS, SETTING)[1:]:
+        handles, labels = drawing.figure.axes[0].get_legend_handles_labels()
+        curves = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+        looks = {(str(line.get_marker()), str(line.get_linestyle()), line.get_color()) for line in curves}
+        assert len(looks) == len(labels), drawing.name
+
+
+@pytest.mark.parametrize("records", [[], alpha_records(3)[1:], [row_record("average@1", 3)], [samples_record(3, "a")]])
+def test_little_is_no_trouble(records: list, tmp_path: Path) -> None:
+    results = results_of(records)
+    for setting in results.settings:
+        assert write_setting(results, setting, tmp_path)
+    assert all(table.rows for table in overall_tables(results))
+
+
+def test_headlines_say_who_leads() -> None:
+    [line] = headlines(RESULTS)
+    number = r"\d\d\.\d%"
+    assert re.fullmatch(
+        rf"{SETTING}: best joint\+fit\+prior:auto {number}; recommended tailor:auto {number}; "
+        rf"\+\d\.\d \[.*\] over {re.escape(BASE)}: ahead",
+        line,
+    )
+
+
+def test_the_summary_has_the_means_over_seeds(tmp_path: Path) -> None:
+    for record in RECORDS:
+        append_record(tmp_path / "one" / "records.jsonl", record)
+    summary = json.loads(write_summary(tmp_path).read_text())
+    assert (summary.pop("chosen"), summary.pop("recommended")) == ("matched", "tailor:auto")
+    assert set(summary) == {SETTING}
+    for row, numbers in summary[SETTING].items():
+        seeds = [statistics.mean(s for n, s in shares(row, seed).items() if n[0] == "D") for seed in (3, 4, 5)]
+        assert numbers["mean"] == pytest.approx(statistics.mean(seeds))
+        assert numbers["std"] == pytest.approx(statistics.stdev(seeds))
+        assert (numbers["seeds"], numbers["environments"]) == (3, 5 if "search" in row else 25)

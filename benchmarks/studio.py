@@ -20,8 +20,9 @@ import numpy as np
 
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio.lines import compared
+from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
-from tunable_magmax.studio.session import Studio, StudioOptions
+from tunable_magmax.studio.session import Studio
 
 
 class Clock:

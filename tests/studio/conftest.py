@@ -15,8 +15,9 @@ pytest.importorskip("PIL", reason="pillow is not installed (extra: train)")
 from starlette.testclient import TestClient
 
 from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.server import make_app
-from tunable_magmax.studio.session import Studio, StudioOptions
+from tunable_magmax.studio.session import Studio
 
 PORT, TOKEN = 8123, "the-token"
 

@@ -23,8 +23,9 @@ from playwright import sync_api
 from tunable_magmax.errors import TmxError
 from tunable_magmax.runs.run import Run
 from tunable_magmax.studio import writing
+from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.server import listening, make_app
-from tunable_magmax.studio.session import Studio, StudioOptions
+from tunable_magmax.studio.session import Studio
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")

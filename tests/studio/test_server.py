@@ -16,8 +16,9 @@ from tunable_magmax.data.source import open_samples
 from tunable_magmax.errors import collected_warnings
 from tunable_magmax.runs.kept import keep_samples
 from tunable_magmax.runs.run import Run
+from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest
-from tunable_magmax.studio.session import Studio, StudioOptions
+from tunable_magmax.studio.session import Studio
 from tunable_magmax.studio.state import state_of
 from tunable_magmax.workflows.evaluate import evaluate
 from tunable_magmax.workflows.options import Reading

@@ -65,7 +65,7 @@ COMMANDS = (
 
 FLAGS = {"--debug": "debug", "--json": "json", "--quiet": "quiet", "-q": "quiet"}
 """Options of the program, which every command has."""
-CONVERTED = ("merge",)
+CONVERTED = ("merge", "inspect", "convert", "push", "studio")
 """Commands that leave --quiet and --json to the program; the others declare them."""
 
 

@@ -24,30 +24,17 @@ from tunable_magmax.studio.lines import (
     sentence,
     share_record,
 )
+from tunable_magmax.studio.options import StudioOptions
 from tunable_magmax.studio.points import PointRequest, Preset, setting_of, tailor_command, usual_presets
 from tunable_magmax.studio.site import SiteSamples, estimate_site, listed, preset_from_labels, site_predictions
 from tunable_magmax.studio.uploads import Uploads
 from tunable_magmax.studio.writing import RESERVED, Writer, checked_name
-from tunable_magmax.workflows.measuring import SAMPLES, DataSet, Measurement, Measuring, Setting
+from tunable_magmax.workflows.measuring import DataSet, Measurement, Measuring, Setting
 from tunable_magmax.workflows.merge import read_preference
 from tunable_magmax.workflows.prefer import completed
 from tunable_magmax.workflows.tailor import why_not_tsv
 
 SAMPLES_FOLDER = "samples"
-
-
-@dataclass(frozen=True)
-class StudioOptions:
-    """What the user began with. `samples`: the most that are measured on; `data`: labelled ones of the site."""
-
-    data: Path | None = None
-    inputs: Path | None = None
-    labels: Path | None = None
-    labelled: Path | None = None
-    preference: Path | None = None
-    samples: int = SAMPLES
-    seed: int = 0
-    device: str | None = None
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (extra: train)")
 from models.tiny import build, changed, save
 
-from tunable_magmax.checkpoints.companions import companion_files
+from tunable_magmax.checkpoints.companions import companion_files, companion_notes
 from tunable_magmax.models.encoder import load_encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of is not ours to mend
@@ -104,41 +104,64 @@ def test_a_conversion_takes_them_along(tmx, tmp_path, bert):
     assert load_encoder(tmp_path / "new", "cpu").pooling == "first"
 
 
-def test_only_a_little_configuration_comes_along(tmp_path):
-    for name, content in {
-        "1_Pooling/config.json": "{}",
-        "2_Dense/config.json": "{}",
-        "2_Dense/model.safetensors": "",
-        "3_Big/config.json": " " * 70_000,
-        "4_Deep/more/config.json": "{}",
-        "5_Normalize/.keep": "",
-        "onnx/config.json": "{}",
-        "results/scores.json": "{}",
-        ".cache/x.json": "{}",
-        "config.json": "{}",
-        "trainer_state.json": "{}",
-    }.items():
+def test_modules_hold_no_other_files(tmp_path):
+    for name in (
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "3_Pickled/pytorch_model.bin",
+        "4_Deep/more/config.json",
+        "5_Normalize/.keep",
+        "onnx/config.json",
+        ".cache/x.json",
+        "config.json",
+        "trainer_state.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert dict(companion_files(tmp_path)) == {
-        name: tmp_path / name for name in ("1_Pooling/config.json", "config.json")
-    }
+        (tmp_path / name).write_text("{}")
+    along = ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json")
+    assert dict(companion_files(tmp_path)) == {name: tmp_path / name for name in along}
 
 
 @pytest.mark.parametrize(
-    ("listed", "along"),
+    ("listed", "missing"),
     [
-        (["", "1_Pooling"], True),
-        (["", "1_Pooling", "2_Normalize"], True),
-        (["", "1_Pooling", "2_Dense"], False),
-        ([3], False),
-        ("no list", False),
+        (["", "1_Pooling", "2_Dense"], None),
+        (["", "1_Pooling", "3_Pickled"], "3_Pickled"),
+        ([3], "modules.json"),
+        ("no list", "modules.json"),
     ],
 )
-def test_a_list_of_modules_comes_along_if_all_of_them_do(tmp_path, listed, along):
-    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"):
+def test_a_list_of_modules_comes_along_if_all_of_them_do(tmp_path, listed, missing):
+    for name in ("config.json", "1_Pooling/config.json", "2_Dense/model.safetensors", "3_Pickled/pytorch_model.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     modules = [{"path": path} for path in listed] if isinstance(listed, list) else listed
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    assert ("modules.json" in dict(companion_files(tmp_path))) == along
+    assert ("modules.json" in dict(companion_files(tmp_path))) == (missing is None)
+    assert missing is None or missing in next(companion_notes(tmp_path))
+
+
+def test_an_older_directory_with_a_folder_for_the_transformer(tmx, tmp_path, bert):
+    base, arguments = bert
+    assert tmx("merge", *arguments, "-o", tmp_path / "flat").code == 0
+    inner = tmp_path / "inner"
+    base.rename(inner)
+    base.mkdir()
+    inner.rename(base / "0_Transformer")
+    for name in ("1_Pooling", "modules.json"):
+        (base / "0_Transformer" / name).rename(base / name)
+    modules = [{**MODULES[0], "path": "0_Transformer"}, *MODULES[1:2]]
+    (base / "modules.json").write_text(json.dumps(modules))
+    (base / "2_Dense").mkdir()
+    (base / "2_Dense" / "model.safetensors").write_bytes(b"weights")
+    for command in (["merge", *arguments], ["convert", base]):
+        out = tmp_path / command[0]
+        result = tmx(*command, "-o", out)
+        assert result.code == 0, result.err
+        assert json.loads((out / "modules.json").read_text()) == [MODULES[0], MODULES[1]]
+        assert (out / "2_Dense" / "model.safetensors").read_bytes() == b"weights"
+        assert load_encoder(out, "cpu").pooling == "first"
+        assert not (out / "0_Transformer").exists()
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "merge" / file).read_bytes() == (tmp_path / "flat" / file).read_bytes()

@@ -1,4 +1,8 @@
-"""The files beside the weights of a checkpoint: their names, and those that go along from the base."""
+"""The files beside the weights of a checkpoint: their names, and those that go along from the base.
+
+A sentence encoder's directory lists its modules in modules.json, with a folder for each, such as `1_Pooling`; the
+transformer's files are at the top or, in older directories, in `0_Transformer`. An output has them at the top.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ CONFIG = "tmx-config.yaml"
 CARD = "README.md"
 MODEL_CONFIG = "config.json"
 """Without it, transformers does not load a directory."""
+MODULES = "modules.json"
 
 _COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*")
 _NOT_COPIED = ("*.index.json", "trainer_state.json", "all_results.json", "preference.json", "run.json", "tmx-*", ".*")
@@ -31,11 +36,10 @@ _TOOLS = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-_MODULES = "modules.json"
 _USUAL = (
     *_TOOLS,
     MODEL_CONFIG,
-    _MODULES,
+    MODULES,
     "generation_config.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
@@ -46,26 +50,80 @@ _USUAL = (
     CARD,
     ".gitattributes",
 )
-_MODULE_FOLDER = re.compile(r"[0-9]+_\w+")  # 1_Pooling, 2_Normalize: one for each module of a sentence encoder
-_SMALL = 1 << 16
+_MODULE_FOLDER = re.compile(r"[0-9]+_\w+")
+_MODULE_SUFFIXES = (".json", ".model", ".safetensors")
 _BLOCK = 1 << 20
 
 
 def companion_files(base: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the files of a Hugging Face directory that a merged model needs: configuration, tokenizer, processor.
+    """Yields the files of a directory that a merged model needs: configuration, tokenizer, processor, modules.
 
-    Each comes with its name beneath the directory. A sentence encoder's modules are folders of their own,
-    such as `1_Pooling/config.json`, without which a model would pool in another way than it was trained to.
+    Each comes with its name in the output. The weights of other modules than the transformer are copied, not merged.
     """
     if not base.is_dir():
         return
+    main = transformer_folder(base)
+    inner = {} if main == base else {path.name: path for path in sorted(main.iterdir()) if _goes_along(path)}
+    yield from inner.items()
     for path in sorted(base.iterdir()):
+        if path == main or path.name in inner or (path.name == MODULES and _missing(base)):
+            continue
         if is_module_folder(path):
             yield from ((f"{path.name}/{file.name}", file) for file in sorted(path.iterdir()))
-        elif not path.is_file() or not _wanted(path.name) or leads_outside(path):
-            continue
-        elif path.name != _MODULES or _complete(path):
+        elif _goes_along(path):
             yield path.name, path
+
+
+def transformer_folder(path: Path) -> Path:
+    """Returns the folder of a sentence encoder's transformer; of all other models their own directory."""
+    if (path / MODEL_CONFIG).exists() or not (path / MODULES).is_file():
+        return path
+    first = next(iter(_listed(path)), "")
+    folder = path / first
+    return folder if _MODULE_FOLDER.fullmatch(first) and folder.is_dir() and not folder.is_symlink() else path
+
+
+def companion_notes(source: Path) -> Iterator[str]:
+    """Yields notes about files of a directory that do not go along as one might expect."""
+    if not source.is_dir():
+        return
+    main = transformer_folder(source)
+    links = [path.name for path in sorted(main.iterdir()) if _wanted(path.name) and leads_outside(path)]
+    if links:
+        yield (
+            f"{some_of(links)} of {source} {'is a link' if len(links) == 1 else 'are links'} to another place and so "
+            "not copied into the output: what it leads to may be private; copy it there if it belongs to the model"
+        )
+    if missing := _missing(source):
+        yield (
+            f"{some_of(missing)} of {source} and {MODULES} are not copied, because modules may hold "
+            f"{', '.join(_MODULE_SUFFIXES)} files only: make safetensors of pickles with `tmx convert`"
+        )
+    names = {name for name, _ in companion_files(source)}
+    if weights := sorted(name for name in names if name.endswith(".safetensors")):
+        yield f"{some_of(weights)} of {source} are copied: weights of other modules than the transformer are not merged"
+
+
+def _listed(folder: Path) -> list[str]:
+    """Returns the folders of a sentence encoder's modules, "" for its own directory; none if the list is broken."""
+    try:
+        paths = [module["path"] for module in load_json(folder / MODULES)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return paths if all(isinstance(path, str) for path in paths) else []
+
+
+def _missing(folder: Path) -> list[str]:
+    """Returns the listed modules that are not copied: no list may name them. A broken list names itself."""
+    if not (folder / MODULES).is_file():
+        return []
+    listed, main = _listed(folder), transformer_folder(folder)
+    places = {name: folder / name for name in listed}
+    return [
+        name
+        for name, place in places.items()
+        if place not in (folder, main) and place.exists() and not is_module_folder(place)
+    ] or ([] if listed else [MODULES])
 
 
 def leads_outside(path: Path) -> bool:
@@ -82,19 +140,6 @@ def leads_outside(path: Path) -> bool:
     return not any(place in target.parents for place in places)
 
 
-def links_note(source: Path) -> str | None:
-    """Returns a note about files that do not go along, because they are links that lead outside."""
-    if not source.is_dir():
-        return None
-    left = [path.name for path in sorted(source.iterdir()) if _wanted(path.name) and leads_outside(path)]
-    if not left:
-        return None
-    return (
-        f"{some_of(left)} of {source} {'is a link' if len(left) == 1 else 'are links'} to another place and so not "
-        "copied into the output: what it leads to may be private; copy it there if it belongs to the model"
-    )
-
-
 def is_companion(name: str) -> bool:
     """Whether a file with this name beneath a model's directory may be one of `companion_files`.
 
@@ -102,31 +147,25 @@ def is_companion(name: str) -> bool:
     (True, True, False)
     """
     folder, _, file = name.rpartition("/")
-    return _MODULE_FOLDER.fullmatch(folder) is not None and file.endswith(".json") if folder else _wanted(name)
+    return _MODULE_FOLDER.fullmatch(folder) is not None and file.endswith(_MODULE_SUFFIXES) if folder else _wanted(name)
 
 
 def is_module_folder(path: Path) -> bool:
-    """Whether this is a folder of a sentence encoder's module that holds only a little configuration."""
+    """Whether this is the folder of a sentence encoder's module, with no other files than modules have."""
     if not path.is_dir() or path.is_symlink() or _MODULE_FOLDER.fullmatch(path.name) is None:
         return False
     return all(
-        file.is_file() and not leads_outside(file) and file.suffix == ".json" and file.stat().st_size <= _SMALL
-        for file in path.iterdir()
+        file.is_file() and not leads_outside(file) and file.name.endswith(_MODULE_SUFFIXES) for file in path.iterdir()
     )
+
+
+def _goes_along(path: Path) -> bool:
+    return path.is_file() and _wanted(path.name) and not leads_outside(path)
 
 
 def _wanted(name: str) -> bool:
     wanted = any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)
     return wanted and not any(fnmatchcase(name, pattern) for pattern in _NOT_COPIED)
-
-
-def _complete(modules: Path) -> bool:
-    """Whether all listed modules are copied: those with weights of their own are not, and no list may name them."""
-    try:
-        listed = [modules.parent / module["path"] for module in load_json(modules)]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return all(place == modules.parent or not place.exists() or is_module_folder(place) for place in listed)
 
 
 def missing_config_note(source: Path, target: Path, instead: str) -> str:
@@ -177,17 +216,24 @@ def check_companion(name: str, path: Path) -> None:
         ) from error
 
 
-def retyped_config(name: str, path: Path, dtype: str | None, content: Mapping[str, Any] | None = None) -> bytes | None:
-    """Returns a config.json that names the output's type; None if the file can stay as it is.
+def changed_companion(
+    name: str, path: Path, dtype: str | None = None, config: Mapping[str, Any] | None = None
+) -> bytes | None:
+    """Returns what a file is to hold in the output; None if it can stay as it is.
 
-    `content`: what it is to hold besides, if that is not what the file holds.
+    A config.json names the output's type, and holds `config` if that is given; a modules.json has the transformer at
+    the top.
     """
-    if name != MODEL_CONFIG or (dtype is None and content is None):
+    content: Any
+    if name == MODULES and (main := transformer_folder(path.parent)) != path.parent:
+        content = [{**each, "path": ""} if each["path"] == main.name else each for each in load_json(path)]
+    elif name == MODEL_CONFIG and (dtype is not None or config is not None):
+        content = read_json(path) if config is None else dict(config)
+        named = None if dtype is None else FLOATS[dtype]
+        wrong = [key for key in ("torch_dtype", "dtype") if named is not None and content.get(key, named) != named]
+        if not wrong and config is None:
+            return None
+        content |= dict.fromkeys(wrong, named)
+    else:
         return None
-    config = read_json(path) if content is None else dict(content)
-    named = None if dtype is None else FLOATS[dtype]
-    wrong = [key for key in ("torch_dtype", "dtype") if named is not None and config.get(key, named) != named]
-    if not wrong and content is None:
-        return None
-    config |= dict.fromkeys(wrong, named)
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

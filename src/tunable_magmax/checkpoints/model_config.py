@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside
+from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside, transformer_folder
 from tunable_magmax.errors import InputError
 from tunable_magmax.files import read_json
 
@@ -45,7 +45,7 @@ class ModelConfig:
 
         A link that leads outside of the directory is not followed: what it holds may come to be in the output.
         """
-        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+        folder = transformer_folder(checkpoint) if checkpoint.is_dir() else checkpoint.parent
         if leads_outside(folder / MODEL_CONFIG):
             return None
         try:
@@ -89,6 +89,12 @@ class ModelConfig:
         if len(set(names)) < len(names):
             raise InputError(f"{self.path}: id2label gives two classes the same name; make the names differ")
         return names
+
+
+def model_type(checkpoint: Path) -> str | None:
+    """Returns the architecture that the config.json of a checkpoint names, such as bert, if there is one."""
+    config = ModelConfig.of(checkpoint)
+    return None if config is None else config.model_type
 
 
 def are_generic(labels: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
+from tunable_magmax.checkpoints.companions import transformer_folder
 from tunable_magmax.checkpoints.lora.config import CONFIG_NAME
 from tunable_magmax.checkpoints.positioned_file import PositionedFile
 from tunable_magmax.checkpoints.safetensors_file import SafetensorsFile
@@ -46,7 +47,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     try:
         if path.is_dir():
-            return _open_directory(path)
+            return _open_directory(path, transformer_folder(path))
         if not path.exists():
             raise InputError(
                 f"{path} does not exist: give a checkpoint file, a directory that holds one, or the name of a model "
@@ -103,10 +104,10 @@ def as_checkpoint(adapter: Path) -> str:
     return shlex.join(["tmx", "merge", "--base", "BASE", *task])
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, folder: Path) -> Checkpoint:
     for name in _LAYOUTS:
-        if (path / name).exists():
-            parts = _open_shards(path, path / name) if name.endswith(".json") else [open_file(path / name)]
+        if (folder / name).exists():
+            parts = _open_shards(folder, folder / name) if name.endswith(".json") else [open_file(folder / name)]
             return _Directory(path, parts)
     if holds_adapter(path):
         raise InputError(

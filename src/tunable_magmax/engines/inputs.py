@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tunable_magmax.checkpoints.checkpoint import Checkpoint, Opened
-from tunable_magmax.checkpoints.companions import MODEL_CONFIG, leads_outside, links_note
+from tunable_magmax.checkpoints.companions import companion_notes, leads_outside
 from tunable_magmax.checkpoints.heads import Heads
 from tunable_magmax.checkpoints.hub import located, pinned
 from tunable_magmax.checkpoints.lora.adapter import Adapter, open_task
 from tunable_magmax.checkpoints.matching import match_heads
+from tunable_magmax.checkpoints.model_config import model_type
 from tunable_magmax.checkpoints.source import ADAPTER_WEIGHTS, as_checkpoint, holds_adapter, open_checkpoint
 from tunable_magmax.checkpoints.tensors import Signature
 from tunable_magmax.engines.vectors import factor_bytes, working_bytes
 from tunable_magmax.errors import InputError, some_of
-from tunable_magmax.files import identities, read_json, show_size
+from tunable_magmax.files import identities, show_size
 from tunable_magmax.merging.layout import Layout, Mergeable, build_layout
 from tunable_magmax.merging.methods import METHODS, unused_options
 from tunable_magmax.merging.options import Options
@@ -186,8 +187,7 @@ class Inputs:
         """Yields notes for the user before a merge begins."""
         if self.heads is not None:
             yield from self.heads.notes
-        if note := links_note(self.paths[0]):
-            yield note
+        yield from companion_notes(self.paths[0])
         for label, checkpoint in zip(self.labels, self.checkpoints, strict=True):
             if checkpoint.path.is_dir() and (links := [file for file in checkpoint.files if leads_outside(file)]):
                 places = some_of((f"{file.name} to {file.resolve()}" for file in links), limit=3)
@@ -229,12 +229,3 @@ def _open_base(path: Path) -> Checkpoint:
             f"adapter makes of that, make a checkpoint of it: {as_checkpoint(adapter)}"
         )
     return open_checkpoint(path)
-
-
-def model_type(path: Path) -> str | None:
-    """Returns the architecture that the config.json of a checkpoint names, if there is one."""
-    try:
-        named = read_json((path if path.is_dir() else path.parent) / MODEL_CONFIG).get("model_type")
-    except InputError:
-        return None
-    return named if isinstance(named, str) else None

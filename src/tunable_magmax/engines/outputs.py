@@ -19,9 +19,9 @@ from tunable_magmax.checkpoints.companions import (
     CONFIG,
     MODEL_CONFIG,
     REPORT,
+    changed_companion,
     companion_files,
     prepares_inputs,
-    retyped_config,
 )
 from tunable_magmax.checkpoints.shards import INDEX, Shard, index_json, plan_shards
 from tunable_magmax.checkpoints.tensors import BITS, FLOATS, TensorInfo, torch_dtype
@@ -220,7 +220,7 @@ def write_sidecars(
     digests = dict(report.files)
     types = _written_types(report, inputs)
     for name, path, config_content in output_companions(inputs):
-        changed = retyped_config(name, path, types[0] if types else None, config_content)
+        changed = changed_companion(name, path, types[0] if types else None, config_content)
         if name == MODEL_CONFIG and len(types) > 1:
             mixed, loaded = ", ".join(FLOATS[dtype] for dtype in types), FLOATS[types[0]]
             text = f"the output has tensors of several types ({mixed}); loaded by its config.json, all are {loaded}"

@@ -11,9 +11,10 @@ from typing import Any
 from tunable_magmax.checkpoints.checkpoint import Checkpoint
 from tunable_magmax.checkpoints.companions import (
     MODEL_CONFIG,
+    changed_companion,
     check_companion,
     companion_files,
-    links_note,
+    companion_notes,
     missing_config_note,
 )
 from tunable_magmax.checkpoints.hub import located
@@ -98,11 +99,13 @@ def convert_checkpoint(
         with Output(target, overwrite=overwrite) as output:
             files = _write(checkpoint, stored, output, shards, progress)
             checkpoint.refuse_changed()
-            files |= {name: output.copy_file(name, path) for name, path in companions}
+            for name, path in companions:
+                changed = changed_companion(name, path)
+                files[name] = output.copy_file(name, path) if changed is None else output.write_file(name, changed)
             output.commit()
     elements, size = sum(info.numel for info in tensors), sum(info.nbytes for info in tensors)
     lacking = None if single or MODEL_CONFIG in files else missing_config_note(source, target, "convert")
-    notes = [note for note in (lacking, None if single else links_note(source)) if note]
+    notes = [*([lacking] if lacking else ()), *(() if single else companion_notes(source))]
     return Conversion(str(source), str(target), len(tensors), elements, size, tied, files, tuple(notes))
 
 

@@ -232,7 +232,8 @@ def _found(path: Path, name: str, problems: list[str]) -> TrainedCheckpoint | No
 
 def _mismatch(base: Path, name: str, task: Path) -> list[str]:
     """Returns one line on why a task cannot be merged into the base, if it cannot."""
-    from tunable_magmax.engines.inputs import Inputs, model_type
+    from tunable_magmax.checkpoints.model_config import model_type
+    from tunable_magmax.engines.inputs import Inputs
     from tunable_magmax.merging.methods import read_options
 
     kinds = [kind for kind in (model_type(base), model_type(task)) if kind is not None]
